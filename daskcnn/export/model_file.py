@@ -1,4 +1,4 @@
-"""A trained network as one safetensors file: the weights by name, and in its metadata what makes a model of them.
+"""A trained network as one safetensors file: the weights by name, and a description of the model in its metadata.
 
 The metadata are strings, each of them JSON:
 
@@ -45,7 +45,7 @@ _BOUNDS = Bounds(size=4 << 20, values=50_000, tables=20_000)
 
 
 def write_model(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]:
-    """Write the model; returns the file. Raises OSError."""
+    """Write the model and return the file. Raises OSError."""
     arrays = {name: a for tree in classifier.layout.views(classifier.weights) for name, a in leaves(tree)}
     replace_file(out, encode(arrays, _metadata(classifier, run)))
     return (out,)
@@ -93,7 +93,7 @@ def read_model(path: str | Path) -> Classifier:
 
 
 def _described(metadata: Mapping[str, str], file: Path) -> tuple[Job, Facts]:
-    """The job that makes the network, as far as it matters to one that is trained, and its images."""
+    """Return the job that makes the network, as far as it matters to a trained one, and its images."""
     if "format" not in metadata or "layers" not in metadata:
         raise DataError(file, "not a model of daskcnn (its metadata name no layers)", REMEDY)
     found = {key: _parsed(metadata[key], key, file) for key in _KEYS if key in metadata}

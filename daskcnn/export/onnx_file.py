@@ -41,13 +41,13 @@ class Graph:
         self.constants: list[TensorProto] = []
 
     def constant(self, name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float32) -> str:
-        """Add a constant; returns its name."""
+        """Add a constant and return its name."""
         array = np.ascontiguousarray(np.asarray(value), dtype).reshape(np.shape(value))
         self.constants.append(numpy_helper.from_array(array, name))
         return name
 
     def add(self, kind: str, name: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node with one output, which has the node's name; returns it."""
+        """Add a node with one output, and return the name of both."""
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
@@ -57,7 +57,7 @@ Converter: TypeAlias = Callable[[Graph, TrainedLayer, str], str]
 
 
 def add_layer(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    """Add a layer behind the value x; returns the name of its output. Raises UserError for one without converter."""
+    """Add a layer behind the value x and return the name of its output. Raises UserError for one without converter."""
     return converter_of(trained, CONVERTERS, "ONNX", "daskcnn/export/onnx_file.py")(graph, trained, x)
 
 
@@ -160,11 +160,6 @@ def _gelu(graph: Graph, trained: TrainedLayer, x: str) -> str:
     return graph.add("Mul", name, x, share)
 
 
-def _silu(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    share = graph.add("Sigmoid", f"{trained.name}.share", x)
-    return graph.add("Mul", trained.name, x, share)
-
-
 def _reshape(graph: Graph, trained: TrainedLayer, x: str) -> str:
     layer, name = trained.layer, trained.name
     rows = graph.add("Reshape", f"{name}.nhwc", x, graph.constant(f"{name}.shape", [-1, *layer.shape], int))
@@ -179,10 +174,6 @@ def _upsample(graph: Graph, trained: TrainedLayer, x: str) -> str:
     else:
         how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return graph.add("Resize", name, x, "", factors, **how)
-
-
-def _scale(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    return graph.add("Mul", trained.name, x, graph.constant(f"{trained.name}.factor", trained.layer.factor))
 
 
 def _paths(graph: Graph, trained: TrainedLayer, x: str) -> list[str]:
@@ -207,7 +198,7 @@ CONVERTERS: dict[str, Converter] = {
     "tanh": node("Tanh"),
     "leakyrelu": node("LeakyRelu", lambda layer: {"alpha": float(layer.slope)}),
     "gelu": _gelu,
-    "silu": _silu,
+    "silu": lambda graph, layer, x: graph.add("Mul", layer.name, x, graph.add("Sigmoid", f"{layer.name}.share", x)),
     "lrn": _lrn,
     "batchnorm": _batchnorm,
     "maxpool": node("MaxPool", _window),
@@ -219,7 +210,9 @@ CONVERTERS: dict[str, Converter] = {
     "flatten": _flatten,
     "reshape": _reshape,
     "upsample": _upsample,
-    "scale": _scale,
+    "scale": lambda graph, trained, x: graph.add(
+        "Mul", trained.name, x, graph.constant(f"{trained.name}.factor", trained.layer.factor)
+    ),
     "pad": _pad,
     "residual": lambda graph, trained, x: graph.add("Sum", trained.name, *_paths(graph, trained, x)),
     "branches": lambda graph, trained, x: graph.add("Concat", trained.name, *_paths(graph, trained, x), axis=1),
@@ -236,7 +229,7 @@ _MOST = 2_000_000_000  # bytes that a protobuf message may have, less what is no
 
 
 def write_onnx(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]:
-    """Write the model; returns the file. Raises UserError for a layer without converter, and OSError."""
+    """Write the model and return the file. Raises UserError for a layer without converter, and OSError."""
     replace_file(out, onnx_model(classifier, run).SerializeToString())
     return (out,)
 
@@ -256,7 +249,10 @@ def onnx_model(classifier: Classifier, run: str = "") -> ModelProto:
     x = reduce(lambda x, trained: add_layer(graph, trained, x), trained_layers(classifier), _normalised(graph, facts))
     images = helper.make_tensor_value_info(INPUT, _element_type(facts.dtype), ["N", *facts.shape])
     shape: tuple[int, ...] = facts.shape if classifier.reconstructs else (len(facts.classes),)
-    name = _reconstructed(graph, classifier, x) if classifier.reconstructs else _probabilities(graph, facts, x)
+    if classifier.reconstructs:
+        name = _reconstructed(graph, classifier, x)
+    else:
+        name = graph.add("Softmax", OUTPUT, x, axis=1) if facts.labels == "classes" else graph.add("Sigmoid", OUTPUT, x)
     found = helper.make_tensor_value_info(name, _element_type(np.dtype(np.float32)), ["N", *shape])
     model = helper.make_model(
         helper.make_graph(graph.nodes, "daskcnn", [images], [found], graph.constants),
@@ -265,19 +261,14 @@ def onnx_model(classifier: Classifier, run: str = "") -> ModelProto:
         producer_name="daskcnn",
         producer_version=version(),
     )
-    helper.set_model_props(model, _metadata(facts, run))
+    metadata = {"classes": json.dumps(list(facts.classes)), "labels": facts.labels, "run": run, "version": version()}
+    helper.set_model_props(model, metadata)
     checker.check_model(model, full_check=True)
     return model
 
 
-def _probabilities(graph: Graph, facts: Described, x: str) -> str:
-    if facts.labels == "classes":
-        return graph.add("Softmax", OUTPUT, x, axis=1)
-    return graph.add("Sigmoid", OUTPUT, x)
-
-
 def _reconstructed(graph: Graph, classifier: Classifier, x: str) -> str:
-    """Scores, maps (N, C, H, W) or vectors (N, H·W·C), to images (N, H, W, C) as they are at rest."""
+    """Add nodes from scores, maps (N, C, H, W) or vectors (N, H·W·C), to images (N, H, W, C) as they are at rest."""
     facts = classifier.facts
     if len(classifier.model.out_shape(facts.shape)) == 3:
         x = graph.add("Transpose", "pixels", x, perm=[0, 2, 3, 1])
@@ -290,7 +281,7 @@ def _reconstructed(graph: Graph, classifier: Classifier, x: str) -> str:
 
 
 def _normalised(graph: Graph, facts: Described) -> str:
-    """Images at rest to maps (N, C, H, W), as `store.normalise` does it."""
+    """Add nodes from images at rest to maps (N, C, H, W), as `store.normalise` does it."""
     x = graph.add("Cast", "numbers", INPUT, to=_element_type(np.dtype(np.float32)))
     x = graph.add("Sub", "centred", x, graph.constant("mean", facts.mean))
     x = graph.add("Mul", "normalised", x, graph.constant("per_deviation", 1 / facts.deviation))
@@ -314,7 +305,3 @@ def _missing(graph: Graph, facts: Described) -> str:
 
 def _element_type(dtype: np.dtype[np.generic]) -> int:
     return helper.np_dtype_to_tensor_dtype(dtype)
-
-
-def _metadata(facts: Described, run: str) -> dict[str, str]:
-    return {"classes": json.dumps(list(facts.classes)), "labels": facts.labels, "run": run, "version": version()}

@@ -237,7 +237,7 @@ def load(weights: str | Path | None = None) -> Network:
 
 
 def write_torch(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]:
-    """Write the module and its weights; returns both. Raises UserError for a layer without converter, and OSError."""
+    """Write and return the module and its weights. Raises UserError for a layer without converter, and OSError."""
     if not out.stem.isidentifier() or iskeyword(out.stem) or out.suffix != ".py":
         raise UserError(f"--out {out.name}", "no name that Python can import", "give one such as network.py")
     if out.stem in _IMPORTED:

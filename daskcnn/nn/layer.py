@@ -1,6 +1,6 @@
-"""Initial weights. Biases start at zero.
+"""The interface of a layer, and initial weights.
 
-The interface of a layer: hyper-parameters and pure functions; parameters, state and residuals are arguments.
+A layer is hyper-parameters and pure functions. Parameters, state and residuals are arguments. Biases start at zero.
 
 Shapes: a *map* is (H, W, N, C), a *vector* (N, F), float32 or float64; `in_shape` and `out_shape` leave N out.
 A layer never writes to the arrays it is given, and returns arrays of the dtype it received.
@@ -33,10 +33,7 @@ def he_normal(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan
 
 
 def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Array:
-    """Draw from a uniform distribution of variance 2 / (fan_in + fan_out), for other weights (Glorot, Bengio 2010, eq.
-
-    16).
-    """
+    """Draw from a uniform distribution of variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010, eq. 16)."""
     limit = np.sqrt(6 / (fan_in + fan_out))
     return rng.uniform(-limit, limit, shape)
 
@@ -71,8 +68,12 @@ Keys: TypeAlias = npt.NDArray[np.uint64]
 
 @dataclass
 class Head:
-    """What a head in the middle of a network gives in a pass of training: its loss's weight, and its scores.
+    """A head in the middle of a network in a pass of training.
 
+    Attributes
+    ----------
+    weight : of its loss
+    scores : its output
     gradient : of the whole loss by the scores, once the loss is known
     """
 
@@ -83,9 +84,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Context:
-    """How a pass runs.
-
-    Passes with the same weights may share a dict `kept` for results that depend on the weights alone.
+    """The circumstances of a pass.
 
     Attributes
     ----------
@@ -182,7 +181,7 @@ class Layer(ABC):
 
     @property
     def reach(self) -> int | None:
-        """How many channels to each side an output channel depends on, besides its own; None: on any number.
+        """Number of channels to each side that an output channel depends on, besides its own; None: any number.
 
         A layer of reach 0 may be cut by channels. Its parameters and state then lie along the channels too.
         """
@@ -190,7 +189,7 @@ class Layer(ABC):
 
     @property
     def mixes_samples(self) -> bool:
-        """Whether an output depends on other samples of the minibatch too, so that a minibatch cannot be cut."""
+        """True if an output depends on other samples of the minibatch too, so that a minibatch cannot be cut."""
         return False
 
     @property

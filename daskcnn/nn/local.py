@@ -43,6 +43,15 @@ class LocalLayer(Layer):
 
     code: ClassVar[int | None] = None
 
+    def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the input, that of most local layers."""
+        return in_shape
+
+    @property
+    def reach(self) -> int | None:
+        """0: each channel depends on itself alone."""
+        return 0
+
     @property
     def constants(self) -> tuple[float, ...]:
         """The numbers that the loop computes with."""

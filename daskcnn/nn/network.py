@@ -1,9 +1,4 @@
-"""A network as training uses it: initial values, the gradients of a step, and prediction.
-
-Layers that training leaves as they are.
-
-Scores of an image from several views of it: mirrored, and shifted by a pixel.
-"""
+"""A network as training uses it: initial values, gradients, frozen layers, and prediction from several views."""
 
 from __future__ import annotations
 
@@ -43,15 +38,22 @@ def loss_and_gradients(
     weights: npt.NDArray[Any] | None = None,
     partners: Targets | None = None,
 ) -> tuple[Any, Any, Params, State]:
-    """Run one training pass over a host batch x (H, W, N, C), labels (N,): (mean loss, correct, gradients, new state).
+    """Run one training pass over a batch on the host.
 
-    The loss of heads in the middle of the network is added. labels may be (N, L), if the loss is for such. weights
-    (N,): of the samples, as `Loss` has them. partners: labels and weights that the samples have besides, where images
-    are mixed.
+    A network that diverges gives a loss that is not finite, and no warnings.
 
-    Loss and number of right answers (None where there are none) are 0-d arrays of the device, so that the pass does not
-    wait for the device; `backend.scalar` fetches them. A network that diverges gives a loss that is not finite, and no
-    warnings.
+    Parameters
+    ----------
+    x : images (H, W, N, C)
+    labels : (N,), or (N, L) for a loss of several labels
+    weights : (N,), of the samples, as `Loss` has them
+    partners : labels and weights that the samples have besides, where images are mixed
+
+    Returns
+    -------
+    The mean loss, with that of heads in the middle of the network; the number of right answers, None where there are
+    none; the gradients; the new state. The first two are 0-d arrays of the device, so that the pass does not wait for
+    it. `backend.scalar` fetches them.
     """
     backend, ctx = ctx.device.backend, replace(ctx, training=True, need_dx=False, heads={})
     images, others = backend.from_host(x), partners and on_device(partners, backend)
@@ -68,9 +70,9 @@ def loss_and_gradients(
 
 @np.errstate(over="ignore", invalid="ignore")
 def first_not_finite(model: Sequential, params: Params, state: State, x: Array, ctx: Context) -> str | None:
-    """Return where the first value that is no finite number appears in a pass over a host batch; None: nowhere.
+    """Return the place of the first value that is not finite in a pass over a host batch; None: there is none.
 
-    Weights are looked at before what they make: "weights of conv1", "output of conv2".
+    All weights come first: "weights of conv1", then "output of conv2".
     """
     xp, images = ctx.device.xp, ctx.device.backend.from_host(x)
     for path, array in leaves(params):
@@ -115,7 +117,7 @@ def freeze(model: Sequential, patterns: Sequence[str], in_shape: Shape) -> Seque
     if len(frozen) == len(weighted):
         raise ValueError(f"freeze = {list(patterns)!r}: leaves no layer to train; there are {', '.join(weighted)}")
     changed = _frozen(model, frozen)
-    assert isinstance(changed, Sequential)
+    assert isinstance(changed, Sequential), "as it was before"
     return changed
 
 
@@ -128,14 +130,14 @@ def _frozen(layer: Layer, paths: frozenset[str]) -> Layer:
     """Return the layer with the layers of these paths inside it frozen; "" is the layer itself."""
     if isinstance(layer, BatchNorm):
         return replace(layer, fixed=True) if "" in paths else layer
-    changed = layer.mapped(lambda name, child: _frozen(child, _inside(paths, name)))
+
+    def inside(name: str) -> frozenset[str]:
+        """Return the paths that lead into the child of this name, from there on."""
+        parts = (path.partition("/") for path in paths)
+        return frozenset(rest for first, _, rest in parts if first == name)
+
+    changed = layer.mapped(lambda name, child: _frozen(child, inside(name)))
     return replace(changed, frozen=paths) if isinstance(changed, Sequential) else changed
-
-
-def _inside(paths: frozenset[str], name: str) -> frozenset[str]:
-    """Return the paths that lead into the child of this name, from there on."""
-    parts = (path.partition("/") for path in paths)
-    return frozenset(rest for first, _, rest in parts if first == name)
 
 
 Views: TypeAlias = Literal["none", "mirror", "mirror-translate"]
@@ -175,7 +177,7 @@ def _both_ways(x: Array, weight: float) -> Iterator[tuple[Array, float]]:
 def views_problem(views: Views, in_shape: Shape, *, reconstructs: bool = False) -> str | None:
     """Return why a network for images (H, W, C) cannot look at these views of them, None if it can.
 
-    reconstructs: whether it answers an image with an image; the answers to two views show different things.
+    reconstructs: true if it answers an image with an image; the answers to two views show different things.
     """
     H, W = in_shape[:2]
     if reconstructs and views != "none":

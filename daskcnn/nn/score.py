@@ -1,13 +1,9 @@
-"""AUC: how well a classifier's scores tell the classes apart, whatever the threshold.
+"""The result of judging a network on some samples: loss, accuracy, AUC, and counts of answers by class.
 
-AUC does not add up over parts of a split: it compares samples of one part with those of another. What adds up is the
-class scores themselves (`ClassScores`), so the workers that judge parts return those, and their sum has the AUC of the
-whole, to the last bit. Their size is bounded: of a split with more than `MOST` numbers (samples × classes) every n-th
-sample is kept, and the AUC is that of these samples.
-
-The result of judging a network on some samples.
-
-Counts of a network's right and wrong answers by class, taken in batch by batch: what precision and recall are of.
+AUC says how well a classifier's scores tell the classes apart, whatever the threshold. It does not add up over parts of
+a split, because it compares samples of one part with those of another. The class scores themselves (`ClassScores`) do.
+So the workers that judge parts return those, and their sum has the AUC of the whole, to the last bit. Their size is
+bounded: of a split with more than `MOST` numbers (samples × classes) every n-th sample is kept.
 """
 
 from __future__ import annotations
@@ -66,14 +62,14 @@ class Collected:
         self._kept: list[ClassScores] = []
 
     def add(self, scores: npt.NDArray[Any], labels: npt.NDArray[np.integer]) -> None:
-        """The next batch: scores (N, classes), labels (N,) or (N, classes), on the host. They are copied."""
+        """Take in the next batch: scores (N, classes), labels (N,) or (N, classes), on the host. They are copied."""
         every = -(-self._whole * scores.shape[1] // MOST)
         first = -self._next % every
         self._next += len(labels)
         self._kept.append(ClassScores(np.array(scores[first::every], np.float32), np.array(labels[first::every])))
 
     def done(self) -> ClassScores | None:
-        """All that was kept; None where there was no batch."""
+        """Return all that was kept; None where there was no batch."""
         if not self._kept:
             return None
         scores, labels = ([getattr(kept, name) for kept in self._kept] for name in ("scores", "labels"))
@@ -137,21 +133,18 @@ class Score:
 
     @classmethod
     def of_batch(cls, loss: float, right: int | None, labels: Any) -> Score:
-        """The score of a batch with these labels, as `Loss` has them, from its mean loss and its right answers."""
+        """Return the score of a batch with these labels, as `Loss` has them, from its mean loss and right answers."""
         samples = labels.shape[2] if labels.ndim == 4 else len(labels)
         return cls(loss * samples, right, samples, answers=labels.shape[1] if labels.ndim == 2 else 1)
 
     def __add__(self, other: Score) -> Score:
-        total = self.loss_sum + other.loss_sum, self._correct_with(other), self.samples + other.samples
-        return Score(*total, self._classes_with(other), max(self.answers, other.answers))
-
-    def _correct_with(self, other: Score) -> int | None:
-        return None if self.correct is None or other.correct is None else self.correct + other.correct
-
-    def _classes_with(self, other: Score) -> ClassScores | None:
-        if not (self.samples and other.samples):
-            return self.classes or other.classes
-        return self.classes + other.classes if self.classes and other.classes else None
+        correct = None if self.correct is None or other.correct is None else self.correct + other.correct
+        if self.samples and other.samples:
+            classes = self.classes + other.classes if self.classes and other.classes else None
+        else:
+            classes = self.classes or other.classes
+        total = self.loss_sum + other.loss_sum, correct, self.samples + other.samples
+        return Score(*total, classes, max(self.answers, other.answers))
 
     @property
     def loss(self) -> float:
@@ -167,7 +160,7 @@ class Score:
 
     @property
     def quality(self) -> float:
-        """How good the network is, 0 to 1, higher is better: the accuracy, or without one 1 / (1 + loss).
+        """The network's quality, 0 to 1, higher is better: the accuracy, or without one 1 / (1 + loss).
 
         Rules weigh by it, checkpoints and early stopping go by it. A loss that is no number counts as 0.
         """

@@ -47,7 +47,7 @@ class Sequential(Layer):
         return ties_of(self.layers)
 
     def children(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
-        """Yield every child with its input's shape, in order. Raises LayerError naming the layer that does not fit."""
+        """Yield every child with its input's shape, in order. Raises LayerError for a layer that does not fit."""
         ins: dict[str, Shape] = {}
         outs: dict[str, Shape] = {}
         for name, layer in self.layers:
@@ -98,7 +98,7 @@ class Sequential(Layer):
 
     @property
     def mixes_samples(self) -> bool:
-        """Whether any child does."""
+        """True if any child does."""
         return any(layer.mixes_samples for _, layer in self.layers)
 
     def initial_before(self, after: Initializer) -> Initializer:
@@ -136,9 +136,13 @@ class Sequential(Layer):
         return dy if ctx.need_dx else None, self._complete(given_back(grads, self.ties), params, ctx.device.xp)
 
     def _complete(self, grads: Params, params: Params, xp: Any) -> Params:
-        """Return the gradients, with 0 for children that are frozen or were not reached."""
+        """Return the gradients, with zeros that take no memory for children that are frozen or were not reached."""
+
+        def zeros(own: Params) -> Params:
+            return map_leaves(lambda a: xp.broadcast_to(xp.zeros((), a.dtype), a.shape), own)
+
         found = grads.keys() - self.frozen
-        return {name: grads[name] if name in found else _zeros(own, xp) for name, own in params.items()}
+        return {name: grads[name] if name in found else zeros(own) for name, own in params.items()}
 
     def _runs(self, ctx: Context) -> tuple[_Run, ...]:
         """Return what runs in one go: chains on processors, single children elsewhere."""
@@ -217,8 +221,3 @@ class _Run:
         if isinstance(self.work, Chain):
             return self.work.backward(params, residual, dy, contexts)
         return self.work.backward(params, residual, dy, contexts[0])
-
-
-def _zeros(params: Params, xp: Any) -> Params:
-    """Return gradients of 0, nested like these parameters, which take no memory."""
-    return map_leaves(lambda a: xp.broadcast_to(xp.zeros((), a.dtype), a.shape), params)

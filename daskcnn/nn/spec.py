@@ -1,4 +1,6 @@
-"""Named blocks of layers with parameters, and repeated entries: what a list of layers is written with for short.
+"""Networks as data: [{"layer": "conv", "kernels": 32, "size": 5, "pad": 2}, {"layer": "relu"}, ...].
+
+Named blocks of layers with parameters, and repeated entries, make such lists short:
 
 [model.blocks.basic]
 defaults = { stride = 1 }
@@ -8,8 +10,6 @@ layers = [{ layer = "conv", kernels = "$kernels", size = 3, stride = "$stride", 
 block = "basic"
 kernels = 32
 repeat = 3
-
-Networks as data: [{"layer": "conv", "kernels": 32, "size": 5, "pad": 2}, {"layer": "relu"}, ...].
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ _ELSEWHERE = {
     "eps": "epsilon",
     "scale_factor": "factor",
 }
-"""What layers and options are called in PyTorch and Keras, and here."""
+"""Names of layers and options in PyTorch and Keras, with those here."""
 
 
 def _meant(word: Any, known: Collection[str]) -> str:

@@ -55,14 +55,14 @@ def summarise(model: Sequential, in_shape: Shape) -> tuple[LayerSummary, ...]:
     return tuple(rows)
 
 
-def _holds_layers(value: Any) -> bool:
-    return isinstance(value, Layer) or (isinstance(value, tuple) and any(isinstance(each, Layer) for each in value))
-
-
 def label(layer: Layer) -> str:
     """Return the layer with the options that are set: "MaxPool(size=2)"; those that are layers are left out."""
+
+    def holds_layers(value: Any) -> bool:
+        return any(isinstance(each, Layer) for each in (value if isinstance(value, tuple) else (value,)))
+
     options = [(f.name, getattr(layer, f.name), f.default) for f in fields(layer)]  # type: ignore[arg-type] # every layer is a dataclass
-    own = [(n, v) for n, v, default in options if (default is MISSING or v != default) and not _holds_layers(v)]
+    own = [(n, v) for n, v, default in options if (default is MISSING or v != default) and not holds_layers(v)]
     return f"{type(layer).__name__}({', '.join(f'{n}={v!r}' for n, v in own)})"
 
 

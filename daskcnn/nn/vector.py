@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -96,9 +96,8 @@ class Layout:
 
     def places(self) -> Iterator[tuple[str, slice]]:
         """Yield every parameter's path and place in the vector, in order."""
-        edges = self._edges
-        for name, start, stop in zip(self.names[: self.parameters], edges, edges[1:], strict=False):
-            yield name, slice(start, stop)
+        for name, edges in zip(self.names[: self.parameters], pairwise(self._edges), strict=False):
+            yield name, slice(*edges)
 
     def spans(self, layers: Collection[str]) -> tuple[slice, ...]:
         """Return the places in the vector of the layers of these paths, with their state. Neighbours are joined."""
@@ -144,18 +143,14 @@ class Layout:
         """Return (params, state) as views of the vector: writing to one writes to the other."""
         if vector.shape != (self.size,):
             raise ValueError(f"vector of shape {vector.shape}: this layout has {self.size} numbers")
-        named = list(self._named(vector))
+        own = zip(self.names, self.shapes, pairwise(self._edges), strict=True)
+        named = [(name, vector[start:stop].reshape(shape)) for name, shape, (start, stop) in own]
         return _nested(named[: self.parameters]), _nested(named[self.parameters :])
 
     def rows(self, vectors: Array) -> Params:
         """Return views of vectors (k, parameter_size), nested like the parameters; each of shape (k, *its own)."""
         own = zip(self.places(), self.shapes, strict=False)
         return _nested([(name, vectors[:, at].reshape(len(vectors), *shape)) for (name, at), shape in own])
-
-    def _named(self, vector: Array) -> Iterator[tuple[str, Array]]:
-        edges = self._edges
-        for name, shape, start, stop in zip(self.names, self.shapes, edges, edges[1:], strict=False):
-            yield name, vector[start:stop].reshape(shape)
 
 
 class _Zeros(np.random.Generator):
@@ -165,7 +160,9 @@ class _Zeros(np.random.Generator):
         """Return zeros."""
         return np.broadcast_to(np.zeros(()), size)
 
-    uniform = normal
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        """Return zeros."""
+        return np.broadcast_to(np.zeros(()), size)
 
 
 def undrawn(layer: Layer, in_shape: Shape) -> tuple[Params, State, Shape]:

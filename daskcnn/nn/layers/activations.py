@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from daskcnn.arrays import Array
 from daskcnn.compiled import program
 from daskcnn.compiled.program import LEAKY_RELU, RELU, SIGMOID, SILU, TANH
-from daskcnn.nn.layer import Context, Initializer, Residual, Shape, check_at_least, glorot_uniform, he_normal
+from daskcnn.nn.layer import Context, Initializer, Residual, check_at_least, glorot_uniform, he_normal
 from daskcnn.nn.local import LocalLayer
 
 
@@ -20,15 +20,6 @@ class Activation(LocalLayer):
     """
 
     saturates: ClassVar[bool] = False
-
-    def out_shape(self, in_shape: Shape) -> Shape:
-        """Return the shape of the input."""
-        return in_shape
-
-    @property
-    def reach(self) -> int | None:
-        """0: each channel depends on itself alone."""
-        return 0
 
     def initial_before(self, after: Initializer) -> Initializer:
         """Return Glorot's initializer or He's."""

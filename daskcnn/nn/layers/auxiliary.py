@@ -75,7 +75,7 @@ class Auxiliary(Layer):
 
     @property
     def mixes_samples(self) -> bool:
-        """Whether the path does."""
+        """True if the path does."""
         return self.path.mixes_samples
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:

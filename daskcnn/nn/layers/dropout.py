@@ -31,15 +31,6 @@ class Dropout(LocalLayer):
         if not 0 <= self.rate < 1:
             raise ValueError(f"rate={self.rate}: Dropout needs 0 <= rate < 1, the part that is zeroed")
 
-    def out_shape(self, in_shape: Shape) -> Shape:
-        """Return the shape of the input."""
-        return in_shape
-
-    @property
-    def reach(self) -> int | None:
-        """0: each channel depends on itself alone."""
-        return 0
-
     def operation(self, ctx: Context) -> Operation | None:
         """Return the operation in training. Raises ValueError if the context has no keys."""
         if not ctx.training:

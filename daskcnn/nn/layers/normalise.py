@@ -1,7 +1,4 @@
-"""Normalisation: local response normalisation across channels, and batch normalisation.
-
-Multiplication by a constant.
-"""
+"""Normalisation across channels and over a batch; multiplication by a constant."""
 
 from __future__ import annotations
 
@@ -36,10 +33,6 @@ class LRN(LocalLayer):
         check_at_least(self, 0, "alpha")
         if self.k <= 0:
             raise ValueError(f"k={self.k}: LRN divides by a power of it, so it needs to be above 0")
-
-    def out_shape(self, in_shape: Shape) -> Shape:
-        """Return the shape of the input."""
-        return in_shape
 
     @property
     def reach(self) -> int | None:

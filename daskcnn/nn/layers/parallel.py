@@ -23,7 +23,7 @@ Path = tuple[str, Sequential | None]
 
 
 class Parallel(Layer):
-    """Base of layers whose paths all take the layer's input, and whose outputs are joined.
+    """Base of layers whose paths all take the layer's input, and whose outputs are joined: by default, added.
 
     params, state and gradients are dicts by path, as `Sequential`'s are. The residual holds each path's, and how many
     channels each has put out.
@@ -34,23 +34,27 @@ class Parallel(Layer):
     def paths(self) -> tuple[Path, ...]:
         """The paths in the order in which they are joined."""
 
-    @abstractmethod
     def _out_shape(self, shapes: Sequence[tuple[str, Shape]]) -> Shape:
         """Return the shape that paths of these names and shapes are joined to. Raises ValueError where they differ."""
+        (first, shape), *others = shapes
+        for name, other in others:
+            if other != shape:
+                raise ValueError(f"{first} gives {_times(shape)} and {name} {_times(other)}: a sum needs equal shapes")
+        return shape
 
-    @abstractmethod
     def _join(self, parts: Sequence[Array], given: Array, device: Device) -> Array:
         """Return the outputs joined. `given` is the layer's input, which is not written to."""
+        return added(parts, given if self._fresh else parts[0], device)
 
     @property
     def _fresh(self) -> bool:
-        """Whether nothing else needs the first path's output: layers of these kinds keep their input alone."""
+        """True if nothing else needs the first path's output: layers of these kinds keep their input alone."""
         path = self.paths[0][1]
         return path is not None and isinstance(path.layers[-1][1], Conv | LocalLayer | ScalingLayer)
 
-    @abstractmethod
     def _split(self, dy: Array, channels: Sequence[int], device: Device) -> list[Array]:
         """Return the part of the gradient that belongs to each path."""
+        return [dy] * len(channels)
 
     def children(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
         """Yield the paths that have layers."""
@@ -80,7 +84,7 @@ class Parallel(Layer):
 
     @property
     def mixes_samples(self) -> bool:
-        """Whether any path does."""
+        """True if any path does."""
         return any(path is not None and path.mixes_samples for _, path in self.paths)
 
     def initial_before(self, after: Initializer) -> Initializer:
@@ -148,7 +152,7 @@ class Residual(Parallel):
 
     @property
     def ends_scaled(self) -> bool:
-        """Whether the path ends with batch normalising behind other layers, none of which lends its weights."""
+        """True if the path ends with batch normalising behind other layers, none of which lends its weights."""
         *before, (_, last) = self.path.layers
         return bool(before) and isinstance(last, ScalingLayer) and not self.path.ties
 
@@ -158,15 +162,9 @@ class Residual(Parallel):
 
     def _out_shape(self, shapes: Sequence[tuple[str, Shape]]) -> Shape:
         try:
-            return _of_sum(shapes)
+            return super()._out_shape(shapes)
         except ValueError as error:
             raise ValueError(f"{error}; a shortcut of a 1×1 convolution can change channels and stride") from error
-
-    def _join(self, parts: Sequence[Array], given: Array, device: Device) -> Array:
-        return added(parts, given if self._fresh else parts[0], device)
-
-    def _split(self, dy: Array, channels: Sequence[int], device: Device) -> list[Array]:
-        return [dy] * len(channels)
 
 
 @dataclass(frozen=True)
@@ -284,15 +282,6 @@ class Branches(_Branches):
 class Add(_Branches):
     """The sum of the branches' outputs, which are of one shape."""
 
-    def _out_shape(self, shapes: Sequence[tuple[str, Shape]]) -> Shape:
-        return _of_sum(shapes)
-
-    def _join(self, parts: Sequence[Array], given: Array, device: Device) -> Array:
-        return added(parts, given if self._fresh else parts[0], device)
-
-    def _split(self, dy: Array, channels: Sequence[int], device: Device) -> list[Array]:
-        return [dy] * len(channels)
-
 
 def added(parts: Sequence[Array], given: Array, device: Device) -> Array:
     """Return the sum of arrays of one shape, in their order. `given` is not written to.
@@ -304,7 +293,7 @@ def added(parts: Sequence[Array], given: Array, device: Device) -> Array:
         for other in others:
             total = total + other
         return total
-    out = np.empty_like(total, order="C") if _held(total, given) else total
+    out = np.empty_like(total, order="C") if np.may_share_memory(total, given) else total
     if not out.flags.c_contiguous:
         out = np.ascontiguousarray(out)
     flat, first = out.reshape(-1), device.backend.contiguous(total).reshape(-1)
@@ -319,11 +308,6 @@ def added(parts: Sequence[Array], given: Array, device: Device) -> Array:
     return out
 
 
-def _held(part: Array, given: Array) -> bool:
-    """Return whether a part is what the layer was given, or shows some of it."""
-    return bool(np.may_share_memory(part, given))
-
-
 def _of_path(name: str, path: Sequential | None, in_shape: Shape) -> Shape:
     if path is None:
         return in_shape
@@ -331,14 +315,6 @@ def _of_path(name: str, path: Sequential | None, in_shape: Shape) -> Shape:
         return path.out_shape(in_shape)
     except ValueError as error:
         raise LayerError.inside(name, error) from error
-
-
-def _of_sum(shapes: Sequence[tuple[str, Shape]]) -> Shape:
-    (first, shape), *others = shapes
-    for name, other in others:
-        if other != shape:
-            raise ValueError(f"{first} gives {_times(shape)} and {name} {_times(other)}: a sum needs equal shapes")
-    return shape
 
 
 def _times(shape: Shape) -> str:

@@ -1,8 +1,6 @@
-"""Pooling: each window of size×size pixels, every `stride` pixels, becomes one pixel.
+"""Pooling: each window of size×size pixels, every `stride` pixels, becomes one pixel; or a whole map does.
 
 Pixels in no window are ignored.
-
-Maps to one number a channel.
 """
 
 from __future__ import annotations
@@ -45,10 +43,6 @@ class _Pool(LocalLayer):
     def step(self) -> int:
         """Pixels from one window to the next."""
         return self.size if self.stride is None else self.stride
-
-    @property
-    def reach(self) -> int | None:
-        return 0
 
     def out_shape(self, in_shape: Shape) -> Shape:
         H, W, C = map_shape(self, in_shape)

@@ -27,7 +27,7 @@ class NamedModel:
     layers : makes its list of layers
     origin : where it is from
     image, classes : what it was described for: the usual shape (H, W, C) and number of classes
-    reconstructs : whether it answers images with images
+    reconstructs : true if it answers images with images
     """
 
     layers: Builder
@@ -63,7 +63,7 @@ def only(kind: str, **options: Any) -> Spec:
 
 
 def is_large(in_shape: Shape) -> bool:
-    """Whether images are as large as photographs."""
+    """Return whether images are as large as photographs."""
     return min(in_shape[:2]) >= LARGE
 
 

@@ -1,4 +1,4 @@
-"""How a network descends: an optimizer, and what it does to which parameters."""
+"""Steps of a whole network: an optimizer, and the treatment of each parameter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daskcnn.nn.vector import Layout
 
 
 class Treatment(NamedTuple):
-    """What a step does to some parameters: the factor of the learning rate, and whether they decay."""
+    """The treatment of parameters in a step: the factor of the learning rate, and whether they decay."""
 
     rate: float = 1.0
     decays: bool = True

@@ -1,6 +1,6 @@
-"""What an optimizer is: a pure step over parameters, gradients and its own state, all flat vectors.
+"""The interface of an optimizer: a pure step over parameters, gradients and its own state, all flat vectors.
 
-Norms of gradients and weights, the same to the bit for any number of threads.
+Norms of gradients and weights are the same to the bit for any number of threads.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OptimizerState:
 
 
 class StepPace(NamedTuple):
-    """How far a step goes, and when: the learning rate, and the part (0…1) of the run that was made before it."""
+    """The learning rate of a step, and the part (0…1) of the run that was made before it."""
 
     lr: float
     progress: float = 0.0
@@ -107,7 +107,7 @@ class Optimizer(ABC):
 
     @property
     def by_tensor(self) -> bool:
-        """Whether a step needs whole parameter arrays, each by itself: for their norms."""
+        """True if a step needs whole parameter arrays, each by itself, for their norms."""
         return False
 
     def init(self, params: Array, xp: Any = np) -> OptimizerState:
