@@ -1,4 +1,4 @@
-"""Local layers: an output pixel depends on nearby input alone. Which loop serves which run of them.
+"""Local layers, whose output pixels depend on nearby input alone, and the loops that serve runs of them.
 
 On processors neighbouring local layers run together, as `first_run` cuts them, and keep only their input for the way
 back. `pass_of` chooses the loop, by the operations that the layers are:

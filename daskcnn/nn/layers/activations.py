@@ -16,7 +16,7 @@ from daskcnn.nn.local import LocalLayer
 class Activation(LocalLayer):
     """Base of the activations: array expressions, and a loop where there is one.
 
-    saturates: whether its derivative goes to 0 on both sides, which Glorot's initial weights are for. Others have He's.
+    saturates: true if its derivative goes to 0 on both sides. Glorot's initial weights suit it then, else He's.
     """
 
     saturates: ClassVar[bool] = False

@@ -99,7 +99,7 @@ class BatchNorm(ScalingLayer):
 
     @property
     def mixes_samples(self) -> bool:
-        """In training it takes the mean of a whole minibatch, unless it is fixed."""
+        """True unless it is fixed: in training it takes the mean of a whole minibatch."""
         return not self.fixed
 
     def numbers(self, in_shape: Shape) -> int:
