@@ -43,7 +43,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.nn import StepPace
-from daskcnn.sharded import WorkerLinks
+from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.store import load_batch
 from daskcnn.training.coordinator.layer import REPLICA
 from daskcnn.training.coordinator.roster import Measured

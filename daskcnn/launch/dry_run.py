@@ -14,7 +14,9 @@ from daskcnn.launch.prepared_job import Prepared, conv_specs, planning_device, p
 from daskcnn.launch.resume import has_checkpoint, job_to_run
 from daskcnn.nn import describe, walk
 from daskcnn.partition.proportions import kernel_shards
-from daskcnn.sharded import StepPlan, explained, stages_of
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.step_plan import StepPlan
+from daskcnn.sharded.traffic import explained
 from daskcnn.show.renderers.terminal import say, shown, warn
 from daskcnn.show.text import plural
 from daskcnn.store import Dataset

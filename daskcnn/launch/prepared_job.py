@@ -19,7 +19,8 @@ from daskcnn.nn.layers import Auxiliary, BatchNorm, Sigmoid
 from daskcnn.nn.losses import USUAL
 from daskcnn.nn.network import views_problem
 from daskcnn.nn.optimizers.descent import layers_of, unmet
-from daskcnn.sharded import samples_first, stages_of
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.stages import samples_first
 from daskcnn.store import Dataset, verify
 from daskcnn.store.augmentation import image_problems
 from daskcnn.trained.fine_tuning import Pretrained, Start, names_network, read_trained, start_of, with_network

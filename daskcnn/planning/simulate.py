@@ -22,7 +22,8 @@ from daskcnn.job.tables import LAYER, Job
 from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import read_events
-from daskcnn.sharded import Stage, stages_of
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.stages import Stage
 from daskcnn.show.report_tables import RunReport, tables
 from daskcnn.sim.cluster import SimulatedCluster, read_cluster, to_toml
 from daskcnn.sim.learners import Learner, TimingOnly, Training

@@ -92,16 +92,11 @@ class _Joined:
 
     Attributes
     ----------
-    late
-        Whether it joined into a round that is under way.
-    seq
-        Of its push last merged; 0 before the first.
-    base
-        The version that it was given last; None before the first.
-    asked
-        The seqs of its joins and pulls that wait for the round's end.
-    reply
-        To its push last merged.
+    late : whether it joined into a round that is under way
+    seq : of its push last merged; 0 before the first
+    base : the version that it was given last; None before the first
+    asked : the seqs of its joins and pulls that wait for the round's end
+    reply : to its push last merged
     """
 
     session: int

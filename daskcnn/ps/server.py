@@ -23,12 +23,9 @@ class CenterRange:
 
     Parameters
     ----------
-    center
-        Finite 1-D float vector. It is taken over, and never written again.
-    state
-        The rule's, of this range; taken over. None or empty: as before the first merge.
-    kept
-        Places in this range that no merge changes.
+    center : finite 1-D float vector. It is taken over, and never written again.
+    state : the rule's, of this range; taken over. None or empty: as before the first merge.
+    kept : places in this range that no merge changes
 
     Raises
     ------
@@ -105,16 +102,11 @@ class ParameterServer(Sequencer):
 
     Parameters
     ----------
-    center
-        Finite 1-D float vector. It is copied.
-    epoch
-        The number of this server in its run.
-    version
-        The merges that the center has behind it.
-    state
-        The rule's state, copied. None: as before the first merge.
-    kept
-        Places in the center that no merge changes.
+    center : finite 1-D float vector. It is copied.
+    epoch : the number of this server in its run
+    version : the merges that the center has behind it
+    state : the rule's state, copied. None: as before the first merge.
+    kept : places in the center that no merge changes
 
     Raises
     ------

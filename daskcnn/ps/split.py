@@ -77,12 +77,9 @@ class StagedPayload:
 
     Attributes
     ----------
-    ticket
-        Names the pieces. Every try to push has its own.
-    shape
-        The payload's.
-    objection
-        The first of those that the ranges have.
+    ticket : names the pieces. Every try to push has its own.
+    shape : the payload's
+    objection : the first of those that the ranges have
     """
 
     ticket: str
@@ -170,14 +167,10 @@ class SplitCenter:
 
     Parameters
     ----------
-    like
-        An array of the center's dtype.
-    size
-        The center's length.
-    send
-        Sends an order to every range, and does not wait. Orders may arrive in any order, and more than once.
-    ask
-        Sends an order to merge to every range, and returns all their votes.
+    like : an array of the center's dtype
+    size : the center's length
+    send : sends an order to every range, and does not wait. Orders may arrive in any order, and more than once.
+    ask : sends an order to merge to every range, and returns all their votes
     """
 
     def __init__(

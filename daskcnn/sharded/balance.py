@@ -1,9 +1,10 @@
-"""Shares of the workers: the cut of every stage's kernels whose step should be the shortest, transfers counted.
+"""The search for the workers' shares of every stage's kernels that make the shortest step, transfers counted.
 
-A step is, stage after stage, what the slowest worker computes and what the slowest link carries, one after the other
-(Marques et al.'s comm + max conv + comp, with a link a worker). Stages hang together: their outputs go to every worker
-that has kernels of the next one. So each stage is cut anew for the others as they are, until nothing changes: from
-eq. 1's shares of all workers, of the fastest few, and from everything at home. The best that was met is taken.
+The seconds of a step are the sum over its stages of the slowest worker's computation and the slowest link's transfers
+(Marques et al.'s comm + max conv + comp, with a link for each worker). Stages depend on each other, as a stage's
+outputs go to every worker that has kernels of the next one. So the search divides one stage after the other anew, for
+the others as they are, until nothing changes. It starts from eq. 1's shares for all workers, from those for the
+fastest few, and from all kernels at home, and takes the best cut that it meets.
 """
 
 from __future__ import annotations
@@ -16,25 +17,24 @@ from functools import cached_property
 from daskcnn.job.tables import FirstConv, KernelShares
 from daskcnn.nn import Shape
 from daskcnn.partition.proportions import balanced_shards, kernel_shards
-from daskcnn.sharded.plan_parts import Kernels
+from daskcnn.sharded.plan_parts import Kernels, WorkerTraffic
 from daskcnn.sharded.stages import Stage, samples_first, sum_size
 from daskcnn.sharded.step_plan import StepPlan
 from daskcnn.sharded.traffic import stage_weight_traffic
 
 AMONG = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
-"""So many of the fastest may be better than all: what each stage is cut anew from takes no worker out of all stages."""
+"""Numbers of the fastest workers to start from, as dividing single stages anew takes no worker out of all stages."""
 SPREAD_SHARE = 0.2
-"""Of a stage's seconds, those of the layers behind its convolution, where nobody has measured them."""
+"""The part of a stage's seconds that the layers behind its convolution take, if it was not measured."""
 ROUNDS = 4
-"""In which each stage is cut anew; what was cut last has settled by then, or goes to and fro."""
+"""The most times that each stage is divided anew. By then the cut has settled, or it alternates."""
 
 
 @dataclass(frozen=True)
 class WorkerLink:
-    """A worker's way to the others: bytes a second each way, seconds a message.
+    """A worker's link: bytes a second each way, seconds a message.
 
-    handover: seconds that the scheduler takes for a step to go on there when a task elsewhere has ended, more than for
-    it to go on where it is. It comes with every message.
+    handover: further seconds a message, which the scheduler takes to start a task after one on another worker.
     """
 
     bandwidth: float = math.inf
@@ -42,12 +42,12 @@ class WorkerLink:
     handover: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
-        """Seconds that a message of this size takes; zero for none."""
+        """Seconds of a message of this size; 0 for none."""
         return nbytes / self.bandwidth + self.each if nbytes else 0.0
 
     @property
     def each(self) -> float:
-        """Seconds of a message, be it ever so small."""
+        """Seconds of the smallest message."""
         return self.latency + self.handover
 
 
@@ -56,7 +56,7 @@ FREE = WorkerLink()
 
 @dataclass(frozen=True)
 class WorkerLinks:
-    """The measured links by worker; without any, transfers take no time. task: the scheduler's seconds for one task."""
+    """The measured links by worker; without any, transfers take no time. task: the scheduler's seconds a task."""
 
     by_worker: Mapping[str, WorkerLink] = field(default_factory=dict)
     task: float = 0.0
@@ -64,31 +64,19 @@ class WorkerLinks:
 
 @dataclass(frozen=True)
 class ShareSearch:
-    """The measurements that shares go by, and the search for the best shares.
+    """The search for the best shares, by these measurements.
 
     Attributes
     ----------
-    compute
-        Seconds a sample of each stage by name with all its kernels, forward and backward, worker by worker.
-    links
-        By worker; none: transfers take nothing.
-    samples
-        Of a minibatch.
-    itemsize, weight_itemsize
-        Bytes of a number on its way, and of one of weights and their gradients.
-    rest
-        Seconds a sample of what home does alone.
-    fixed
-        How much of `compute` a shard of kernels takes however few they are (the columns of its input, channels
-        computed twice); none: nothing.
-    task
-        Seconds that the scheduler takes for each of a step's tasks, which it sends out one after the other.
-    parts
-        Of a minibatch, which go one behind the other.
-    apart
-        Of stages' seconds by worker, those of layers that home does alone where they are not spread.
-    speeds_alone
-        Whether shares are eq. 1's, whatever step that makes.
+    compute : by worker and stage, seconds a sample with all kernels, forward and backward
+    links : by worker; without any, transfers take no time
+    samples, parts : of a minibatch
+    itemsize, weight_itemsize : bytes of a number on the wire: of activations and their gradients; of weights and theirs
+    rest : seconds a sample of what home does alone
+    fixed : the part of `compute` that a shard takes whatever its size (columns of the input, channels computed twice)
+    task : seconds that the scheduler takes for each of a step's tasks, one after the other
+    apart : by worker, the part of a stage's seconds of layers that home computes alone if they are not spread
+    speeds_alone : true for eq. 1's shares
     """
 
     stages: Sequence[Stage]
@@ -107,18 +95,18 @@ class ShareSearch:
     speeds_alone: bool = False
 
     def asked_for(self, kernel_shares: KernelShares, first_conv: FirstConv) -> ShareSearch:
-        """The search that these settings of a job ask for. Raises ValueError as `divided_by`."""
+        """Return the search that these settings of a job ask for. Raises ValueError as `divided_by`."""
         search = self.by_speeds_alone() if kernel_shares == "speeds" else self
         return search.divided_by(first_conv)
 
     def by_speeds_alone(self) -> ShareSearch:
-        """The same where nothing counts but how fast each worker computes (Marques et al., eq. 1)."""
+        """Return the search by the workers' speeds alone (Marques et al., eq. 1)."""
         return replace(self, links={}, fixed={}, task=0.0, speeds_alone=True)
 
     def divided_by(self, first: FirstConv) -> ShareSearch:
-        """The same, with that of the first convolution divided; auto: samples where it makes the shorter step.
+        """Return the search with the first convolution divided like this; auto: as it makes the shorter step.
 
-        Raises ValueError where its samples cannot be.
+        Raises ValueError for samples if they cannot be divided.
         """
         if first == "kernels":
             return self
@@ -139,22 +127,23 @@ class ShareSearch:
     def _best(self) -> list[dict[str, int]]:
         if self.speeds_alone:
             return self.by_compute
-        among = [self._among(count) for count in AMONG if count < len(self.compute)]
+        by_speed = sorted(self.compute, key=lambda w: (w != self.home, sum(self.compute[w].values())))
+        among = [
+            replace(self, compute={w: own for w, own in self.compute.items() if w in by_speed[:count]})
+            for count in AMONG
+            if count < len(self.compute)
+        ]
         starts = [(balance, balance.by_compute) for balance in (self, *among)]
-        starts += [(self, self._at_home()), *((self, start) for _, start in starts[1:])]
+        at_home = [{self.home: stage.conv.kernels} if stage.conv else {} for stage in self.stages]
+        starts += [(self, at_home), *((self, start) for _, start in starts[1:])]
         found: list[list[dict[str, int]]] = []
         for balance, start in starts:
             found += [cut for cut in balance._improved(start) if cut not in found]
         return min(found, key=self.step_seconds)
 
-    def _among(self, count: int) -> ShareSearch:
-        """With home and the fastest others, so many in all, as if there were no more."""
-        by_speed = sorted(self.compute, key=lambda w: (w != self.home, sum(self.compute[w].values())))
-        return replace(self, compute={w: own for w, own in self.compute.items() if w in by_speed[:count]})
-
     @cached_property
     def by_compute(self) -> list[dict[str, int]]:
-        """The same by computing alone (Marques et al., eq. 1)."""
+        """Kernels of each stage by the workers' speeds alone (Marques et al., eq. 1)."""
         cut = [
             self._given(kernel_shards(stage.conv.kernels, [self._computing(w, stage) for w in self.compute]))
             if stage.conv
@@ -165,7 +154,10 @@ class ShareSearch:
 
     @cached_property
     def _led(self) -> dict[int, int]:
-        """Stages that nobody but another one adds to its own channels, and that one: equal shares need no transfer."""
+        """The leaders of stages whose outputs only one other stage, the leader, reads, to add them.
+
+        If both have the same shares, nothing travels for the addition.
+        """
         found: dict[int, int] = {}
         for i, stage in enumerate(self.stages):
             for addend in stage.addends:
@@ -192,10 +184,14 @@ class ShareSearch:
         plan = self.plan(kernels)
         computing = sum(self._stage_seconds(i, plan) for i, own in enumerate(kernels) if own)
         scheduling = self.task * plan.task_count if self.task else 0.0
-        return self.rest * self.samples + computing + self._carrying(plan) + self._between_steps(plan) + scheduling
+        # all messages of a flow go at once, and a link carries both ways at the same time
+        carrying = sum(self._slowest(flow.moved, self.samples * self.itemsize) for flow in plan.flows)
+        # of later stages than the first, what is left comes with the step's own messages
+        between = self._slowest(stage_weight_traffic(plan, 0), plan.weight_itemsize)
+        return self.rest * self.samples + computing + carrying + between + scheduling
 
     def idle(self, kernels: Kernels) -> dict[tuple[str, str], str]:
-        """Why workers get no kernels of layers, by worker and layer."""
+        """The reasons why workers get no kernels of layers, by worker and layer."""
         named = [(i, stage.name) for i, stage in enumerate(self.stages) if stage.name]
         without = [(i, w, name) for i, name in named for w in self.compute if w not in kernels[i]]
         if not without:
@@ -210,7 +206,7 @@ class ShareSearch:
         }
 
     def unused(self, kernels: Kernels) -> dict[str, str]:
-        """Why workers get no kernels of any layer: the reason that holds for the layer that takes them the longest."""
+        """The reasons why workers get no kernels of any layer: those of the layers that take them the longest."""
         reasons, found = self.idle(kernels), dict[str, str]()
         for worker in self.compute.keys() - {worker for own in kernels for worker in own}:
             _, layer = max((self.compute[worker][name], name) for other, name in reasons if other == worker)
@@ -218,7 +214,7 @@ class ShareSearch:
         return found
 
     def measured(self, compute: Mapping[str, Mapping[str, float]]) -> ShareSearch:
-        """The same by other seconds a sample, where they are given; what is fixed of them changes with them."""
+        """Return the search by other seconds a sample, if given. The fixed part of them changes in proportion."""
         new = {w: {**own, **compute.get(w, {})} for w, own in self.compute.items()}
         fixed = {
             w: {name: each * new[w][name] / self.compute[w][name] for name, each in own.items()}
@@ -227,7 +223,7 @@ class ShareSearch:
         return replace(self, compute=new, fixed=fixed)
 
     def whole_seconds(self, worker: str, i: int, kernels: Mapping[str, int], seconds: float) -> float:
-        """Seconds a sample that the worker takes for a whole stage, if it takes these for its kernels of it."""
+        """Seconds a sample that the worker would take for a whole stage, if it takes `seconds` for its kernels."""
         stage, part = self.stages[i].spread_for(list(kernels.values())), kernels[worker] / sum(kernels.values())
         whole = self.compute[worker][stage.name or ""]
         return whole * seconds * self.samples / self._part(i, worker, stage, part)
@@ -235,47 +231,34 @@ class ShareSearch:
     # --- seconds of a step ---
 
     def _computing(self, worker: str, stage: Stage) -> float:
-        """With all kernels of the stage."""
+        """Seconds of all kernels of the stage."""
         return self.samples * self.compute[worker][stage.name or ""]
 
     def _regardless(self, worker: str, stage: Stage) -> float:
-        """The part of it that a shard takes whatever its size."""
+        """The part of these seconds that a shard takes whatever its size."""
         if stage.by == "samples":
             return 0.0
         return self.samples * self.fixed.get(worker, {}).get(stage.name or "", 0.0)
 
     def _stage_seconds(self, i: int, plan: StepPlan) -> float:
-        """Seconds of the slowest worker's shard, and of home with layers that could be spread and are not."""
+        """Seconds of the slowest worker's shard, and of home for layers that could be spread and are not."""
         stage, own = plan.stages[i], plan.kernels[i]
         alone = self._apart(i, self.home, stage) * self._computing(self.home, stage)
         return alone + max(self._part(i, w, stage, n / plan.made[i]) for w, n in own.items())
 
     def _part(self, i: int, worker: str, stage: Stage, part: float) -> float:
-        """With such a part of a stage, which is spread like this."""
+        """Seconds of a worker's part of a stage. stage: as it is spread."""
         regardless = self._regardless(worker, stage)
         seconds = regardless + (self._computing(worker, stage) - regardless) * part
         return (1 - self._apart(i, worker, stage)) * seconds
 
     def _apart(self, i: int, worker: str, stage: Stage) -> float:
-        """The part of a worker's seconds for a stage that goes to layers that could be spread and are not."""
+        """The part of a worker's seconds for a stage that its layers take that could be spread and are not."""
         return self.apart.get(worker, SPREAD_SHARE) if stage != self.stages[i] else 0.0
 
-    def _carrying(self, plan: StepPlan) -> float:
-        """All messages of a flow go at once; the links carry both ways at the same time."""
-        flows = (flow.moved for flow in plan.flows)
-        return sum(
-            max(self._link(w).seconds(self._bytes(max(own.up, own.down))) for w, own in moved.items())
-            for moved in flows
-            if moved
-        )
-
-    def _between_steps(self, plan: StepPlan) -> float:
-        """Until every worker has what it needs of the others' first kernels, or of their gradients, for the next step.
-
-        Of other stages that comes with the step's own messages.
-        """
-        moved, nbytes = stage_weight_traffic(plan, 0), plan.weight_itemsize
-        return max((self._link(w).seconds(nbytes * max(own.up, own.down)) for w, own in moved.items()), default=0.0)
+    def _slowest(self, moved: Mapping[str, WorkerTraffic], nbytes: int) -> float:
+        """Seconds until the slowest link has carried these numbers of so many bytes."""
+        return max((self._link(w).seconds(nbytes * max(own)) for w, own in moved.items()), default=0.0)
 
     def _link(self, worker: str) -> WorkerLink:
         return self.links.get(worker, FREE)
@@ -285,10 +268,8 @@ class ShareSearch:
 
     # --- one stage for the others as they are ---
 
-    def _at_home(self) -> list[dict[str, int]]:
-        return [{self.home: stage.conv.kernels} if stage.conv else {} for stage in self.stages]
-
     def _improved(self, kernels: list[dict[str, int]]) -> Iterator[list[dict[str, int]]]:
+        """Yield the cut, then better ones."""
         yield kernels
         for _ in range(ROUNDS):
             before, kernels = kernels, list(kernels)
@@ -321,14 +302,14 @@ class ShareSearch:
         return {w: n for w, n in zip(self.compute, shares, strict=True) if n}
 
     def _outgoing(self, i: int, worker: str, plan: StepPlan) -> float:
-        """Seconds on the worker's link for the outputs of all of a stage's kernels, and for their gradients."""
+        """Seconds on the worker's link of the outputs of all of a stage's kernels, and of their gradients."""
         conv, takers = plan.stages[i].conv, plan.takers[i]
         assert conv is not None, "a stage that is cut has a convolution"
         others = len(takers) - (worker in takers)
         return 2 * self._bytes(others * conv.kernels * plan.channel_sizes[i]) / self._link(worker).bandwidth
 
     def _fixed(self, i: int, worker: str, plan: StepPlan) -> float:
-        """Seconds for a stage's inputs, which any kernel needs, for their gradients, for sums, and of messages."""
+        """Seconds on the worker's link whatever its share: a stage's inputs, their gradients, sums, latencies."""
         link, takers = self._link(worker), plan.takers[i]
         others, ways = len(takers) - (worker in takers), 1 if i == plan.last and plan.judged_by_all else 2
         sums = self._bytes(others * sum_size(plan.stages[i])) / link.bandwidth
@@ -336,7 +317,7 @@ class ShareSearch:
         return 2 * link.seconds(self._bytes(self._missing(i, worker, plan))) + outputs
 
     def _missing(self, i: int, worker: str, plan: StepPlan) -> int:
-        """Numbers a sample of a stage's input that the worker neither has nor is sent for an earlier stage."""
+        """Numbers a sample of a stage's input that the worker neither has nor gets for an earlier stage."""
         missing = 0
         for source in plan.stages[i].inputs:
             use = plan.uses[source].get(worker)
@@ -348,10 +329,8 @@ class ShareSearch:
                 missing += plan.channel_sizes[source] * (plan.made[source] - plan.kernels[source].get(worker, 0))
         return missing
 
-    # --- why ---
-
     def _reason(self, i: int, worker: str, plan: StepPlan, what: str) -> str:
-        """what: without which the worker would get some."""
+        """The reason in words why a worker gets no kernels of a stage. what: the cost without which it would."""
         conv, link = self.stages[i].conv, self._link(worker)
         assert conv is not None, "asked for stages with kernels"
         if what == "count":

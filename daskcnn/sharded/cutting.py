@@ -1,8 +1,8 @@
-"""A network cut into stages, at each of its convolutions. Residual blocks and branches are cut too.
+"""A network cut into stages, one for each convolution. Residual blocks and branches are cut too.
 
 A block's paths become stages that read the same outputs. The last stage of a sum's last path adds the others: each
-shard its own channels, most of which its worker has already. Branches side by side are never put together but by those
-who read them. A composite layer whose paths do not end like that stays whole, among the layers that are put together.
+shard adds its own channels, most of which its worker already has. Outputs of branches are joined only by the stages
+that read them. A composite layer whose paths do not end like that stays whole, among the layers that are not divided.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from daskcnn.nn.layers.reshape import Pad
 from daskcnn.sharded.stages import Addend, Named, Stage
 
 Value: TypeAlias = tuple[int, ...]
-"""Stages whose outputs side by side are one array; none: the network's input."""
+"""Stages whose outputs, side by side, make one array; none: the network's input."""
 
 
 def stages_of(model: Sequential) -> tuple[Stage, ...]:
-    """The network in stages, each behind those that it reads. Its scores are the last one's outputs.
+    """Cut the network into stages, each behind those that it reads. The last one's outputs are the scores.
 
-    Raises ValueError where a layer uses the weights of one in another stage: they lie on other workers.
+    Raises ValueError if layers of different stages share weights, as these lie on different workers.
     """
     cut = _CutLayers(frozenset(model.ties.values()))
     value = cut.sequence(model.layers, (), "")
@@ -44,25 +44,24 @@ class _StaysWhole(Exception):
 
 
 class _CutLayers:
-    """The stages so far. shared: outputs that more than one path of a block under way reads.
+    """The stages so far. apart: pairs of layers in different stages that share weights, which rule stages out.
 
-    owners: the network's layers whose weights later ones use. They are not divided. apart: pairs of such layers that
-    come into different stages; stages are of no use then.
+    owners: layers whose weights later layers use. They are not divided.
     """
 
     def __init__(self, owners: frozenset[str]) -> None:
         self.stages: list[Stage] = []
         self.apart: list[str] = []
         self._owners = owners
-        self._shared: Counter[int] = Counter()
+        self._shared: Counter[int] = Counter()  # outputs that several paths of a block under way read
 
     def added(self, stage: Stage) -> Value:
-        """Add a stage; its outputs."""
+        """Add a stage. Returns its outputs."""
         self.stages.append(stage)
         return (len(self.stages) - 1,)
 
     def sequence(self, layers: Sequence[Named], value: Value, inside: str) -> Value:
-        """Layers one after the other. inside: the path of what is around them, and a slash; empty for the network."""
+        """Add layers in sequence. inside: the path of the composite layer around them with a slash, or empty."""
         lead: tuple[Named, ...] = ()
         for name, layer in layers:
             named = inside + name, layer
@@ -87,20 +86,20 @@ class _CutLayers:
     # --- layers behind a stage's convolution ---
 
     def _extended(self, value: Value, named: Named, *, summing: bool) -> bool:
-        """Make a layer part of the stages whose outputs are its input. False where others need these without it."""
+        """Add a layer to the stages whose outputs it reads. Returns False if others need these outputs without it."""
         if not value or any(self._is_needed(stage) for stage in value):
             return False
         stages = [self.stages[i] for i in value]
-        if len(stages) > 1 and not all(_is_open(stage) and _goes_along(named[1]) for stage in stages):
+        if len(stages) > 1 and not (_is_alike(named[1]) and all(map(_is_open, stages))):
             return False
         for i, stage in zip(value, stages, strict=True):
             self.stages[i] = _with_layer(stage, named, summing=summing)
         return True
 
     def _is_apart(self, owner: str, value: Value, inside: str) -> bool:
-        """Whether a layer that uses this one's weights would be in another stage."""
+        """True if a layer that uses this one's weights would be in another stage."""
         if inside:
-            raise _StaysWhole  # weights are lent by names that leave out what is around the path
+            raise _StaysWhole  # the owner's name leaves out the composite layer around the path
         if len(value) != 1 or self._is_needed(value[0]):
             return True
         rest = self.stages[value[0]].rest
@@ -112,7 +111,7 @@ class _CutLayers:
     # --- composite layers ---
 
     def _cut(self, layer: Parallel, value: Value, lead: tuple[Named, ...], path: str) -> Value | None:
-        """Cut a composite layer; None where it has to stay whole."""
+        """Cut a composite layer. Returns None if it has to stay whole."""
         before = list(self.stages)
         try:
             value = self._together(value, lead) if lead else value
@@ -151,7 +150,7 @@ class _CutLayers:
         return tuple(found)
 
     def _sum(self, paths: Sequence[Path], value: Value, inside: str) -> Value:
-        """The last path with a convolution adds the outputs of the others, and what is made of the input by channel."""
+        """Add a sum: the last path with a convolution adds the others' outputs, and the input through plain layers."""
         terms: list[tuple[Value, Sequential | None]] = []
         last: Value = ()
         for name, path in paths:
@@ -171,12 +170,12 @@ class _CutLayers:
 
 
 def _is_open(stage: Stage) -> bool:
-    """Whether its outputs are those of its shards, side by side."""
+    """True if its outputs are those of its shards, side by side."""
     return not stage.merged and stage.summed is None
 
 
 def _with_layer(stage: Stage, named: Named, *, summing: bool) -> Stage:
-    """The stage with one layer more, which is spread where that is possible. An addition has to be right to the edges.
+    """Return the stage with another layer, spread if possible. No layer may reach over channels behind an addition.
 
     summing: whether a fully connected layer may be divided.
     """
@@ -191,17 +190,17 @@ def _with_layer(stage: Stage, named: Named, *, summing: bool) -> Stage:
 
 
 def _is_plain(layer: Layer) -> bool:
-    """Whether a layer that goes by channel has neither parameters nor state."""
+    """True if a layer that goes by channel has neither parameters nor state."""
     return layer.numbers((1, 1, 1)) == 0
 
 
-def _goes_along(layer: Layer) -> bool:
-    """Whether channels go through a layer as they would by themselves, whatever their numbers."""
+def _is_alike(layer: Layer) -> bool:
+    """True if a layer treats every channel alike, whatever its number."""
     return layer.reach == 0 and _is_plain(layer) and not isinstance(layer, Dropout)
 
 
 def _has_convolution(layer: Layer) -> bool:
-    """Whether a path has one that may be cut, at any depth."""
+    """True if a path has a convolution at any depth."""
     if isinstance(layer, Parallel):
         return any(path is not None and _has_convolution(path) for _, path in layer.paths)
     if isinstance(layer, Sequential):
@@ -210,7 +209,7 @@ def _has_convolution(layer: Layer) -> bool:
 
 
 def _by_channel(path: Sequential, inside: str) -> Sequential | None:
-    """The layers of a path that each worker computes for its own channels, without channels of zeros at its end."""
+    """The layers of a path that each worker computes for its own channels, without zero channels padded at its end."""
     *before, (name, last) = path.layers
     layers = [*before, (name, last)]
     if isinstance(last, Pad) and last.channels:

@@ -1,10 +1,7 @@
-"""One stage's work on one worker: pure, but for the device's scratch memory.
+"""One stage's forward and backward pass on one worker. Nothing but the device's scratch memory changes.
 
-Activations and their gradients come and go as host arrays, for they travel between workers; pieces and what is kept for
-the way back stay on the device. A network that diverges gives a score that is not finite, and no warnings, as in
-`nn.network`.
-
-Outputs of stages, and gradients of them, as a worker has them: all channels, or those that it adds to its own.
+Activations and their gradients are host arrays, as they travel between workers. Pieces and residuals stay on the
+device. A network that diverges gives a score that is not finite, and no warnings, as in `nn.network`.
 """
 
 from __future__ import annotations
@@ -33,11 +30,17 @@ _QUIET = np.errstate(over="ignore", invalid="ignore")
 
 @dataclass(frozen=True)
 class ShardResidual:
-    """The residual of a shard, for its way back. x: its convolution's input; residuals: of the sections of spread
-    layers; params: of the spread layers; state: its own, new.
+    """The residual of a shard.
 
-    summed: what went into the stage's summed layer, and the layer's weights, for all channels that are held.
-    lead: the residual of the layers in front of the convolution; addends: of each addend's layers, and its channels.
+    Attributes
+    ----------
+    x : the convolution's input
+    residuals : of the sections of spread layers
+    params : of the spread layers
+    state : the shard's new state
+    summed : the input of the stage's summed layer, and the layer's weights, for all channels that are held
+    lead : of the layers in front of the convolution
+    addends : of each addend's layers, with the number of its channels
     """
 
     x: Array
@@ -62,20 +65,20 @@ def shard_forward(
     need_dx: bool,
     addends: Sequence[Array | None] = (),
 ) -> tuple[Array, ShardResidual]:
-    """This shard's kernels over the whole input, whose channels `xs` hold in turn, and on through the spread layers.
+    """Compute a shard: its kernels over the whole input, then the spread layers.
 
-    edges: of the neighbours, for the channels that it holds besides its own. need_dx: whether the way back will be
-    asked for it, for the algorithm is the fastest there and back. addends: of each of the stage's, the channels that go
-    to this shard's own; None: there are none. Returns y (…, N, own kernels), or this shard's part (N, units) of what
-    the stage's summed layer makes.
-
-    A shard of samples is the whole stage over its part of the batch, which may be none.
+    A shard of samples is the whole stage over its part of the batch, which may be empty. xs: the input's channels, in
+    turn. edges: of the neighbours. need_dx: whether the backward pass needs dx; the algorithm is the fastest for both
+    passes. addends: of each, the channels for this shard's own; None: there are none. Returns y (…, N, own kernels), or
+    this shard's part (N, units) of the summed layer's outputs, and the residual.
     """
     assert stage.conv is not None
     assert stage.name is not None
     x = device.backend.from_host(joined(xs))
     if not x.shape[-2]:
-        return _of_no_samples(stage, x), ShardResidual(x, (), {}, {})
+        height, width, _, channels = x.shape
+        *sides, kernels = shard_shape(stage, (height, width, channels))
+        return np.empty((*sides, 0, kernels), x.dtype), ShardResidual(x, (), {}, {})
     params, state = piece.widened(stage, edges, device)
     ctx, lead = Context(device, training=True, keys=keys), None
     if stage.lead is not None:
@@ -98,7 +101,7 @@ def shard_forward(
 def _spread_forward(
     stage: Stage, params: Params, state: State, y: Array, addends: Sequence[Array | None], ctx: Context
 ) -> tuple[Array, State, list[Any], list[tuple[Any, int]]]:
-    """The spread layers section by section, with the additions between. Returns y, new state, and what is kept."""
+    """The spread layers with the additions between. Returns y, the new state, and the residuals of both."""
     new: State = {}
     residuals: list[Any] = []
     sums: list[tuple[Any, int]] = []
@@ -119,7 +122,7 @@ def _spread_forward(
 def _with_addend(
     addend: Addend, given: Array | None, y: Array, last: Layer | None, ctx: Context
 ) -> tuple[Array, tuple[Any, int]]:
-    """y with an addend's channels added to its first ones. last: the layer that y is of; None: it is of an addition."""
+    """Add an addend's channels to the first ones of y. last: the layer that made y; None: an addition did."""
     if given is None:
         return y, (None, 0)
     device, residual = ctx.device, None
@@ -131,7 +134,7 @@ def _with_addend(
         whole = device.xp.zeros(y.shape, y.dtype)
         whole[..., :count] = z
         z = whole
-    fresh = last is None or isinstance(last, Conv | LocalLayer | ScalingLayer)  # these keep their input alone
+    fresh = last is None or isinstance(last, Conv | LocalLayer | ScalingLayer)  # these keep only their input
     return added_arrays([y, z], z if fresh else y, device), (residual, count)
 
 
@@ -147,9 +150,9 @@ def shard_backward(
     *,
     need_dx: bool,
 ) -> tuple[Array | None, Params, list[Array | None]]:
-    """This shard's part of dx (the shards' parts add up), its gradients, and those of its addends' channels.
+    """Return this shard's part of dx, its gradients, and those of its addends' channels. The parts of dx add up.
 
-    dys: parts of the gradient of its graded channels, or of the summed layer's outputs, which add up.
+    dys: terms of the gradient of its graded channels, or of the summed layer's outputs.
     """
     assert stage.conv is not None
     assert stage.name is not None
@@ -172,7 +175,7 @@ def shard_backward(
 
 
 def _unsummed(stage: Stage, kept: ShardResidual, dy: Array, share: Share, device: Device) -> tuple[Array, Params]:
-    """The gradient of the graded channels of what is summed, and of the weights of its own."""
+    """The gradient of the summed layer's graded inputs, and of the weights of the shard's own."""
     assert stage.summed is not None
     assert kept.summed is not None
     (name, dense), (x, params), graded = stage.summed, kept.summed, share.within(share.graded)
@@ -186,7 +189,7 @@ def _unsummed(stage: Stage, kept: ShardResidual, dy: Array, share: Share, device
 def _through_spread(
     stage: Stage, kept: ShardResidual, dy: Array, share: Share, ctx: Context
 ) -> tuple[Array, Params, list[Array | None]]:
-    """The gradient of the shard's own channels, from that of the graded ones; of the parameters; of the addends."""
+    """Gradients of the shard's own channels, of its parameters and of its addends, by that of the graded channels."""
     if not share.alone and stage.spread is not None:
         own, graded = share.within(share.own), share.within(share.graded)
         held = share.held.stop - share.held.start
@@ -206,7 +209,7 @@ def _through_spread(
 
 
 def _of_addend(addend: Addend, residual: Any, count: int, dy: Array, ctx: Context) -> Array | None:
-    """The gradient of an addend's channels, from that of the sum."""
+    """The gradient of an addend's channels, by that of the sum."""
     if not count:
         return None
     if addend.layers is None:
@@ -216,19 +219,12 @@ def _of_addend(addend: Addend, residual: Any, count: int, dy: Array, ctx: Contex
 
 
 def joined(parts: Sequence[Array], by: By = "kernels") -> Array:
-    """Parts of a map side by side: their channels in turn, or their samples."""
+    """Join parts of a map by their channels, or by their samples."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1 if by == "kernels" else -2)
 
 
-def _of_no_samples(stage: Stage, x: Array) -> Array:
-    """The stage's output for a batch of no samples, on the host."""
-    height, width, _, channels = x.shape
-    *sides, kernels = shard_shape(stage, (height, width, channels))
-    return np.empty((*sides, 0, kernels), x.dtype)
-
-
 def _sum(parts: Sequence[Array]) -> Array:
-    """The parts added up, in their order."""
+    """Add up the parts in their order."""
     if len(parts) == 1:
         return parts[0]
     total = np.add(parts[0], parts[1])
@@ -241,10 +237,7 @@ def _sum(parts: Sequence[Array]) -> Array:
 def merged_forward(
     stage: Stage, ys: Sequence[Array], piece: Piece | None, keys: Keys | None, device: Device
 ) -> tuple[Array, Any, State]:
-    """Outputs of the shards, side by side or summed, through the layers that are not spread.
-
-    Returns what follows, the residual and the new state.
-    """
+    """Join the shards' outputs and compute the rest of the stage. Returns its output, the residual, the new state."""
     x = _sum(ys) if stage.summed else joined(ys)
     if stage.rest is None:
         return x, None, {}
@@ -265,7 +258,7 @@ def merged_backward(
     *,
     need_dx: bool = True,
 ) -> tuple[Array | None, Params]:
-    """The shards' parts of the gradient added up and taken back through the layers that are not spread; theirs."""
+    """Add up the shards' parts of the gradient. Return that of the rest's input, and those of its parameters."""
     dy = _sum(dxs)
     if stage.rest is None:
         return dy, {}
@@ -277,31 +270,31 @@ def merged_backward(
 
 @_QUIET
 def descended(piece: Piece, grads: Params, state: State, descent: Descent, pace: StepPace, device: Device) -> Piece:
-    """The piece after one step, which leaves the frozen layers as they are."""
+    """Return the piece after one step. Frozen layers stay the same."""
     return piece.descended(grads, state, descent, pace, device)
 
 
 @_QUIET
 def descended_alike(piece: Piece, parts: Sequence[Array], descent: Descent, pace: StepPace, device: Device) -> Piece:
-    """The piece after one step by gradients (parameter_size,) of all shards of samples, which add up.
+    """Return the piece after one step by the sum of the gradients (parameter_size,) of all shards of samples.
 
-    Each of them makes this step for itself. Its parts come in the same order everywhere, and every operation on them is
-    one that IEEE 754 rounds alike, so the pieces stay the same to the bit, on devices of all kinds.
+    Every worker makes this step. The gradients are added in the same order everywhere, and IEEE 754 defines how each
+    operation rounds, so the pieces stay the same to the bit on all kinds of devices.
     """
     total = _sum(parts)
-    if (statistics := piece.layout.size - total.size) > 0:  # of fixed normalising: they have no gradients
+    if (statistics := piece.layout.size - total.size) > 0:  # of fixed normalisation; they have no gradients
         total = np.concatenate([total, np.zeros(statistics, total.dtype)])
     grads, _ = piece.views(device.backend.from_host(total.copy() if total is parts[0] else total))
     return piece.descended(grads, piece.state, descent, pace, device)
 
 
 def gradient_vector(piece: Piece, grads: Params, device: Device) -> Array:
-    """Gradients (parameter_size,) on the host, to be added to others'."""
+    """Gradients as a vector (parameter_size,) on the host."""
     return device.backend.to_host(piece.layout.flatten(grads, {}, xp=device.xp))
 
 
 def added(grads: Params, more: Params) -> Params:
-    """Gradients of two parts of a batch."""
+    """The sum of the gradients of two parts of a batch."""
     return {k: added(v, more[k]) if isinstance(v, dict) else v + more[k] for k, v in grads.items()}
 
 
@@ -315,10 +308,10 @@ def loss_of(
     weights: Array | None = None,
     partners: Targets | None = None,
 ) -> tuple[Array, Score]:
-    """The gradient of the scores, and the batch's score. part: how much of the whole minibatch the batch is.
+    """Return the gradient of the scores, and the batch's score.
 
-    labels, and weights (N,) of the samples, are as `Loss` has them. partners: labels and weights that the samples have
-    besides.
+    labels, weights (N,): as `Loss` has them. part: the batch's part of the whole minibatch. partners: further labels
+    and weights of the samples.
     """
     backend = device.backend
     own, targets = backend.from_host(scores), on_device((labels, weights), backend)
@@ -329,7 +322,7 @@ def loss_of(
 
 
 class Held(NamedTuple):
-    """Channels of a stage's outputs, or of their gradient, from this one on. own: whether they may be written to."""
+    """Channels of a stage's outputs, or of their gradient, on one worker. start: the first; own: may be written to."""
 
     start: int
     array: Array
@@ -337,18 +330,18 @@ class Held(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Number of the channel behind the last."""
+        """The number of the channel behind the last."""
         return self.start + int(self.array.shape[-1])
 
     def channels(self, part: slice) -> Array:
-        """These channels, by their numbers."""
+        """The channels of these numbers."""
         return self.array[..., part.start - self.start : part.stop - self.start]
 
 
 def own_addends(
     stage: Stage, share: Share, held: Mapping[int, Held], widths: Mapping[int, int], images: Array
 ) -> list[Array | None]:
-    """The channels of each of a stage's addends that go to a share's own; None where there are none.
+    """The channels of each of a stage's addends for a share's own channels; None for none.
 
     widths: channels of the outputs of each stage. images: the network's input.
     """
@@ -365,7 +358,7 @@ def own_addends(
 def gradients_of(
     stage: Stage, share: Share | None, dx: Array | None, more: Sequence[Array | None], widths: Mapping[int, int]
 ) -> Iterator[tuple[int, Held]]:
-    """What a stage's way back gives the stages that it works on, from the gradients of its input and of its addends."""
+    """Yield the gradients of the outputs that a stage reads, by those of its input and of its addends."""
     start = 0
     for source in stage.inputs if dx is not None else ():
         assert dx is not None, "asked for"
@@ -379,7 +372,7 @@ def gradients_of(
 
 
 def summed_up(parts: Sequence[Held]) -> Held:
-    """The gradient of all channels that the parts have, 0 where none has any. Parts of its own may be written to."""
+    """The sum of parts of a gradient; 0 for channels of no part. An own part with all channels is written to."""
     if len(parts) == 1:
         return parts[0]
     start, stop = min(part.start for part in parts), max(part.stop for part in parts)
@@ -395,7 +388,7 @@ def summed_up(parts: Sequence[Held]) -> Held:
 
 
 def put_in_place(parts: Sequence[Array], places: Sequence[slice | None]) -> Sequence[Array]:
-    """Parts of a gradient, which add up, as parts of all of its channels. places: where each lies; None: it is all."""
+    """Return terms of a gradient with all of its channels. places: of each part; None: it has all channels."""
     if all(place is None for place in places):
         return parts
     stop = max(part.shape[-1] if place is None else place.stop for part, place in zip(parts, places, strict=True))

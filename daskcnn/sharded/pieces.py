@@ -1,15 +1,14 @@
-"""Channels of what belongs to a shard: parameters, gradients, state, by path.
+"""Pieces of a network's weights and of its optimizer's state: kernel shards, and layers that are not divided.
 
-They lie along the last axis of every array, but for the weights of a stage's summed layer, which have them before its
-outputs.
-
-Pieces of a network's weights and of its optimizer's state: kernel shards, and the layers that stay together.
+Parameters, gradients and state are trees by path. A shard's channels lie along the last axis of every array. Only the
+weights of a stage's summed layer have them along the axis before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import prod
 from operator import itemgetter
@@ -24,7 +23,7 @@ from daskcnn.sharded.stages import Side, Stage, shares_of
 
 
 def of_channels(stage: Stage, tree: dict[str, Any], part: slice) -> dict[str, Any]:
-    """Views of these channels, in the same tree."""
+    """The same tree with views of these channels."""
     found = {}
     for name, own in tree.items():
         cut = itemgetter((..., part) if _axis(stage, name) == -1 else (..., part, slice(None)))
@@ -33,7 +32,7 @@ def of_channels(stage: Stage, tree: dict[str, Any], part: slice) -> dict[str, An
 
 
 def side_by_side(stage: Stage, trees: Sequence[dict[str, Any]], xp: Any) -> dict[str, Any]:
-    """Trees of the same layers, their channels in turn."""
+    """One tree of the same layers, with the channels of all trees in turn."""
     return {name: _joined([tree[name] for tree in trees], _axis(stage, name), xp) for name in trees[0]}
 
 
@@ -60,13 +59,9 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """Parameters and state of a kernel shard or of a stage's merged layers, by path; host or device arrays.
+    """Parameters, state and optimizer's state of a kernel shard or of a stage's merged layers, on host or device.
 
-    A step makes a new piece: old ones stay what they were, so a step can be taken again.
-
-    Attributes
-    ----------
-    optimizer : the optimizer's state of these parameters
+    A step makes a new piece and leaves the old one as it was, so a step can be taken again.
     """
 
     params: Params
@@ -76,7 +71,7 @@ class Piece:
 
     @classmethod
     def of(cls, params: Params, state: State, rows: Params, count: int) -> Piece:
-        """The piece of these host arrays; `rows` are those of the optimizer's state, nested as `Layout.rows` does."""
+        """Make a piece of host arrays. rows: of the optimizer's state, nested as by `Layout.rows`."""
         layout = Layout.of(params, state)
         columns = [row.reshape(len(row), prod(row.shape[1:])) for _, row in leaves(rows)]
         vectors = np.concatenate(columns, axis=1) if columns else np.empty((0, 0), layout.dtype)
@@ -84,11 +79,11 @@ class Piece:
 
     @property
     def rows(self) -> Params:
-        """The optimizer's state of a piece, nested like `params`."""
+        """The optimizer's state, nested like `params`."""
         return _of_paths(self.layout.rows(self.optimizer.vectors), [*self.params])
 
     def views(self, vector: Array) -> tuple[Params, State]:
-        """Parameters and state of the piece as views of a vector (size,), by path."""
+        """Parameters and state by path, as views of a vector (size,)."""
         params, state = self.layout.views(vector)
         return _of_paths(params, [*self.params]), _of_paths(state, [*self.state])
 
@@ -98,11 +93,11 @@ class Piece:
         return self.layout.nbytes + self.optimizer.nbytes
 
     def on(self, device: Device) -> Piece:
-        """The same piece in the device's memory."""
+        """The piece in the device's memory."""
         return self._moved(device.backend.from_host)
 
     def on_host(self, device: Device) -> Piece:
-        """The same piece in the host's memory."""
+        """The piece in the host's memory."""
         return self._moved(device.backend.to_host)
 
     def _moved(self, move: Callable[[Array], Array]) -> Piece:
@@ -110,13 +105,13 @@ class Piece:
         return Piece(params, state, self.optimizer.moved(move), self.layout)
 
     def edge(self, stage: Stage, side: Side, count: int, device: Device) -> Edge:
-        """The first or last channels of a shard, as many as are asked for, or all if it has fewer, on the host."""
+        """The first or last channels of a shard on the host: `count` of them, or all if it has fewer."""
         cut = slice(None, count) if side == "left" else slice(-count, None)
         own = (of_channels(stage, tree, cut) for tree in (self.params, self.state))
         return _each(lambda a: np.ascontiguousarray(device.backend.to_host(a)), *own)
 
     def widened(self, stage: Stage, edges: Edges, device: Device) -> Edge:
-        """Parameters and state of a shard and of the channels next to it, which come from the host."""
+        """Parameters and state of a shard and of its neighbours' edges, which come from the host."""
         if not edges.before and not edges.after:
             return self.params, self.state
         before, after = ([_each(device.backend.from_host, *edge) for edge in side] for side in edges)
@@ -125,7 +120,7 @@ class Piece:
         return side_by_side(stage, params, device.xp), side_by_side(stage, state, device.xp)
 
     def descended(self, grads: Params, state: State, descent: Descent, pace: StepPace, device: Device) -> Piece:
-        """The piece after one step; `grads` as backward returns them. Frozen layers stay the same."""
+        """Return the piece after one step. Frozen layers stay the same."""
         before, places = self.optimizer, self.layout.places()
         vector, vectors = device.xp.empty(self.layout.size, self.layout.dtype), device.xp.empty_like(before.vectors)
         for (path, at), (_, old), (also, grad) in zip(places, leaves(self.params), leaves(grads), strict=True):
@@ -154,98 +149,81 @@ def cut_pieces(
     optimizer: OptimizerState,
     kernels: Sequence[Sequence[int]],
 ) -> tuple[list[list[Piece]], list[Piece | None]]:
-    """Kernel shards (per stage, per worker) and merged pieces (per stage) of flat weights and their optimizer's state.
+    """Cut flat weights (size,) and their optimizer's state into kernel shards and merged pieces.
 
-    `kernels` says, per stage, how many each worker gets, of a stage by samples all; weights (size,).
+    kernels: of each stage, the number that each worker gets. Every worker gets all kernels of a stage by samples.
+    Returns the shards by stage and worker, and the merged piece of each stage.
     """
-    params, state = layout.views(weights)
-    whole = _Whole(params, state, layout.rows(optimizer.vectors), optimizer.count)
+    (params, state), rows = layout.views(weights), layout.rows(optimizer.vectors)
+
+    def part(of: Callable[[dict[str, Any]], dict[str, Any]]) -> Piece:
+        return Piece.of(of(params), of(state), of(rows), optimizer.count)
+
+    def shard(stage: Stage, cut: slice) -> Piece:
+        return part(lambda tree: map_leaves(np.ascontiguousarray, of_channels(stage, _divided(stage, tree), cut)))
+
     shards = [
-        [_shard(stage, whole, share.own if stage.by == "kernels" else slice(None)) for share in shares_of(own)]
+        [shard(stage, share.own if stage.by == "kernels" else slice(None)) for share in shares_of(own)]
         if stage.name
         else []
         for stage, own in zip(stages, kernels, strict=True)
     ]
-    return shards, [_merged(stage, whole) for stage in stages]
+    weighted = weighted_stages(stages, layout)
+    return shards, [part(partial(_together, stage)) if i in weighted else None for i, stage in enumerate(stages)]
 
 
 def weighted_stages(stages: Sequence[Stage], layout: Layout) -> frozenset[int]:
-    """Stages whose undivided layers have parameters or state, those that `cut_pieces` makes merged pieces of."""
+    """The stages whose undivided layers have parameters or state: those with a merged piece."""
     trees = layout.views(np.empty(layout.size, layout.dtype))
     return frozenset(i for i, stage in enumerate(stages) if any(_together(stage, tree) for tree in trees))
 
 
-class _Whole(NamedTuple):
-    """Parameters, state, rows of the optimizer's state and its steps so far, of the network or of a part of it."""
-
-    params: Params
-    state: State
-    rows: Params
-    steps: int
-
-    def part(self, cut: Callable[[dict[str, Any]], dict[str, Any]]) -> Piece:
-        """The piece of what `cut` leaves of each tree."""
-        return Piece.of(cut(self.params), cut(self.state), cut(self.rows), self.steps)
-
-
-def _shard(stage: Stage, whole: _Whole, cut: slice) -> Piece:
-    return whole.part(lambda tree: map_leaves(np.ascontiguousarray, of_channels(stage, _divided(stage, tree), cut)))
-
-
 def _divided(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
     """The parts that are divided between the shards."""
-    own = _of_paths(tree, stage.divided)
-    if stage.summed and (name := stage.summed[0]) in own:
-        own[name] = {"w": own[name]["w"]}
-    return own
-
-
-def _merged(stage: Stage, whole: _Whole) -> Piece | None:
-    weighted = _together(stage, whole.params) or _together(stage, whole.state)
-    return whole.part(lambda tree: _together(stage, tree)) if weighted else None
+    return _of_stage(stage, tree, stage.divided, "w")
 
 
 def _together(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
     """The parts that stay whole."""
-    own = _of_paths(tree, [path for path, _ in (stage.rest.layers if stage.rest else ())])
+    return _of_stage(stage, tree, [path for path, _ in (stage.rest.layers if stage.rest else ())], "b")
+
+
+def _of_stage(stage: Stage, tree: dict[str, Any], paths: Sequence[str], of_summed: str) -> dict[str, Any]:
+    """The parts of these layers; of the summed layer only one parameter, `of_summed`."""
+    own = _of_paths(tree, paths)
     if stage.summed and (name := stage.summed[0]) in own:
-        own[name] = {"b": own[name]["b"]}
+        own[name] = {of_summed: own[name][of_summed]}
     return own
 
 
 def _of_paths(tree: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """The parts of these layers, where there are any, by path."""
+    """The parts of those of these layers that have any, by path."""
     return {path: own for path in paths if (own := inside(tree, path))}
 
 
 def join_pieces(
     stages: Sequence[Stage], layout: Layout, shards: Sequence[Sequence[Piece]], merged: Sequence[Piece | None]
 ) -> tuple[Array, OptimizerState]:
-    """The inverse of `cut_pieces`: flat weights (size,) and the optimizer's state."""
+    """Invert `cut_pieces`: return flat weights (size,) and the optimizer's state."""
     states = [piece.optimizer for piece in (*chain(*shards), *merged) if piece is not None]
     weights = np.empty(layout.size, layout.dtype)
     vectors = np.zeros((max(len(each.vectors) for each in states), layout.parameter_size), layout.dtype)
-    (params, state), rows = layout.views(weights), layout.rows(vectors)
+    whole = *layout.views(weights), layout.rows(vectors)
     for stage, own, piece in zip(stages, shards, merged, strict=True):
         if stage.name:
-            shards_of = own if stage.by == "kernels" else own[:1]  # else all have the same
-            for whole, parts in (
-                (params, [s.params for s in shards_of]),
-                (state, [s.state for s in shards_of]),
-                (rows, [s.rows for s in shards_of]),
-            ):
-                _put_back(whole, side_by_side(stage, parts, np))
+            distinct = own if stage.by == "kernels" else own[:1]  # by samples all are alike
+            parts = zip(*((shard.params, shard.state, shard.rows) for shard in distinct), strict=True)
+            _put_back(whole, [side_by_side(stage, trees, np) for trees in parts])
         if piece is not None:
-            _put_back(params, piece.params)
-            _put_back(state, piece.state)
-            _put_back(rows, piece.rows)
+            _put_back(whole, (piece.params, piece.state, piece.rows))
     return weights, OptimizerState(vectors, max(each.count for each in states))
 
 
-def _put_back(whole: dict[str, Any], parts: dict[str, Any]) -> None:
-    """Parts by path, to where they belong."""
-    for path, part in parts.items():
-        _copy_into(inside(whole, path), part)
+def _put_back(whole: Sequence[dict[str, Any]], trees: Sequence[dict[str, Any]]) -> None:
+    """Copy trees by path to their places."""
+    for tree, own in zip(whole, trees, strict=True):
+        for path, part in own.items():
+            _copy_into(inside(tree, path), part)
 
 
 def _copy_into(whole: dict[str, Any], part: dict[str, Any]) -> None:

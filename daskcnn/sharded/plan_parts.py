@@ -1,4 +1,4 @@
-"""Parts of a step's plan: kinds and groups of tasks, flows between groups, single tasks, their inputs."""
+"""Parts of a step's plan: groups of tasks, flows between groups, single tasks and their inputs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Literal, NamedTuple, TypeAlias
 from daskcnn.sharded.stages import By, Share, Side, Stage
 
 Kernels: TypeAlias = Sequence[Mapping[str, int]]
-"""How many kernels of each stage each worker has; workers that have none are left out."""
+"""The number of kernels of each stage by worker; workers that have none are left out."""
 What: TypeAlias = Literal["outputs", "merged outputs", "gradients", "merged gradients", "edges", "weight gradients"]
-"""What travels: of the last two, numbers a step, of the others numbers a sample."""
+"""The content of a message. The last two are counted in numbers a step, the others in numbers a sample."""
 Cut: TypeAlias = tuple[EllipsisType | slice, ...]
 """Part of an array (…, N, C)."""
 Cuts: TypeAlias = Mapping[str, Cut]
-"""Which part of a result goes to which worker."""
+"""The part of a result that goes to each worker."""
 ALL = ""
-"""In place of a worker's name: every worker that needs any of a result gets this part."""
+"""A key of `Cuts` in place of a name: every worker that needs any of a result gets this part."""
 WHOLE: Cut = (...,)
 
 
 class TaskKind(Enum):
-    """Kinds of tasks. The value is the task's name, or is added to the name of its stage."""
+    """The kind of a task. The value is the task's name, or an ending of its stage's name."""
 
     FORWARD = "-fwd"
     MERGE_FORWARD = "-merge-fwd"
@@ -49,16 +49,13 @@ class WorkerTraffic(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Messages from tasks of one group to those of another: each sender has one for every receiver but itself.
+    """Messages from tasks of one group to those of another: one from every sender to every other worker that receives.
 
     Attributes
     ----------
-    stage
-        Number of the stage whose outputs, gradients of outputs or gradients of weights these are.
-    sizes
-        Numbers of one message, by its sender; where `by_receiver`, by its receiver.
-    pairs
-        Messages besides: of workers that only add some of the channels, by sender and receiver, in order.
+    stage : the stage whose outputs, gradients of outputs or gradients of weights these are
+    sizes : numbers of one message, by its sender; if `by_receiver`, by its receiver
+    pairs : further messages, by sender and receiver, in order: for workers that only add some of the channels
     """
 
     stage: int
@@ -70,7 +67,7 @@ class Flow(NamedTuple):
     pairs: Mapping[tuple[str, str], int] = {}
 
     def numbers(self, sender: str, receiver: str) -> int:
-        """Numbers of this message; 0 where it stays on its worker."""
+        """Numbers of this message; 0 if it stays on its worker."""
         if sender == receiver:
             return 0
         if (sender, receiver) in self.pairs:
@@ -78,19 +75,16 @@ class Flow(NamedTuple):
         return self.sizes[receiver if self.by_receiver else sender]
 
     def senders_to(self, receiver: str) -> list[str]:
-        """Workers that have a message for this one, itself among them if it has."""
+        """Workers that have a message for this one, which may be among them."""
         whole = self.senders if receiver in self.receivers else ()
         return [*whole, *(sender for sender, other in self.pairs if other == receiver)]
 
     @property
     def moved(self) -> dict[str, WorkerTraffic]:
-        """Messages that each worker sends and receives; workers that do neither are left out."""
-        if self.by_receiver:
-            sizes = {w: size for w, size in self.sizes.items() if w in self.receivers}
-            moved = {w: WorkerTraffic(up, down) for w, down, up in _spread_out(sizes, self.senders)}
-        else:
-            sizes = {w: size for w, size in self.sizes.items() if w in self.senders}
-            moved = {w: WorkerTraffic(up, down) for w, up, down in _spread_out(sizes, self.receivers)}
+        """Numbers that each worker sends and receives; workers that do neither are left out."""
+        one, others = (self.receivers, self.senders) if self.by_receiver else (self.senders, self.receivers)
+        given = _spread_out({w: size for w, size in self.sizes.items() if w in one}, others)
+        moved = {w: WorkerTraffic(b, a) if self.by_receiver else WorkerTraffic(a, b) for w, a, b in given}
         for (sender, receiver), size in self.pairs.items():
             if sender != receiver and size:
                 up, down = moved.get(sender, NOTHING)
@@ -104,7 +98,7 @@ NOTHING = WorkerTraffic(0, 0)
 
 
 def _spread_out(sizes: Mapping[str, int], others: Collection[str]) -> Iterator[tuple[str, int, int]]:
-    """Numbers that each worker gives and takes, if everything in `sizes` goes from its worker to each of the others."""
+    """Yield the numbers that each worker gives and takes, if each worker of `sizes` gives these to each of `others`."""
     total, count = sum(sizes.values()), len(others)
     for w, own in sizes.items():
         there = w in others
@@ -116,7 +110,7 @@ def _spread_out(sizes: Mapping[str, int], others: Collection[str]) -> Iterator[t
 
 
 class Arrival(NamedTuple):
-    """What a group of tasks is given by another one, by that group's number in the plan."""
+    """A flow to a group of tasks. source: the number of the group in the plan that it comes from."""
 
     flow: Flow
     source: int
@@ -127,12 +121,9 @@ class TaskGroup(NamedTuple):
 
     Attributes
     ----------
-    inputs
-        What they are given by other groups; besides they have what lies on their workers.
-    source
-        Number of the group of whose results they are made; None: of none but `inputs`.
-    once
-        Whether they run only once a step, behind the minibatch's last part.
+    inputs : the flows from other groups. Values on their own workers are not among them.
+    source : the number of the group whose results they wait for, besides `inputs`
+    once : true if they run once a step, behind the minibatch's last part
     """
 
     kind: TaskKind
@@ -144,7 +135,7 @@ class TaskGroup(NamedTuple):
 
 
 class WantedEdge(NamedTuple):
-    """Channels at one end of a neighbour's shard that a worker computes with besides its own."""
+    """Channels at one end of a neighbour's shard that a worker computes besides its own."""
 
     neighbour: str
     side: Side
@@ -152,7 +143,7 @@ class WantedEdge(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """A value that one step leaves for the next: weights on a worker, or edges of its shard."""
+    """A value that one step leaves for the next: a worker's weights, or the edges of its shard."""
 
     what: Literal["shard", "merged", "edges"]
     stage: int
@@ -161,24 +152,17 @@ class Carried(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskInput:
-    """A result that a task is given.
+    """An input of a task.
 
     Attributes
     ----------
-    source
-        Number of the task that makes it, or what the step before has left.
-    sender
-        Worker that has it.
-    what
-        What of it the task uses; None: the task only waits for it.
-    cut
-        Which part of the sender's array travels.
-    place
-        Where the channels that it brings lie among those that the task asks for; None: they are all of them.
-    edge
-        Of a neighbour's edges: which.
-    nbytes
-        Bytes that travel; 0 where the sender is the task's own worker.
+    source : the number of the task that makes it, or the value that the previous step left
+    sender : the worker that has it
+    what : its content; None: the task only waits for it
+    cut : the part of the sender's array that travels
+    place : the place of its channels among those that the task needs; None: it has all of them
+    edge : the edge, where it is one of a neighbour's shard
+    nbytes : bytes that travel; 0 from the task's own worker
     """
 
     source: int | Carried
@@ -192,20 +176,15 @@ class TaskInput:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Outputs of a stage that a task works on.
+    """Outputs of a stage that a task reads.
 
     Attributes
     ----------
-    stage
-        Whose.
-    count
-        How many of the task's inputs bring them; 0: they lie on its worker, which was sent them before.
-    start
-        Number of the first channel that they bring.
-    kept
-        Whether other tasks of its worker need them as well.
-    by
-        What they come divided by.
+    stage : the stage's number
+    count : the number of the task's inputs that bring them; 0: its worker got them before
+    start : the first channel that they bring
+    kept : true if other tasks of its worker read them too
+    by : the kind of shard that they come from
     """
 
     stage: int
@@ -221,19 +200,14 @@ class PlannedTask:
 
     Attributes
     ----------
-    part
-        Which part of the minibatch it works on.
-    share
-        Which channels, or samples, of its stage are its own; None: its layers are not divided.
+    part : the part of the minibatch that it works on
+    share : its channels, or samples, of its stage; None: its layers are not divided
     cuts
-        Which part of the gradients of which stages' outputs goes to which worker, channels by their numbers. The
-        gradients of other stages that it works on are left for a later task of its worker.
-    taken
-        Other stages' outputs that it works on, in the order of its inputs.
-    away
-        To how many other workers each part of its result goes.
-    work
-        Part of the seconds of its whole stage, forward and backward, that its share of the kernels takes.
+        By stage, the part of the gradient of the stage's outputs that each worker gets. Gradients of other stages that
+        it reads are left for a later task of its worker.
+    taken : other stages' outputs that it reads, in the order of its inputs
+    away : the number of other workers that each part of its result goes to
+    work : its part of the seconds of the whole stage, forward and backward
     """
 
     kind: TaskKind

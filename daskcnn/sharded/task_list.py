@@ -1,10 +1,11 @@
-"""The tasks of a step's plan, spelled out one after the other: what each is given, and what it makes for whom."""
+"""The tasks of a step's plan one by one: the inputs of each, and the receivers of its result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from itertools import chain
 
+from daskcnn.sharded.division import Division
 from daskcnn.sharded.plan_parts import (
     ALL,
     WHOLE,
@@ -19,28 +20,25 @@ from daskcnn.sharded.plan_parts import (
     TaskKind,
 )
 
-if TYPE_CHECKING:
-    from daskcnn.sharded.step_plan import StepPlan
-
 BACKWARD = (TaskKind.BACKWARD, TaskKind.LOSS_AND_BACKWARD)
-"""Tasks on a shard's way back: the shard makes its step there."""
+"""The tasks in which a shard goes backward and makes its step."""
 
 
 class TaskList:
-    """The tasks of a plan as they are listed. latest: which task has the weights and edges of each worker by then."""
+    """The tasks of a plan in order. latest: the last task so far that has each worker's weights and edges."""
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: Division) -> None:
         self.plan = plan
         self.tasks: list[PlannedTask] = []
         self.latest: dict[Carried, int] = {}
         self._numbers: dict[tuple[int, int, str], int] = {}  # by group, part, worker
         self._judged: int | None = None
-        self._merged: dict[int, int] = {}  # of each stage, the task on the way there
+        self._merged: dict[int, int] = {}  # by stage: the task that merges it in the forward pass
         self._there: dict[tuple[int, int, str], int] = {}  # by stage, part, worker: the task that works on its inputs,
         self._back: dict[tuple[int, int, str], int] = {}  # and the one that makes their gradients
 
     def add(self, number: int, group: TaskGroup, part: int) -> None:
-        """The group's tasks for a part of the minibatch."""
+        """Add a group's tasks for a part of the minibatch."""
         for worker in group.workers:
             task = self._task(group, part, worker)
             self._numbers[number, part, worker] = len(self.tasks)
@@ -51,17 +49,14 @@ class TaskList:
         plan, kind, i = self.plan, group.kind, group.stage
         divided = kind is TaskKind.FORWARD or kind in BACKWARD
         cuts = self._cuts(kind, i, worker, part)
+        inputs = (inputs(group, part, worker) for inputs in (self._inputs, self._before, self._behind))
         return PlannedTask(
             kind,
             kind.label(plan.stages[i]),
             i,
             worker,
             part,
-            (
-                *self._inputs(group, part, worker),
-                *self._before(group, part, worker),
-                *self._behind(group, part, worker),
-            ),
+            tuple(chain.from_iterable(inputs)),
             plan.shares[i][worker] if divided else None,
             cuts,
             tuple(self._taken(group, worker)),
@@ -69,10 +64,10 @@ class TaskList:
             plan.work(i, worker, kind) * plan.part_samples(part) / plan.samples if divided else 0.0,
         )
 
-    # --- what a task is given ---
+    # --- inputs ---
 
     def _inputs(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
-        """Inputs from other tasks of the same part."""
+        """Yield the inputs from other tasks of the same part."""
         for flow, source in group.inputs:
             for sender in flow.senders_to(worker):
                 cut, place = self._cut_and_place(flow, sender, worker, part)
@@ -80,7 +75,7 @@ class TaskList:
                 yield TaskInput(self._numbers[source, part, sender], sender, flow.what, cut, place, nbytes=nbytes)
 
     def _cut_and_place(self, flow: Flow, sender: str, worker: str, part: int) -> tuple[Cut, slice | None]:
-        """Which part of what the sender has this message is, and where its channels lie among the receiver's."""
+        """The part of the sender's array that this message is, and the place of its channels among the receiver's."""
         plan, i = self.plan, flow.stage
         if flow.what not in ("gradients", "merged gradients"):
             return WHOLE, None
@@ -92,7 +87,7 @@ class TaskList:
         return cuts.get(worker, cuts.get(ALL, WHOLE)), None
 
     def _taken(self, group: TaskGroup, worker: str) -> Iterator[Taken]:
-        """Which other stages' outputs the task works on, and where it finds them."""
+        """Yield the other stages' outputs that the task works on."""
         plan, i = self.plan, group.stage
         if group.kind not in self._consuming(i):
             return
@@ -108,7 +103,7 @@ class TaskList:
         return (TaskKind.FORWARD,) if self.plan.kernels[i] else (TaskKind.MERGE_FORWARD, TaskKind.HEAD)
 
     def _numbers_of(self, flow: Flow, sender: str, receiver: str, part: int) -> int:
-        """Numbers of a message: of a stage by samples those of whole samples, which a flow has only on average."""
+        """Numbers of a message. A stage by samples sends whole samples; its flow has their average size."""
         plan, i, count = self.plan, flow.stage, self.plan.part_samples(part)
         if plan.stages[i].by == "kernels" or sender == receiver or plan.stages[i].merged:
             return count * flow.numbers(sender, receiver)
@@ -116,7 +111,7 @@ class TaskList:
         return int(samples.stop - samples.start) * plan.made[i] * plan.channel_sizes[i]
 
     def _before(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
-        """Inputs from the step before: what shards need of each other to be whole. It travels once a step."""
+        """Yield the inputs from the previous step, which complete a shard. They travel once a step."""
         plan, i = self.plan, group.stage
         if group.kind is not TaskKind.FORWARD:
             return
@@ -131,7 +126,7 @@ class TaskList:
                 yield TaskInput(Carried("shard", i, sender), sender, "weight gradients", nbytes=nbytes)
 
     def _behind(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
-        """Tasks of its own worker that a task only waits for."""
+        """Yield the tasks of its own worker that a task only waits for."""
         kind, i = group.kind, group.stage
         shard, merged = Carried("shard", i, worker), Carried("merged", i, worker)
         sources: list[int | Carried] = []
@@ -153,7 +148,7 @@ class TaskList:
         return (TaskInput(source, worker) for source in dict.fromkeys(sources))
 
     def _beside(self, kind: TaskKind, i: int, part: int, worker: str) -> Iterator[int]:
-        """Tasks of its own worker that take in the same outputs before, or give it their part of the gradient."""
+        """Yield the tasks of its own worker that got the same outputs before, or give it their part of the gradient."""
         there, uses = kind in self._consuming(i), self.plan.uses
         for source in self.plan.stages[i].consumed:
             use = uses[source].get(worker)
@@ -168,7 +163,7 @@ class TaskList:
         """Kinds of tasks that make gradients of a stage's inputs."""
         return BACKWARD if self.plan.kernels[i] else (TaskKind.MERGE_BACKWARD, TaskKind.HEAD)
 
-    # --- what it makes ---
+    # --- results ---
 
     def _cuts(self, kind: TaskKind, i: int, worker: str, part: int) -> dict[int, Cuts]:
         plan, cuts = self.plan, dict[int, Cuts]()
@@ -191,7 +186,7 @@ class TaskList:
         return 1 if cuts else 0
 
     def _remember(self, task: PlannedTask, number: int) -> None:
-        """Remember what the task leaves for those behind it."""
+        """Remember the task's results for later tasks."""
         kind, i, worker = task.kind, task.stage, task.worker
         if kind is TaskKind.MERGE_FORWARD:
             self._merged[i] = number

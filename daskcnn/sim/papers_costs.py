@@ -10,7 +10,7 @@ from typing import Any
 from daskcnn import events
 from daskcnn.conv import ConvSpec
 from daskcnn.partition.proportions import kernel_shards
-from daskcnn.sharded import eq2_elements
+from daskcnn.sharded.stages import eq2_elements
 from daskcnn.sim.cluster import Worker
 
 EPSILON = 1e-2

@@ -42,7 +42,7 @@ from daskcnn.job.network import network_of
 from daskcnn.job.tables import Job
 from daskcnn.ps import Leave, Push, Request
 from daskcnn.runs.state import TrainingState
-from daskcnn.sharded import stages_of
+from daskcnn.sharded.cutting import stages_of
 from daskcnn.store import Dataset
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from daskcnn.nn import Layout, Shape, init_network, sequential_from_spec
-from daskcnn.sharded import StepPlan, samples_first, stages_of, weighted_stages
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.pieces import weighted_stages
+from daskcnn.sharded.plan_parts import WorkerTraffic
+from daskcnn.sharded.stages import samples_first
+from daskcnn.sharded.step_plan import StepPlan
+from daskcnn.sharded.traffic import added_traffic
 from tests.cluster.cluster_jobs import LAYERS, Watch, sharded_by_speed, small_job
 
 REACHING: list[dict[str, Any]] = [
@@ -145,3 +151,14 @@ def step_plan(job: dict[str, Any], image: Shape, shards: dict[str, Any]) -> Step
         weight_itemsize=whole,
     )
     return replace(plan, weighted=weighted_stages(plan.stages, layout))
+
+
+def step_bytes(plan: StepPlan) -> dict[str, WorkerTraffic]:
+    """Bytes that each worker sends and receives in a step, task by task."""
+    messages = (
+        {each.sender: WorkerTraffic(each.nbytes, 0), task.worker: WorkerTraffic(0, each.nbytes)}
+        for task in plan.tasks
+        for each in task.inputs
+        if each.nbytes
+    )
+    return added_traffic([dict.fromkeys((plan.home, *chain(*plan.kernels)), WorkerTraffic(0, 0)), *messages])

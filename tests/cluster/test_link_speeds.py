@@ -11,7 +11,7 @@ from daskcnn.cluster.layers.measurements import LARGEST, _way, balance_of
 from daskcnn.cluster.messages import Calibration
 from daskcnn.job.tables import Job
 from daskcnn.nn import sequential_from_spec
-from daskcnn.sharded import stages_of
+from daskcnn.sharded.cutting import stages_of
 
 STAGES = stages_of(
     sequential_from_spec(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from daskcnn.cluster.layers.task_context import Claim, OutOfStep, Shelf, TaskResult, wire_bytes
-from daskcnn.sharded import ALL
+from daskcnn.sharded.plan_parts import ALL
 
 
 def _sent(result: TaskResult) -> TaskResult:

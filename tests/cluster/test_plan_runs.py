@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from distributed import Client, SchedulerPlugin
 
-from daskcnn.sharded import Carried, StepPlan, step_bytes
+from daskcnn.sharded.plan_parts import Carried
+from daskcnn.sharded.step_plan import StepPlan
 from tests.cluster.cluster_jobs import LAYERS, Watch, addresses_of, run
 from tests.cluster.references import reference
-from tests.cluster.sharded_networks import REACHING, TOGETHER, layer_job, losses_of, step_plan
+from tests.cluster.sharded_networks import REACHING, TOGETHER, layer_job, losses_of, step_bytes, step_plan
 
 pytestmark = pytest.mark.cluster
 

@@ -20,14 +20,25 @@ from daskcnn.errors import ClusterError
 from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerLeftOut
 from daskcnn.job.resolve import resolve
 from daskcnn.nn import leaves, sequential_from_spec
-from daskcnn.sharded import ShareSearch, WorkerLink, WorkerLinks, stages_of, step_bytes, traffic, weight_traffic
+from daskcnn.sharded.balance import ShareSearch, WorkerLink, WorkerLinks
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.traffic import traffic, weight_traffic
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.shares import Shares
 from tests.cluster.cluster_jobs import LAYERS, one_process
 from tests.cluster.in_process import InProcess, LocalWorker, Tasks, TrainedHere, train_here
 from tests.cluster.references import reference
-from tests.cluster.sharded_networks import BLOCKS, INCEPTION, MERGED, REACHING, TOGETHER, layer_job, step_plan
+from tests.cluster.sharded_networks import (
+    BLOCKS,
+    INCEPTION,
+    MERGED,
+    REACHING,
+    TOGETHER,
+    layer_job,
+    step_bytes,
+    step_plan,
+)
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
 

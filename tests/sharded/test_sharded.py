@@ -32,32 +32,24 @@ from daskcnn.nn.layers.dense import Bias
 from daskcnn.nn.score import Score
 from daskcnn.nn.sequential import Sequential
 from daskcnn.partition import kernel_shards
-from daskcnn.sharded import (
-    By,
-    Edge,
-    Edges,
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.passes import (
     Held,
-    Piece,
     ShardResidual,
-    Share,
-    cut_pieces,
     descended,
     descended_alike,
     gradient_vector,
     gradients_of,
-    join_pieces,
     loss_of,
     merged_backward,
     merged_forward,
-    neighbours,
     own_addends,
-    samples_first,
     shard_backward,
     shard_forward,
-    shares_of,
-    stages_of,
     summed_up,
 )
+from daskcnn.sharded.pieces import Edge, Edges, Piece, cut_pieces, join_pieces
+from daskcnn.sharded.stages import By, Share, neighbours, samples_first, shares_of
 from daskcnn.store import Batch, BatchPlan, Dataset, batches
 from daskcnn.training.replica import Replica
 from tests.standin import device_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from daskcnn.conv import ConvSpec
 from daskcnn.partition.proportions import speeds
-from daskcnn.sharded import eq2_elements
+from daskcnn.sharded.stages import eq2_elements
 from daskcnn.show.report_tables import tables
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.papers_costs import Constants, Sharding, ceiling, costs, sharded_events

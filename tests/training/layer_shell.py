@@ -8,7 +8,8 @@ from typing import Any
 from daskcnn.events import CalibratedWorker, Event, Spent, Warned
 from daskcnn.nn import sequential_from_spec
 from daskcnn.nn.score import Score
-from daskcnn.sharded import ShareSearch, WorkerLinks, stages_of
+from daskcnn.sharded.balance import ShareSearch, WorkerLinks
+from daskcnn.sharded.cutting import stages_of
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer import LayerCoordinator

@@ -21,7 +21,7 @@ from daskcnn.events import (
     WorkersCalibrated,
 )
 from daskcnn.nn.score import Score
-from daskcnn.sharded import WorkerLink, WorkerLinks
+from daskcnn.sharded.balance import WorkerLink, WorkerLinks
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Phase
 from daskcnn.training.coordinator.layer import GO_BACK

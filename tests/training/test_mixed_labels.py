@@ -12,7 +12,7 @@ from daskcnn.arrays import Device
 from daskcnn.job.tables import Job
 from daskcnn.nn import LOSSES, Context, StepPace, loss_and_gradients
 from daskcnn.nn.losses import SoftmaxCrossEntropy, mixed_loss
-from daskcnn.sharded import loss_of
+from daskcnn.sharded.passes import loss_of
 from daskcnn.store import Batch, BatchPlan, Dataset, load_batch
 from daskcnn.store.augmentation import Mixup
 from daskcnn.training.replica import Replica, presentations

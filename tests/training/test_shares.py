@@ -8,7 +8,8 @@ import pytest
 
 from daskcnn.events import Spent
 from daskcnn.nn import sequential_from_spec
-from daskcnn.sharded import ShareSearch, stages_of
+from daskcnn.sharded.balance import ShareSearch
+from daskcnn.sharded.cutting import stages_of
 from daskcnn.training.coordinator.layer_records import added_up
 from daskcnn.training.coordinator.shares import REPORTS, WORTH_ANYWAY, Shares, ShareWatch
 

@@ -28,7 +28,10 @@ from daskcnn.cluster.worker.session import Counters, Session, stopped
 from daskcnn.cluster.worker.tasks import ServedRound, joined
 from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
-from daskcnn.sharded import By, Piece, Stage, StepPlan, cut_pieces, join_pieces, stages_of
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.pieces import Piece, cut_pieces, join_pieces
+from daskcnn.sharded.stages import By, Stage
+from daskcnn.sharded.step_plan import StepPlan
 from daskcnn.training.replica import Replica, Stopped, Trained
 from daskcnn.training.round_report import RoundReport
 

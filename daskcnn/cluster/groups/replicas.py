@@ -35,7 +35,9 @@ from daskcnn.nn import Layout
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import UpdateRule
-from daskcnn.sharded import Carried, Stage, stages_of
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.plan_parts import Carried
+from daskcnn.sharded.stages import Stage
 from daskcnn.store import BatchPlan
 from daskcnn.store.loader import batch_edges
 from daskcnn.training.cadence import Cadence

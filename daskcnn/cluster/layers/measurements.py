@@ -23,7 +23,10 @@ from daskcnn.events import LinkSpeed, LinkSpeeds
 from daskcnn.job.network import network_of, training_samples
 from daskcnn.job.tables import Job
 from daskcnn.nn.layer import Shape
-from daskcnn.sharded import ALL, ShareSearch, Stage, WorkerLink, WorkerLinks, eq2_elements, stage_shapes, stages_of
+from daskcnn.sharded.balance import ShareSearch, WorkerLink, WorkerLinks
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.plan_parts import ALL
+from daskcnn.sharded.stages import Stage, eq2_elements, stage_shapes
 from daskcnn.store import Dataset
 from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.roster import Measured

@@ -21,19 +21,11 @@ from daskcnn.cluster.layers.task_context import Minibatch, StagePart, TaskContex
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.dispatch import Bundle
 from daskcnn.nn import Layout, OptimizerState, StepPace
-from daskcnn.sharded import (
-    By,
-    Carried,
-    PlannedTask,
-    Share,
-    ShareSearch,
-    Stage,
-    StepPlan,
-    TaskKind,
-    cut_pieces,
-    join_pieces,
-    weighted_stages,
-)
+from daskcnn.sharded.balance import ShareSearch
+from daskcnn.sharded.pieces import cut_pieces, join_pieces, weighted_stages
+from daskcnn.sharded.plan_parts import Carried, PlannedTask, TaskKind
+from daskcnn.sharded.stages import By, Share, Stage
+from daskcnn.sharded.step_plan import StepPlan
 from daskcnn.store import BatchPlan
 
 Result: TypeAlias = Future | Alias

@@ -28,15 +28,8 @@ from daskcnn.cluster.layers.transfers import Sources, count_up, edges_beside, ha
 from daskcnn.cluster.worker.session import Counters
 from daskcnn.nn import Params, State, StepPace, labels_for
 from daskcnn.nn.score import Score
-from daskcnn.sharded import (
-    ALL,
-    Cuts,
-    Edge,
+from daskcnn.sharded.passes import (
     Held,
-    Piece,
-    Side,
-    Stage,
-    WantedEdge,
     added,
     descended,
     descended_alike,
@@ -50,6 +43,9 @@ from daskcnn.sharded import (
     shard_backward,
     shard_forward,
 )
+from daskcnn.sharded.pieces import Edge, Piece
+from daskcnn.sharded.plan_parts import ALL, Cuts, WantedEdge
+from daskcnn.sharded.stages import Side, Stage
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
 

@@ -24,7 +24,10 @@ from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Job
 from daskcnn.nn import Sequential
 from daskcnn.ps.vectors import cast
-from daskcnn.sharded import ALL, By, Edge, Share, Side, Stage, Taken, stages_of
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.pieces import Edge
+from daskcnn.sharded.plan_parts import ALL, Taken
+from daskcnn.sharded.stages import By, Share, Side, Stage
 from daskcnn.store import Batch, BatchPlan, load_batch
 from daskcnn.store.loader import presentation_order
 from daskcnn.training.replica import Replica

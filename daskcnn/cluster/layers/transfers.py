@@ -34,21 +34,10 @@ from daskcnn.cluster.layers.task_context import (
 )
 from daskcnn.cluster.worker.session import session_of
 from daskcnn.errors import ClusterError
-from daskcnn.sharded import (
-    ALL,
-    Cut,
-    Cuts,
-    Edge,
-    Edges,
-    Held,
-    Side,
-    Stage,
-    Taken,
-    WantedEdge,
-    joined,
-    of_channels,
-    summed_up,
-)
+from daskcnn.sharded.passes import Held, joined, summed_up
+from daskcnn.sharded.pieces import Edge, Edges, of_channels
+from daskcnn.sharded.plan_parts import ALL, Cut, Cuts, Taken, WantedEdge
+from daskcnn.sharded.stages import Side, Stage
 
 Sources = Sequence[TaskResult]
 """Where a task finds its inputs; empty: in the batch."""

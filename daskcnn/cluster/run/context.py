@@ -18,7 +18,7 @@ from daskcnn.cluster.worker.session import forget_run
 from daskcnn.events import Event, Warned
 from daskcnn.job.tables import Job
 from daskcnn.runs.state import TrainingState
-from daskcnn.sharded import WorkerLinks
+from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.store import Dataset
 
 FREED = 20.0  # seconds at most that workers may take to free what a run keeps: one that hangs is left alone

@@ -27,7 +27,8 @@ from daskcnn.job.network import at_rest, initial_weights, network_of, optimizer_
 from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.runs.state import TrainingState
-from daskcnn.sharded import ShareSearch, WorkerLinks, stages_of
+from daskcnn.sharded.balance import ShareSearch, WorkerLinks
+from daskcnn.sharded.cutting import stages_of
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer import LayerCoordinator

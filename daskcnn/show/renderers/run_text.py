@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from daskcnn.sharded import eq2_elements
+from daskcnn.sharded.stages import eq2_elements
 from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.text import (

@@ -15,7 +15,7 @@ from daskcnn.errors import UserError
 from daskcnn.events import CalibratedWorker, Spent
 from daskcnn.frozen import Stated, frozen
 from daskcnn.nn.score import Score
-from daskcnn.sharded import WorkerLinks
+from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.training.round_report import RoundReport
 
 Kind: TypeAlias = str

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from daskcnn.errors import Diverged, Lost, UserError
-from daskcnn.sharded import WorkerLinks
+from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.calibration import Silence
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase

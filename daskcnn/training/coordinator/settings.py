@@ -12,7 +12,7 @@ from daskcnn.job.tables import Job, Train
 from daskcnn.nn import OPTIMIZERS
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import UpdateRule
-from daskcnn.sharded import ShareSearch, WorkerLinks
+from daskcnn.sharded.balance import ShareSearch, WorkerLinks
 from daskcnn.training.coordinator.evaluations import Guessing
 from daskcnn.training.coordinator.roster import Measured
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from daskcnn.events import CalibratedWorker, Event, KernelsSharded, Spent, StepWorker, Warned
-from daskcnn.sharded import Kernels, ShareSearch
+from daskcnn.sharded.balance import ShareSearch
+from daskcnn.sharded.plan_parts import Kernels
 from daskcnn.training.coordinator.roster import Measured
 
 REPORTS = 3
