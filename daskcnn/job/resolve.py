@@ -29,14 +29,14 @@ from daskcnn.ps import RULES
 _MOST_BYTES = 128 << 10
 
 
-def read_job_file(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML job file. Raises JobError where it cannot be read or parsed."""
+def read_job_file(path: str | Path, most: int = _MOST_BYTES, what: str = "a job file") -> dict[str, Any]:
+    """The tables of a TOML job file, or of another file. Raises JobError where it cannot be read or parsed."""
     try:
-        return parse_toml(read_regular(path, _MOST_BYTES))
+        return parse_toml(read_regular(path, most))
     except DataError as error:
         raise JobError([str(error)]) from error
     except OSError as error:
-        raise JobError([f"{path}: {error.strerror}; give the path of a job file"]) from error
+        raise JobError([f"{path}: {error.strerror}; give the path of {what}"]) from error
     except ValueError as error:
         raise JobError([f"{path}: not a TOML file: {error}"]) from error
 
@@ -148,7 +148,7 @@ Keys = set[tuple[int | str, ...]]
 def resolve(raw: Mapping[str, Any]) -> Job:
     """The job with every default that needs no data set (`job.dataset.on_data`). Raises JobError with all problems."""
     job = parse_job(raw)
-    update = {"data": resolved_data(job.data), "model": _resolved_model(job.model), "train": _resolved_train(job)}
+    update = {"data": resolved_data(job.data), "model": _resolved_model(job.model), "train": resolved_train(job)}
     return job.model_copy(update=update)
 
 
@@ -246,7 +246,8 @@ def _resolved_arrays(data: Data) -> Data:
     return data.model_copy(update={**absolute, "test": test, "augment": augment})
 
 
-def _resolved_train(job: Job) -> Train:
+def resolved_train(job: Job) -> Train:
+    """The training with its partitioner and increments, if the job has a rule."""
     train, rule = job.train, job.rule
     # nothing to look ahead with; of another optimizer it is no key
     looks_ahead = train.nesterov and (train.momentum > 0 or train.optimizer.name != "sgd")

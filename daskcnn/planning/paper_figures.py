@@ -1,4 +1,4 @@
-"""The papers' figures that a simulation gives, as numbers: for the job and the cluster at hand."""
+"""The papers' figures by simulation, for a job and a cluster."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 from daskcnn.arrays import single_threaded_blas
 from daskcnn.events import EpochEnded, Event
-from daskcnn.job.dataset import USUAL_INCREMENTS
-from daskcnn.job.resolve import resolve
-from daskcnn.partition import PARTITIONERS
+from daskcnn.job.resolve import resolve, resolved_train
 from daskcnn.planning.simulate import Scenario, constants_of, learner_of, simulate
 from daskcnn.ps import RULES
 from daskcnn.ps.downpour import Downpour
@@ -47,7 +45,7 @@ SMALL_RULES: Mapping[str, dict[str, Any]] = {
 
 
 def paper_figures(chosen: Scenario, seed: int = 0) -> Iterator[Figure]:
-    """All of them, one after the other."""
+    """Yield all figures."""
     yield from _accuracy(chosen, seed)
     yield _time_by_samples(chosen, seed)
     yield from _by_workers(chosen, seed)
@@ -61,7 +59,7 @@ def paper_figures(chosen: Scenario, seed: int = 0) -> Iterator[Figure]:
 
 
 def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
-    """Every rule's center on the small problem, by epoch and by time."""
+    """Yield the accuracy of every rule's center on the small problem, by epoch and by time."""
     dataset = clusters_of_points(POINTS, seed=seed)
     by_epoch, by_time = {}, {}
     for strategy, rule in RULES.items():
@@ -89,17 +87,15 @@ def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
 
 
 def _of_strategy(chosen: Scenario, strategy: str, partition: str) -> Scenario:
-    """The same job by another rule and partitioner, their parameters the usual ones."""
-    job = chosen.job
-    increments = 1 if PARTITIONERS[partition].at_once else min(USUAL_INCREMENTS, 2 * job.train.epochs - 1)
-    train = job.train.model_copy(
-        update={"strategy": strategy, "partition": partition, "increments": increments, "early_stopping": None}
-    )
-    return replace(chosen, job=job.model_copy(update={"train": train, "rule": RULES[strategy]()}))
+    """The same job by another rule and partitioner with their usual parameters."""
+    update = {"strategy": strategy, "partition": partition, "increments": None, "early_stopping": None}
+    train = chosen.job.train.model_copy(update=update)
+    job = chosen.job.model_copy(update={"train": train, "rule": RULES[strategy]()})
+    return replace(chosen, job=job.model_copy(update={"train": resolved_train(job)}))
 
 
 def _reports(chosen: Scenario, seed: int, cases: Sequence[Scenario]) -> Iterator[tuple[str, list[RunReport]]]:
-    """Every strategy's reports of these cases, by its name."""
+    """Yield every strategy's name and its reports of these cases."""
     for strategy, partition in STRATEGIES:
         found = [simulate(_of_strategy(case, strategy, partition), seed=seed).report for case in cases]
         yield f"{strategy} + {partition}", found
@@ -113,7 +109,7 @@ def _time_by_samples(chosen: Scenario, seed: int) -> Figure:
 
 
 def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
-    """Time, communication and balance by the number of workers, the cluster's own repeated in turn."""
+    """Yield time, communication and balance by the number of workers, the cluster's own repeated in turn."""
     cases = [replace(chosen, cluster=chosen.cluster.of_size(size)) for size in SIZES]
     found = dict(_reports(chosen, seed, cases))
 
@@ -126,31 +122,26 @@ def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
     moved = curves(lambda r: (r.traffic.up + r.traffic.down) / 1e6)
     yield Figure("communication-by-workers", title, "BPT-CNN fig. 15 a", x, "MB", moved)
     title = "Balance (mean busy by longest) by the number of workers"
-    yield Figure("balance-by-workers", title, "BPT-CNN fig. 15 b", x, "balance", curves(_balance))
-
-
-def _balance(report: RunReport) -> float:
-    return report.balance.balance or 0.0 if report.balance else 0.0
+    balance = curves(lambda r: (r.balance and r.balance.balance) or 0.0)
+    yield Figure("balance-by-workers", title, "BPT-CNN fig. 15 b", x, "balance", balance)
 
 
 def _time_by_threads(chosen: Scenario, seed: int) -> Figure:
-    cases = [replace(chosen, cluster=_with_threads(chosen.cluster, threads)) for threads in THREADS]
+    def with_threads(threads: int) -> SimulatedCluster:
+        workers = [each.with_threads(threads) if each.kind == "cpu" else each for each in chosen.cluster.worker]
+        return chosen.cluster.model_copy(update={"worker": workers})
+
+    cases = [replace(chosen, cluster=with_threads(threads)) for threads in THREADS]
     curves = {name: (THREADS, [r.seconds for r in found]) for name, found in _reports(chosen, seed, cases)}
     title = "Time by the threads of a worker, by Amdahl's law"
     return Figure("time-by-threads", title, "BPT-CNN fig. 14", "threads", "seconds", curves, doubling=True)
-
-
-def _with_threads(cluster: SimulatedCluster, threads: int) -> SimulatedCluster:
-    """Every processor with so many; a GPU stays what it is."""
-    workers = [worker.with_threads(threads) if worker.kind == "cpu" else worker for worker in cluster.worker]
-    return cluster.model_copy(update={"worker": workers})
 
 
 # --- Marques, Falcao and Alexandre ---
 
 
 def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
-    """By the number of equal devices of each kind, over links of different speed."""
+    """Yield speed-ups by the number of equal devices of each kind, over links of different speed."""
     for kind, pattern in kinds(chosen.cluster).items():
         alone = pattern.model_copy(update={"count": 1, "bandwidth": None, "latency": 0.0})
         curves = {}
@@ -179,7 +170,7 @@ def equal_devices(pattern: Worker, link: float, devices: int) -> SimulatedCluste
 
 
 def _layer_steps(chosen: Scenario) -> Iterator[Figure]:
-    """What a step is made of, by the number of equal devices of each kind, over the slowest link."""
+    """Yield a step's parts by the number of equal devices of each kind, over the slowest link."""
     for kind, pattern in kinds(chosen.cluster).items():
         steps = [chosen.sharding(equal_devices(pattern, LINKS[0], devices)).step() for devices in DEVICES]
         bars = {f"{devices}": (step.comm, step.conv, step.comp) for devices, step in zip(DEVICES, steps, strict=True)}
@@ -191,7 +182,7 @@ def _layer_steps(chosen: Scenario) -> Iterator[Figure]:
 
 
 def _downpour_saturation(chosen: Scenario, seed: int) -> Figure:
-    """Updates a second by the number of equal workers, and where T/τ says that the server is full."""
+    """Updates a second by the number of equal workers, with the saturation of the server by T/τ."""
     first = chosen.cluster.members()[0]
     server = chosen.cluster.server
     if server.bandwidth is None and server.merge_rate is None:
@@ -202,7 +193,10 @@ def _downpour_saturation(chosen: Scenario, seed: int) -> Figure:
     cluster = SimulatedCluster(server=server, costs=chosen.cluster.costs, worker=[first])
     saturation = constants_of(replace(case, cluster=cluster)).saturation or 1.0
     sizes = sorted({max(1, round(saturation * share)) for share in (0.05, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2)})
-    rates = [_updates_a_second(replace(case, cluster=cluster.of_size(size)), seed) for size in sizes]
+    batch = case.job.train.batch_size
+    cases = [replace(case, cluster=cluster.of_size(size), samples=STEPS * size * batch) for size in sizes]
+    reports = [simulate(each, seed=seed).report for each in cases]
+    rates = [report.total.pushes / report.seconds for report in reports]
     return Figure(
         "downpour-saturation",
         "Downpour: pushes that the server merges a second",
@@ -212,9 +206,3 @@ def _downpour_saturation(chosen: Scenario, seed: int) -> Figure:
         {"simulated": (sizes, rates), "without a server's limit": (sizes, [k * rates[0] / sizes[0] for k in sizes])},
         marks={f"T/τ = {saturation:.1f}": saturation},
     )
-
-
-def _updates_a_second(case: Scenario, seed: int) -> float:
-    workers = len(case.cluster.members())
-    report = simulate(replace(case, samples=STEPS * workers * case.job.train.batch_size), seed=seed).report
-    return report.total.pushes / report.seconds

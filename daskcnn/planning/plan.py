@@ -1,4 +1,4 @@
-"""What more workers would bring: what `daskcnn plan` calls."""
+"""The gain of further workers by simulation: `daskcnn plan`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any, get_args
 from daskcnn.arrays import DeviceKind
 from daskcnn.errors import JobError
 from daskcnn.planning.simulate import Scenario, simulate
-from daskcnn.show.report_tables import RunReport
 from daskcnn.show.worker_plan import Row, Verdict, WorkerPlan
 from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, Worker, kinds
 
 FURTHER = 32
-"""So many workers more than asked for are tried, to see where another one stops paying."""
+"""The most workers beyond those asked for that are tried, to see when another one stops paying."""
 
 
 def plan(chosen: Scenario, additions: Mapping[str, int], *, seed: int = 0) -> WorkerPlan:
     """Add the workers of each kind, one at a time; of the last kind more, until another one does not pay.
 
-    Raises ClusterFileError for a kind that has no pattern, JobError where nothing is added.
+    Raises ClusterFileError for a kind that has no pattern, JobError if nothing is added.
     """
     patterns: Mapping[Any, Worker] = kinds(chosen.cluster)
     check_additions(additions, patterns, chosen.source)
@@ -32,7 +31,7 @@ def plan(chosen: Scenario, additions: Mapping[str, int], *, seed: int = 0) -> Wo
 
 
 def _with_reason(chosen: Scenario, verdict: Verdict, asked: Sequence[str], patterns: Mapping[Any, Worker]) -> Verdict:
-    """Of a sharded network, why the first worker that does not pay brings so little."""
+    """Add the reason, for a sharded network, why the first worker that does not pay brings so little."""
     if verdict.stops is None or not chosen.sharded:
         return verdict
     cluster = chosen.cluster
@@ -43,7 +42,7 @@ def _with_reason(chosen: Scenario, verdict: Verdict, asked: Sequence[str], patte
 
 
 def _verdict(kind: str, rows: Sequence[Row], more: Iterable[Row]) -> Verdict:
-    """By the rows asked for, or by some more where all of them pay."""
+    """The verdict by the rows asked for, or by further ones if all of them pay."""
     stops = next((row for row in rows if row.added == kind and not row.pays), None)
     if stops is not None or not more:
         return Verdict(kind, stops)
@@ -56,7 +55,7 @@ def _verdict(kind: str, rows: Sequence[Row], more: Iterable[Row]) -> Verdict:
 
 
 def check_additions(additions: Mapping[str, int], patterns: Mapping[str, Worker], source: str) -> None:
-    """Raise ClusterFileError for kinds without a pattern, JobError where nothing is added."""
+    """Raise ClusterFileError for kinds without a pattern, JobError if nothing is added."""
     if missing := [kind for kind in additions if kind not in patterns]:
         raise ClusterFileError([f"--add {kind}: {_remedy(kind, source)}" for kind in missing])
     if not any(additions.values()):
@@ -73,7 +72,7 @@ def _remedy(kind: str, source: str) -> str:
 
 
 def _rows(chosen: Scenario, more: list[Worker], seed: int) -> Iterator[Row]:
-    """The cluster as it is, then with one worker more each time."""
+    """Yield the row of the cluster as it is, then with one worker more each time."""
     cluster = chosen.cluster
     first = before = row = _row(chosen, cluster, "", seed)
     yield row
@@ -93,13 +92,8 @@ def _row(chosen: Scenario, cluster: SimulatedCluster, added: str, seed: int) -> 
         communication = step.comm / step.seconds
         waited = max(0.0, 1 - communication - sum(step.busy) / workers / step.seconds)
     else:
-        communication, waited = _shares(report)
+        spent = report.seconds * len(report.workers)
+        communication, waited = (report.total.communication or 0.0) / spent, report.total.wait / spent
     moved = report.traffic.up + report.traffic.down
     balance = report.balance.balance if report.balance else None
     return Row(workers, added, report.seconds / epochs, None, 1.0, communication, waited, balance, moved / epochs)
-
-
-def _shares(report: RunReport) -> tuple[float, float]:
-    """Communication and waiting as parts of the workers' time."""
-    spent = report.seconds * len(report.workers)
-    return (report.total.communication or 0.0) / spent, report.total.wait / spent

@@ -1,7 +1,4 @@
-"""How a network's convolutions would be computed on this machine: `daskcnn plan-conv`.
-
-What networks are made of: `daskcnn model`, `daskcnn models`.
-"""
+"""The plan of a network's convolutions on this machine (`daskcnn plan-conv`), and its layers (`daskcnn model`)."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import numpy as np
 
 from daskcnn.arrays import Device, keep_freed_memory, release_freed_memory, single_threaded_blas
 from daskcnn.conv import ConvSpec, plan
-from daskcnn.conv.planner import Candidate, candidates
+from daskcnn.conv.planner import candidates
 from daskcnn.conv.tuner import tune
 from daskcnn.errors import UserError, nearest
 from daskcnn.job.network import convolutions
@@ -29,11 +26,9 @@ from daskcnn.show.renderers.network_text import times
 from daskcnn.store import DATASETS, open_dataset
 
 MEASURING = 60.0
-"""Seconds for measuring a network's convolutions, when that is what was asked for."""
-
-
+"""The most seconds for measuring a network's convolutions."""
 SINGLE = "conv"
-"""In place of a network: one convolution, by the layer's own options."""
+"""The model of a single convolution, by the layer's own options."""
 
 
 def plan_conv(
@@ -46,10 +41,10 @@ def plan_conv(
     measure: bool,
     layer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """How each convolution of a network would be computed on this machine, and how else; measured first if asked.
+    """Plan each convolution of a network on this machine, with the other candidates.
 
-    layer: options of the layer `conv`, for the model "conv". Raises UserError for an unknown network, for images it
-    does not take, for wrong options, and for a layer that does not fit the limit.
+    measure: whether the candidates are measured first. layer: options of the layer `conv`, for the model "conv". Raises
+    UserError for an unknown network, images that it does not take, wrong options, or a layer that exceeds the limit.
     """
     try:
         network = _conv_network(model, image_shape(images), layer or {})
@@ -67,7 +62,7 @@ def plan_conv(
 
 
 def _measure(specs: list[ConvSpec], device: Device) -> None:
-    """Measure with freed memory kept, as in a run: the times are kept for runs."""
+    """Measure with freed memory kept, as in a run, which uses these times."""
     keep_freed_memory()
     try:
         with single_threaded_blas():
@@ -114,46 +109,42 @@ def _planned(name: str, spec: ConvSpec, device: Device, *, need_dx: bool) -> dic
         "seconds": chosen.seconds,
         "gflops_per_second": chosen.flops_per_second / 1e9,
         "workspace": chosen.workspace,
-        "candidates": [_candidate(c, need_dx) for c in candidates(spec, device, need_dx=need_dx)],
-    }
-
-
-def _candidate(c: Candidate, need_dx: bool) -> dict[str, Any]:
-    measured = c.measured and c.measured.step(need_dx)
-    return {
-        "algorithm": c.name,
-        "workspace": c.workspace,
-        "predicted": c.predicted.step(need_dx),
-        "measured": measured,
+        "candidates": [
+            {
+                "algorithm": each.name,
+                "workspace": each.workspace,
+                "predicted": each.predicted.step(need_dx),
+                "measured": each.measured and each.measured.step(need_dx),
+            }
+            for each in candidates(spec, device, need_dx=need_dx)
+        ],
     }
 
 
 _USUAL = (32, 32, 3), 10
-"""Images and classes of networks that are not described for any."""
+"""Images and classes of networks without usual ones."""
 
 
 def named_models() -> list[dict[str, Any]]:
     """All named models with their usual images: name, image, classes, parameters, operations, origin."""
-    rows = []
-    for name, model in MODELS.items():
-        layers = summarise(_named(name, model.image, model.classes), model.image)
-        rows.append(
-            {
-                "name": name,
-                "image": model.image,
-                "classes": model.classes,
-                "parameters": sum(row.parameters for row in layers),
-                "forward": sum(row.forward for row in layers),
-                "origin": model.origin,
-            }
-        )
-    return rows
+    summaries = {name: summarise(_named(name, m.image, m.classes), m.image) for name, m in MODELS.items()}
+    return [
+        {
+            "name": name,
+            "image": model.image,
+            "classes": model.classes,
+            "parameters": sum(row.parameters for row in summaries[name]),
+            "forward": sum(row.forward for row in summaries[name]),
+            "origin": model.origin,
+        }
+        for name, model in MODELS.items()
+    ]
 
 
 def show_model(
     model: str, *, images: str | None, classes: int | None, batch: int, picture: str | None
 ) -> dict[str, Any]:
-    """The table of a network by name, or of a job file's, for a batch: layers, shapes, parameters, operations, memory.
+    """The table of a network, by name or of a job file: layers, shapes, parameters, operations, memory of a batch.
 
     images: a data set, or HxWxC; the network's usual ones by default. picture: a file to draw it into, SVG or PNG.
     Raises UserError for an unknown network, and for images or classes that it does not take.
@@ -179,7 +170,7 @@ def show_model(
 
 
 def _network(model: str, images: str | None, classes: int | None) -> tuple[Sequential, Shape, str]:
-    """The network, the shape of its images, and its number type."""
+    """The network, the shape of its images, and its dtype."""
     name, relu, dtype = model, True, "float32"
     if model.endswith(".toml"):
         job = resolve(read_job_file(model))
@@ -196,6 +187,6 @@ def _network(model: str, images: str | None, classes: int | None) -> tuple[Seque
 
 
 def _named(name: str, shape: Shape, classes: int, relu: bool = True) -> Sequential:
-    """The network of this name, with the outputs that it is for."""
+    """The network of this name; an autoencoder's outputs are images."""
     reconstructs = name in MODELS and MODELS[name].reconstructs
     return build_model(name, None, shape, classes, relu, reconstructs=reconstructs)

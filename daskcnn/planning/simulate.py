@@ -1,8 +1,8 @@
-"""Jobs in simulated time: what `daskcnn simulate` calls."""
+"""Jobs in simulated time: `daskcnn simulate`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +40,7 @@ from daskcnn.training.replica import Replica
 
 @dataclass(frozen=True)
 class Scenario:
-    """A job, the cluster to run it on and where that is from. samples: trained on; numbers: in the network's vector."""
+    """A job and a simulated cluster. source: of the cluster; samples: trained on; numbers: in the network's vector."""
 
     job: Job
     cluster: SimulatedCluster
@@ -51,7 +51,7 @@ class Scenario:
 
     @property
     def sharded(self) -> bool:
-        """Whether the job is of strategy `layer`."""
+        """True for a job of strategy `layer`."""
         return self.job.train.strategy == LAYER
 
     @property
@@ -61,14 +61,13 @@ class Scenario:
 
     @property
     def formulas(self) -> Constants | Sharding:
-        """What the papers' formulas say of it: the constants of a data-parallel job, or the step of sharded kernels."""
+        """The papers' formulas for it: the constants of a data-parallel job, or the step of sharded kernels."""
         return self.sharding(self.cluster) if self.sharded else constants_of(self)
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the events say of it."""
-        model = self.job.model
-        data = self.job.data
+        """Data set and model for the first event."""
+        model, data = self.job.model, self.job.data
         name = arrays_of(data).name if data.in_place else data.name
         return {"dataset": name, "model": model.name or f"{len(model.layers or ())} layers"}
 
@@ -76,9 +75,11 @@ class Scenario:
         """The job's kernels over this cluster, as this package shards them."""
         job = self.job
         network = network_of(job, self.images)
+        # float64 travels as it is unless a narrower wire is asked for
+        dtypes = [job.model.dtype, *([job.cluster.wire] if job.cluster.wire != "float32" else [])]
         return Direct(
             **self._convolutions(cluster, stages_of(network)),
-            itemsize=min(np.dtype(each).itemsize for each in (job.model.dtype, *self._wire)),
+            itemsize=min(np.dtype(each).itemsize for each in dtypes),
             model=network,
             shape=self.images.shape,
             sub_batches=job.train.sub_batches,
@@ -88,21 +89,16 @@ class Scenario:
         )
 
     def star(self, cluster: SimulatedCluster) -> Sharding:
-        """The same as the papers shard them: home takes part in every layer."""
+        """The job's kernels as the papers shard them: home takes part in every layer."""
         return Sharding(**self._convolutions(cluster))
 
-    @property
-    def _wire(self) -> list[str]:
-        """The dtype to narrow to on the wire; float64 goes as it is where nothing is asked for."""
-        return [self.job.cluster.wire] if self.job.cluster.wire != "float32" else []
-
     def _convolutions(self, cluster: SimulatedCluster, stages: Sequence[Stage] | None = None) -> dict[str, Any]:
-        """stages: of the network as it is sharded; convolutions of layers that stay whole are part of home's rest."""
+        """The fields of `Sharding`. stages: of the sharded network; other convolutions are part of home's rest."""
         named = conv_layers(self.job, self.images)
         if stages is not None:
             staged = {stage.name for stage in stages}
             named = [(name, spec) for name, spec in named if name in staged]
-        names, specs = tuple(name for name, _ in named), tuple(spec for _, spec in named)
+        names, specs = zip(*named, strict=True) if named else ((), ())
         workers = tuple(cluster.members())
         if not all(w.conv_seconds and w.conv_seconds.keys() >= set(names) for w in workers):
             workers = tuple(w.model_copy(update={"conv_seconds": None}) for w in workers)
@@ -117,7 +113,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulation came to: the events of its log, and the figures that a report makes of them."""
+    """The events of a simulated run, and the report on them."""
 
     scenario: Scenario
     events: list[Event]
@@ -125,7 +121,7 @@ class Simulated:
 
 
 def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario:
-    """What is to be simulated: a job file or a run, on a cluster file or on the cluster that a run has measured.
+    """Return the scenario of a job file or a run, on a cluster file or on the cluster that a run has measured.
 
     cluster: None for the run's own. settings: keys of the job, "section.key=value". Raises UserError.
     """
@@ -142,9 +138,11 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
 
 
 def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
-    """The same for a resolved job and a cluster from anywhere. Raises UserError."""
+    """Return the scenario of a resolved job. Raises UserError."""
     images, train, name = _images(job)
-    job = _with_its_network(on_data(job, name, images.shape, len(images.classes), train), images)
+    job = on_data(job, name, images.shape, len(images.classes), train)
+    if job.model.from_ is not None and not names_network(job):
+        job = with_network(job, read_trained(job.model.from_), images)
     samples = train - job.data.validation
     if samples < max(1, job.train.increments or 1):
         raise JobError(
@@ -157,15 +155,8 @@ def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
     return Scenario(job, cluster, source, images, samples, layout.size)
 
 
-def _with_its_network(job: Job, images: Described) -> Job:
-    """The job with a network: that of the run it starts from, where it names none."""
-    if job.model.from_ is None or names_network(job):
-        return job
-    return with_network(job, read_trained(job.model.from_), images)
-
-
 def _images(job: Job) -> tuple[Described, int, str]:
-    """The job's images, how many there are to train on, their name; a data set of a known name need not be here."""
+    """The job's images, the number of training samples, the name. A data set of a known name need not exist here."""
     if job.data.in_place:
         found = outlined(job)
         return found, len(found.train), found.name
@@ -188,27 +179,19 @@ def _cluster(source: str) -> SimulatedCluster:
     run = RunDirectory.open(path)
     events, job = read_events(path / "events.jsonl"), resolve(run.job())
     if job.train.strategy == LAYER:
-        return _with_overhead(scenario_of(job, sharded_cluster(events), source), step_seconds(events))
-    return measured_cluster(events, _workload_of_log(job, events))
-
-
-def _with_overhead(chosen: Scenario, measured: float | None) -> SimulatedCluster:
-    """What a step took longer than its convolutions and its rest is put down to links and tasks."""
-    beyond = 0.0 if measured is None else max(0.0, measured - chosen.sharding(chosen.cluster).step().seconds)
-    costs = chosen.cluster.costs.model_copy(update={"dispatch": beyond})
-    return chosen.cluster.model_copy(update={"costs": costs})
-
-
-def _workload_of_log(job: Job, events: Sequence[Event]) -> Workload:
-    """The run's own workload; the vector's length as its log has it, so that the network need not be made."""
+        cluster, measured = sharded_cluster(events), step_seconds(events)
+        chosen = scenario_of(job, cluster, source)
+        # links and tasks account for the time of a measured step beyond its convolutions and its rest
+        beyond = 0.0 if measured is None else max(0.0, measured - chosen.sharding(cluster).step().seconds)
+        return cluster.model_copy(update={"costs": cluster.costs.model_copy(update={"dispatch": beyond})})
     start = next((event for event in events if isinstance(event, RunStarted)), RunStarted())
-    itemsize = np.dtype(job.cluster.wire).itemsize
-    numbers = (start.vector_bytes or 0) // itemsize or start.parameters or 1
-    return Workload.of(job, samples=start.samples or 1, numbers=numbers)
+    # the log has the vector's length, so that the network need not be made
+    numbers = (start.vector_bytes or 0) // np.dtype(job.cluster.wire).itemsize or start.parameters or 1
+    return measured_cluster(events, Workload.of(job, samples=start.samples or 1, numbers=numbers))
 
 
 def conv_layers(job: Job, images: Described) -> list[tuple[str, ConvSpec]]:
-    """Every convolution of the job's network by name, at its batch size. Raises JobError where there is none."""
+    """Every convolution of the job's network by name, at its batch size. Raises JobError if there is none."""
     found = convolutions(network_of(job, images), images.shape, job.train.batch_size, job.model.dtype)
     if not found:
         raise JobError(["train.strategy = 'layer': the network has no convolution to shard; choose another strategy"])
@@ -226,35 +209,32 @@ def simulate(chosen: Scenario, *, seed: int = 0, train: bool = False) -> Simulat
         events = sharded_events(chosen.sharding(chosen.cluster), chosen.samples, job.train.epochs, about)
     else:
         with single_threaded_blas():
-            _run(_simulation(chosen, seed, train, events))
+            _run(chosen, seed, train, events)
     return Simulated(chosen, events, tables(events))
 
 
-def _run(simulation: Simulation) -> None:
-    """Run it. A cluster that the coordinator refuses is a mistake of the cluster file: raises JobError."""
+def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
+    """Run a data-parallel job. Raises JobError for a cluster that it cannot run on."""
+    workload = chosen.workload
+    learner: Callable[[], Learner] = TimingOnly
+    if train:
+        dataset = find_dataset(chosen.job, progress=lambda *_: None, warn=lambda _: None)
+        learner = learner_of(chosen.job, dataset, workload)
+    try:
+        simulation = Simulation(
+            workload, chosen.cluster, seed=seed, learner=learner, emit=events.append, about=chosen.about
+        )
+    except ValueError as error:
+        raise JobError([str(error)]) from error
     try:
         simulation.run()
     except ClusterError as error:
         raise JobError([str(error)]) from error
 
 
-def _simulation(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> Simulation:
-    workload = chosen.workload
-    learner = learner_of(chosen.job, _dataset(chosen.job), workload) if train else TimingOnly
-    try:
-        return Simulation(workload, chosen.cluster, seed=seed, learner=learner, emit=events.append, about=chosen.about)
-    except ValueError as error:
-        raise JobError([str(error)]) from error
-
-
-def _dataset(job: Job) -> Dataset:
-    return find_dataset(job, progress=lambda *_: None, warn=lambda _: None)
-
-
 def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
-    """Makes replicas that train in earnest, all on this process's processor."""
+    """Return a maker of replicas that compute in earnest, all on this process's processor."""
     device = Device.of("cpu", threads=job.train.threads or cpu_count(), exact=job.train.exact)
-
     start = job.model.from_ and start_of(job, read_trained(job.model.from_), dataset)
 
     def made() -> Learner:
@@ -267,7 +247,7 @@ def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
 
 
 def keep(result: Simulated, folder: str) -> Path:
-    """Write it as a run directory. Raises DataError where there is one already."""
+    """Write it as a run directory. Raises DataError if there is one already."""
     path = Path(folder)
     job = result.scenario.job
     with RunDirectory.create(path.parent, path.name, strategy=job.train.strategy, now=datetime.now(UTC)) as run:
@@ -278,7 +258,7 @@ def keep(result: Simulated, folder: str) -> Path:
 
 
 def write_cluster(chosen: Scenario, file: str) -> None:
-    """Write the cluster as a file to go on with. Raises DataError where it cannot be written."""
+    """Write the cluster as a cluster file. Raises DataError if it cannot be written."""
     try:
         Path(file).write_text(to_toml(chosen.cluster), encoding="utf-8")
     except OSError as error:
@@ -286,7 +266,7 @@ def write_cluster(chosen: Scenario, file: str) -> None:
 
 
 def constants_of(chosen: Scenario) -> Constants:
-    """Hegde and Usmani's letters for this job and cluster: of its workers the middle one, of the run its updates."""
+    """Hegde and Usmani's constants of this job and cluster, for the worker of median speed."""
     workload, cluster = chosen.workload, chosen.cluster
     members = sorted(cluster.members(), key=lambda member: member.seconds)
     middle, server = members[len(members) // 2], cluster.server.split(workload.shards)

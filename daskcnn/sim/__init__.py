@@ -1,7 +1,7 @@
-"""Training in simulated time: the very server, rules and partitioners, on clusters that need not be there.
+"""Training in simulated time: the server, rules and partitioners of a run, on clusters that need not exist.
 
-A run (`simulation`) is driven as `cluster.shell` drives one. Workers (`replica`) note when they will be done in
-place of computing, or compute as well (`learners`); links, merges and judging take the seconds that a cluster file
-(`cluster`) or an earlier run's log (`measured`) gives. What comes out is the log of a run. Beside it stand the papers'
-own formulas: a step of sharded layers (`layers`), and what parallel SGD, ADMM and Downpour cost (`costs`).
+`simulation` drives a run as `cluster.shell` does. Workers (`replica`) only note when they will be done, or compute as
+well (`learners`). Links, merges and evaluations take the seconds of a cluster file (`cluster`) or of an earlier run's
+log (`measured`). The result is the log of a run. `sharded_step` times a step of sharded layers. `papers_costs` has the
+papers' own formulas: for that step, and for parallel SGD, ADMM and Downpour.
 """

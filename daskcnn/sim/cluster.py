@@ -1,4 +1,4 @@
-"""A cluster as the simulator needs it: from a hand-written TOML file, or from what a run has measured (`measured`)."""
+"""A simulated cluster, from a TOML file by hand or from the measurements of a run (`measured`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from daskcnn.arrays import DeviceKind
-from daskcnn.documents import parse_toml
-from daskcnn.errors import DataError, JobError, nearest
-from daskcnn.files import read_regular
+from daskcnn.errors import JobError, nearest
+from daskcnn.job.resolve import read_job_file
 from daskcnn.job.tables import Options
 from daskcnn.sharded.balance import SPREAD_SHARE
 from daskcnn.sim.speeds import Constant, Drift, Link, Speed, Stall, Walk
@@ -25,7 +24,7 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
 
 
 class ClusterFileError(JobError):
-    """The cluster file is wrong: every problem at once, one a line."""
+    """The cluster file is wrong: all problems, one a line."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__(problems)
@@ -33,30 +32,27 @@ class ClusterFileError(JobError):
 
 
 class Server(Options):
-    """`[server]`: the parameter server's host. What is left out is no limit.
+    """`[server]`: the parameter server's host. Keys that are left out set no limit.
 
-    bandwidth: bytes a second of its link each way, which all workers share. merge_rate: bytes of pushes that it takes
-    apart and merges a second.
+    bandwidth: bytes a second of its link each way, which all workers share. merge_rate: bytes of pushes that it unpacks
+    and merges a second.
     """
 
     bandwidth: float | None = Field(default=None, gt=0)
     merge_rate: float | None = Field(default=None, gt=0)
 
     def split(self, hosts: int) -> Server:
-        """Several such hosts, each with a range of the vector: together they are as many times as fast."""
-        update = {
-            key: value and value * hosts
-            for key, value in (("bandwidth", self.bandwidth), ("merge_rate", self.merge_rate))
-        }
-        return self.model_copy(update=update)
+        """Return several such hosts as one, each with a range of the vector: together as many times as fast."""
+        bandwidth, merge_rate = (value and value * hosts for value in (self.bandwidth, self.merge_rate))
+        return self.model_copy(update={"bandwidth": bandwidth, "merge_rate": merge_rate})
 
 
 class Costs(Options):
-    """`[costs]`: what comes on top. dispatch: seconds between a round's report and the next one's first step; where
-    kernels are sharded, of handing out a step's tasks, and task: of each one of them besides.
+    """`[costs]`: overheads in seconds.
 
-    exchange: seconds that every exchange with the server takes besides its bytes' way. start: once, in the first round,
-    for what is made or found only then.
+    dispatch: between a round's report and the first step of the next round; for sharded kernels, of submitting a step's
+    tasks. task: of each of these tasks besides. exchange: of every exchange with the server, besides its transfer.
+    start: once, in the first round.
     """
 
     dispatch: float = Field(default=0.0, ge=0)
@@ -70,13 +66,13 @@ class Worker(Options):
 
     images_per_second: of training, loading included, with all its threads. evaluations_per_second: images judged
     without training, by default three times as many. serial: the part of a one-thread step that more threads do not
-    shorten. bandwidth (bytes a second), latency (seconds a message): of its link. speed: how it goes with time.
+    shorten. bandwidth (bytes a second), latency (seconds a message): of its link. speed: its change over time.
 
-    Where kernels are sharded, seconds a sample: conv_seconds, of each convolution and what is spread with it, forward
-    and backward; conv_fixed, what of that a shard takes however small it is; rest_seconds, of layers that are not
-    divided and the loss, which home computes alone (by default all of a step besides conv_seconds). conv_share: without
-    conv_seconds, the part of a step that they take. spread_share: the part of them that is not the convolution's, for
-    where it is not spread.
+    For sharded kernels, in seconds a sample: conv_seconds, of each convolution and the layers spread with it, forward
+    and backward; conv_fixed, the part of these that a shard takes whatever its size; rest_seconds, of the loss and the
+    layers that are not divided, which home computes alone (by default all of a step but conv_seconds). conv_share: the
+    part of a step that conv_seconds take, where they are not given. spread_share: the part of conv_seconds that spread
+    layers take.
     """
 
     name: str = Field(pattern=_NAME)
@@ -97,12 +93,12 @@ class Worker(Options):
 
     @property
     def seconds(self) -> float:
-        """Seconds a sample takes to train on, at the nominal speed."""
+        """Seconds to train on a sample, at the nominal speed."""
         return 1 / self.images_per_second
 
     @property
     def judging(self) -> float:
-        """Seconds a sample takes to be judged: the forward pass is about a third of a step."""
+        """Seconds to evaluate a sample: the forward pass is about a third of a step."""
         return 1 / (self.evaluations_per_second or 3 * self.images_per_second)
 
     def link(self) -> Link:
@@ -110,70 +106,65 @@ class Worker(Options):
         return Link(self.bandwidth or math.inf, self.latency)
 
     def with_threads(self, threads: int) -> Worker:
-        """The same processor with this number of threads, by Amdahl's law."""
+        """Return the same processor with this number of threads, by Amdahl's law."""
         now, then = (self.serial + (1 - self.serial) / t for t in (self.threads, threads))
         faster = now / then
+
+        def shortened(seconds: dict[str, float] | None) -> dict[str, float] | None:
+            return seconds and {name: each / faster for name, each in seconds.items()}
+
         return self.model_copy(
             update={
                 "threads": threads,
                 "images_per_second": self.images_per_second * faster,
                 "evaluations_per_second": self.evaluations_per_second and self.evaluations_per_second * faster,
-                "conv_seconds": _shortened(self.conv_seconds, faster),
-                "conv_fixed": _shortened(self.conv_fixed, faster),
+                "conv_seconds": shortened(self.conv_seconds),
+                "conv_fixed": shortened(self.conv_fixed),
                 "rest_seconds": self.rest_seconds and self.rest_seconds / faster,
             }
         )
 
 
-def _shortened(seconds: dict[str, float] | None, faster: float) -> dict[str, float] | None:
-    return seconds and {name: each / faster for name, each in seconds.items()}
-
-
 class SimulatedCluster(Options):
-    """All of a cluster file."""
+    """The content of a cluster file."""
 
     server: Server = Server()
     costs: Costs = Costs()
     worker: list[Worker] = Field(min_length=1)
 
     def members(self) -> list[Worker]:
-        """Every worker by itself: `desk` of count 3 is desk-1, desk-2 and desk-3."""
+        """Every single worker: `desk` of count 3 is desk-1, desk-2 and desk-3."""
         return [
-            pattern.model_copy(
-                update={"name": f"{pattern.name}-{i}" if pattern.count > 1 else pattern.name, "count": 1}
-            )
+            _renamed(pattern, f"{pattern.name}-{i}" if pattern.count > 1 else pattern.name)
             for pattern in self.worker
             for i in range(1, pattern.count + 1)
         ]
 
     def with_one_more(self, pattern: Worker) -> SimulatedCluster:
-        """The cluster with another worker like this one."""
+        """Return the cluster with another worker like this one."""
         names = {member.name for member in self.members()}
         name = next(n for i in range(1, len(names) + 2) if (n := f"{pattern.name}+{i}") not in names)
-        return self.model_copy(update={"worker": [*self.worker, pattern.model_copy(update={"name": name, "count": 1})]})
+        return self.model_copy(update={"worker": [*self.worker, _renamed(pattern, name)]})
 
     def of_size(self, workers: int) -> SimulatedCluster:
-        """A cluster of this size: the first workers, and patterns repeated in turn where there are fewer."""
+        """Return a cluster of this size: the first workers, repeated in turn if there are fewer."""
         members = self.members()
-        more = [
-            members[i % len(members)].model_copy(
-                update={"name": f"{members[i % len(members)].name}+{i // len(members)}"}
-            )
-            for i in range(len(members), workers)
-        ]
+        own, places = len(members), range(len(members), workers)
+        more = [_renamed(members[i % own], f"{members[i % own].name}+{i // own}") for i in places]
         return self.model_copy(update={"worker": [*members[:workers], *more]})
+
+
+def _renamed(pattern: Worker, name: str) -> Worker:
+    """A single worker of this name, like the pattern."""
+    return pattern.model_copy(update={"name": name, "count": 1})
 
 
 def read_cluster(path: str | Path) -> SimulatedCluster:
     """The cluster of a TOML file. Raises ClusterFileError with all problems."""
     try:
-        raw = parse_toml(read_regular(path, _MOST_BYTES))
-    except DataError as error:
-        raise ClusterFileError([str(error)]) from error
-    except OSError as error:
-        raise ClusterFileError([f"{path}: {error.strerror}; give the path of a cluster file, or of a run"]) from error
-    except ValueError as error:
-        raise ClusterFileError([f"{path}: not a TOML file: {error}"]) from error
+        raw = read_job_file(path, _MOST_BYTES, "a cluster file, or of a run")
+    except JobError as error:
+        raise ClusterFileError(error.problems) from error
     return parse_cluster(raw)
 
 
@@ -206,12 +197,11 @@ _TABLES: dict[str, type[Options]] = {"server": Server, "costs": Costs, "worker":
 
 
 def _wrong(raw: Mapping[str, Any]) -> Iterator[str]:
-    """Problems that the models find, each with its remedy."""
+    """Yield the problems that the models find, each with its remedy."""
     try:
         SimulatedCluster.model_validate(raw)
     except ValidationError as error:
-        for item in error.errors():
-            yield _readable(item["type"], item["loc"], item["input"], item["msg"])
+        yield from (_readable(item["type"], item["loc"], item["input"], item["msg"]) for item in error.errors())
 
 
 def _readable(kind: str, loc: tuple[int | str, ...], value: Any, message: str) -> str:
@@ -228,7 +218,7 @@ def _readable(kind: str, loc: tuple[int | str, ...], value: Any, message: str) -
 
 
 def _known(loc: tuple[int | str, ...]) -> list[str]:
-    """The keys that there are where an unknown one was found."""
+    """The known keys of the table with an unknown one."""
     table: type[Options] = SimulatedCluster
     for part in loc[:-1]:
         table = _TABLES.get(str(part), table)
@@ -236,7 +226,7 @@ def _known(loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
-    """Problems of the workers together."""
+    """Yield the problems of the workers together."""
     workers = [w for w in raw.get("worker", ()) if isinstance(w, dict)] if isinstance(raw.get("worker"), list) else []
     for name, times in Counter(str(w["name"]) for w in workers if "name" in w).items():
         if times > 1:
@@ -246,7 +236,7 @@ def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def to_toml(cluster: SimulatedCluster) -> str:
-    """The cluster as a file that `read_cluster` reads, for people to go on with: every key that is not its default."""
+    """The cluster as a file for `read_cluster`, with every key that is not its default."""
     tables = cluster.model_dump(exclude_defaults=True, exclude_none=True)
     return tomli_w.dumps({"server": {}, "costs": {}, **tables})
 

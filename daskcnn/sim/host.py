@@ -1,7 +1,4 @@
-"""The agenda of a simulation: a heap of events on a simulated clock.
-
-The parameter server in simulated time: the very state machine, behind links that take their time.
-"""
+"""The parameter server in simulated time: its state machine behind links, and the agenda of simulated events."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from daskcnn.sim.speeds import Line, Link
 
 
 class Agenda:
-    """Calls actions in the order of their times, those of one time in the order they were noted. Starts at 0 s."""
+    """Calls actions in the order of their times, those of one time in the order of their entry. Starts at 0 s."""
 
     __slots__ = ("_heap", "_serial", "now")
 
@@ -30,12 +27,12 @@ class Agenda:
         self._serial = count()
 
     def at(self, when: float, action: Callable[..., None], *args: Any) -> None:
-        """Note an action for this time, which is not in the past."""
+        """Enter an action for this time, which is not in the past."""
         assert when >= self.now, f"{action}: {when} is before now, {self.now}"
         heappush(self._heap, (when, next(self._serial), action, args))
 
     def run(self) -> None:
-        """Until nothing is left to be done."""
+        """Call all actions, until none is left."""
         heap = self._heap
         while heap:
             self.now, _, action, args = heappop(heap)
@@ -55,16 +52,16 @@ class Caller(Protocol):
     received: int
 
     def answered(self, reply: Reply) -> None:
-        """The reply to its join, push or pull is there."""
+        """Take the reply to its join, push or pull."""
         ...
 
 
 class Host:
-    """Carries events to the server and replies back.
+    """Carries requests to the server and replies back.
 
-    An event reaches the server when its last byte has come over the worker's link and the shared one; events are
-    handled in that order, and replies leave once the merges before them are done. nbytes: of the whole vector, which in
-    timing only one of length 1 stands for. wire: the dtype that vectors travel in.
+    A request reaches the server when its last byte has passed the worker's link and the shared one. Requests are
+    handled in that order. Replies leave once the merges before them are done. nbytes: of the whole vector; a simulation
+    of timing alone has a vector of length 1 instead. wire: the dtype that vectors travel in.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class Host:
         self._agenda.at(at, self._handle, Pull(EPOCH, caller.name, caller.session, at=at))
 
     def push(self, caller: Caller, seq: int, base: int, payload: Vector, samples: int, quality: float) -> None:
-        """Hand over what was trained."""
+        """Push what was trained."""
         at = self._pushed(caller)
         event = Push(EPOCH, caller.name, caller.session, seq, base, self.travelled(payload), samples, quality, at)
         self._agenda.at(at, self._handle, event)
@@ -106,16 +103,16 @@ class Host:
     # --- ways ---
 
     def _reaches(self, caller: Caller, nbytes: int) -> float:
-        """When so many bytes that are sent now are at the server."""
+        """The time when bytes that are sent now reach the server."""
         return caller.link.arrival(self._agenda.now + self._exchange, nbytes, self._up)
 
     def _pushed(self, caller: Caller) -> float:
-        """When a push is there."""
+        """The time when a push reaches the server."""
         caller.sent += self._nbytes
         return self._reaches(caller, self._nbytes)
 
     def _delivered(self, caller: Caller, ready: float, reply: Reply) -> float:
-        """When a reply is back that leaves when it is ready."""
+        """The time when a reply that is ready at this time reaches the caller."""
         nbytes = self._nbytes if reply.weights.size else 0
         caller.received += nbytes
         return caller.link.arrival(ready, nbytes, self._down)
@@ -128,7 +125,7 @@ class Host:
                 self._carry_out(each, ready)
 
     def _merged(self, instructions: Sequence[Instruction]) -> float:
-        """When the server is through with what it has now: each reply to a push stands for one that was merged."""
+        """The time when the server has merged what it has now. Each reply to a push stands for a merged one."""
         pushes = sum(1 for each in instructions if isinstance(each, Reply) and each.seq)
         self._free = max(self._free, self._agenda.now) + pushes * self._seconds_a_push
         return self._free
@@ -144,14 +141,14 @@ class Host:
 
 
 class PeerToPeer(Host):
-    """Workers sum a part of the vector each and hand it to the others (ASA, Theano-MPI §3.2); the server only decides.
+    """Each worker sums a part of the vector and sends it to the others (ASA, Theano-MPI §3.2); the server only decides.
 
-    Each part goes to who sums it, all at once, and back when it is summed: (k - 1)/k of the vector each way, twice,
-    over the slowest worker's link. Joining and scoring go through the server.
+    All parts go to the workers that sum them at once, and back once they are summed: (k - 1)/k of the vector each way,
+    twice, over the slowest worker's link. Joining and scoring go through the server.
     """
 
     peers: Sequence[Caller] = ()
-    """Those who meet in the round under way."""
+    """The workers of the round under way."""
 
     def _pushed(self, caller: Caller) -> float:
         caller.sent += self._moved
@@ -169,6 +166,6 @@ class PeerToPeer(Host):
 
     @property
     def _moved(self) -> int:
-        """Bytes that each sends in a meeting."""
+        """Bytes that each worker sends in a meeting."""
         k = len(self.peers)
         return round(2 * self._nbytes * (k - 1) / k)
