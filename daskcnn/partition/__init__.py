@@ -1,4 +1,4 @@
-"""Which samples, and which kernels, each worker gets. Pure: times come in as arguments, allocations go out."""
+"""The division of samples and kernels between workers. Pure: times come in as arguments, allocations go out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples belong to which worker."""
+"""The samples of each worker."""
 
 from __future__ import annotations
 

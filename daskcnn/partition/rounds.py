@@ -1,8 +1,4 @@
-"""How many samples a round may still present.
-
-Pairs of workers swap half of their samples, so that each sees more of the data (Hegde & Usmani §5.1.1).
-
-Which worker trains on which samples next, until every sample was presented `epochs` times on average.
+"""The rounds of a run: the next samples of each worker, until every sample was presented `epochs` times on average.
 
 Theory of operation: a *round* is one pass of a worker over all its samples. `Rounds` is told that a round ended
 (`finished`), that its worker is `lost` or that a worker has come (`join`); `due` then returns the rounds that start
@@ -11,7 +7,8 @@ the allocation are handed out at those moments. Without a barrier, increments of
 to those that begin a round. The budget is `total · epochs` presentations: the last rounds are cut so that they add up
 to it (instead of rounding the number of rounds as BPT-CNN eq. 6 does).
 
-With `passes` a round has this many passes. With `swaps` pairs of workers swap samples between two rounds. With
+With `passes` a round has this many passes. With `swaps` pairs of workers swap half of
+their samples between two rounds, so that each sees more of the data (Hegde & Usmani §5.1.1). With
 `batch_size` all workers make the same number of steps in a round, because they meet after every few of them; their
 minibatches are in proportion to their samples. No clock, no I/O.
 """
@@ -47,7 +44,7 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether no presentation is left."""
+        """True if no presentation is left."""
         return self.left == 0
 
     def round(self, sizes: Mapping[str, int]) -> tuple[dict[str, int], Budget]:
@@ -163,7 +160,7 @@ class Rounds:
 
     @property
     def ended(self) -> bool:
-        """Whether all presentations were made."""
+        """True if all presentations were made."""
         return self.budget.spent and not self.running
 
     def due(self) -> list[Round]:
@@ -232,7 +229,7 @@ class Rounds:
         return begun
 
     def _too_late(self, idle: list[str]) -> bool:
-        """Whether workers that did not have all increments yet could not present them once these begin their rounds."""
+        """True if workers with increments still to come could not present them once these begin their rounds."""
         sizes, granted = self.allocation.sizes(), self.allocation.granted
         late = sum(size for worker, size in sizes.items() if granted[worker] < self.partitioner.increments)
         left = self.budget.left - self.passes * sum(sizes[worker] for worker in idle)

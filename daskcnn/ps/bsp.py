@@ -1,11 +1,8 @@
-"""Bulk synchronous parallel SGD (Theano-MPI §3.1, §4).
+"""Bulk synchronous parallel SGD (Theano-MPI §3.1, §4), with a server or by alltoall-sum-allgather (§3.2). No I/O.
 
-Alltoall-sum-allgather: how the replicas of BSP meet without a server (Theano-MPI §3.2). No I/O.
-
-Each of k replicas is in charge of one k-th of the vector. It is given that piece of what all others have to say, merges
-them as the server would, with the rule's own `merge`, and hands the result to all.
-
-What does not travel as it is goes through a block at a time, so that no temporary is as long as the vector.
+In the latter each of k replicas gets the pieces of one k-th of the vector from all others, merges them as the server
+would, with the rule's own `merge`, and sends the result to all. Conversions go block by block, so that no temporary is as
+long as the vector.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ class BSP(UpdateRule):
 
     @property
     def takes_means(self) -> bool:
-        """Whether means of weights are what is merged, not the sum of updates."""
+        """True for means of weights, false for sums of updates."""
         return self.combine == "average"
 
     def rate(self, replicas: int) -> float:
@@ -65,7 +62,7 @@ class BSP(UpdateRule):
 
     @property
     def serverless(self) -> bool:
-        """Whether they meet peer to peer."""
+        """True if replicas meet peer to peer."""
         return self.exchange != "allreduce"
 
     def wire(self, asked: str) -> str:
@@ -125,16 +122,16 @@ class ASA:
 
     @property
     def half(self) -> bool:
-        """Whether increments travel, in float16."""
+        """True if increments travel, in float16."""
         return self.wire == np.float16
 
     @property
     def looks_back(self) -> bool:
-        """Whether an exchange needs the base; a mean of weights does not, and is spared the copy of every center."""
+        """True if an exchange needs the base. A mean of weights does not, which saves a copy of every center."""
         return self.half or self.rule.combine == "sum"
 
     def contribution(self, local: Local) -> Vector:
-        """What is cut into pieces, in the wire's dtype (where the replica computes). May be the weights themselves."""
+        """The vector to cut into pieces, in the wire's dtype, on the replica's device. May be the weights."""
         if not self.half:
             whole: Vector = cast(self.rule.payload(local), self.wire)
             return whole

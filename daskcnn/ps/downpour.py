@@ -17,7 +17,7 @@ _LEAST = 1e-8  # added to the root of the squares, which begin at 0
 
 
 class Downpour(Asynchronous):
-    """What a replica's steps add to its weights is pushed every n_push steps; the center is pulled every n_fetch.
+    """A replica pushes the gain of its steps every n_push steps, and pulls the center every n_fetch.
 
     Both also at a round's end. server: "plain" adds what is pushed to the center; "adagrad" divides each number of it
     by the root of the sum of its squares so far, and adds that times server_lr. Then a factor on the replicas' learning
@@ -58,7 +58,7 @@ class Downpour(Asynchronous):
         return super().due(step, round_end=round_end) | pull
 
     def payload(self, local: Local) -> Vector:
-        """What was added since the last push; the next begins here."""
+        """The gain since the last push; the next begins here."""
         accrued = self._accrued(local)
         local.memory[_MARK] = local.weights.copy()
         local.memory.pop(_ACCRUED, None)

@@ -44,7 +44,7 @@ class Pull:
 
 @frozen
 class Push:
-    """What a worker gained since `base_version`. (epoch, worker, session, seq) is its key; seq counts from 1.
+    """A worker's gain since `base_version`. (epoch, worker, session, seq) is its key; seq counts from 1.
 
     payload: what the rule says is pushed. n_samples: trained on for it. accuracy: Q, in [0, 1]; it is 1 / (1 + loss)
     where the loss has no accuracy.

@@ -1,4 +1,4 @@
-"""What an update rule is: how replicas and center meet. Both sides of it, as pure functions over explicit state."""
+"""The base of the update rules: the replica's side and the server's, as pure functions over explicit state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from daskcnn.ps.versions import Array, Bases, Clocks
 
 
 class Action(StrEnum):
-    """What a replica does after a step."""
+    """An action of a replica after a step."""
 
     PUSH = "push"
     PULL = "pull"
@@ -38,7 +38,7 @@ class Local:
 
 @frozen
 class View:
-    """What a rule may know of the server. version: merges so far. expected: pushes that a barrier waits for.
+    """The rule's view of the server. version: merges so far. expected: pushes that a barrier waits for.
 
     bases: which version each worker trains from. clocks: how many pushes of each were merged.
     """
@@ -102,12 +102,12 @@ class UpdateRule(BaseModel, ABC):
 
     @property
     def serverless(self) -> bool:
-        """Whether replicas meet peer to peer, without a parameter server."""
+        """True if replicas meet peer to peer, without a parameter server."""
         return False
 
     @property
     def judges_pushes(self) -> bool:
-        """Whether every push is weighed by what its weights score on the validation samples."""
+        """True if every push is weighed by its accuracy on the validation samples."""
         return False
 
     def wire(self, asked: str) -> str:
@@ -123,16 +123,16 @@ class UpdateRule(BaseModel, ABC):
 
     @property
     def overlaps(self) -> bool:
-        """Whether a replica may train on while it pushes and pulls, and add what that gained to what comes back."""
+        """True if a replica may train on while it pushes and pulls, and add that gain to the reply."""
         return False
 
     def passes(self, epochs: int) -> int:
-        """How often a round presents the worker's samples, in a run of this length."""
+        """The times that a round presents the worker's samples, in a run of this length."""
         return 1
 
     @property
     def takes_means(self) -> bool:
-        """Whether all replicas go on from a mean of their weights, which steps that are linear in them agree with."""
+        """True if all replicas go on from a mean of their weights, with which linear steps agree."""
         return False
 
     def rate(self, replicas: int) -> float:
@@ -153,7 +153,7 @@ class UpdateRule(BaseModel, ABC):
         return grads
 
     def due(self, step: int, *, round_end: bool) -> frozenset[Action]:
-        """What to do after this step, counted from 1 in each round; a push goes before a pull.
+        """The actions after this step, counted from 1 in each round; a push goes before a pull.
 
         A push's reply brings the center; PULL is for rules that pull at other times than they push.
         """
@@ -162,7 +162,7 @@ class UpdateRule(BaseModel, ABC):
 
     @abstractmethod
     def payload(self, local: Local) -> Vector:
-        """What is pushed. May be `local.weights` itself: the receiver copies what it keeps."""
+        """The vector to push. May be `local.weights` itself: the receiver copies what it keeps."""
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
         """Go on from the reply to a push: here, from the center."""
@@ -234,6 +234,6 @@ class Asynchronous(UpdateRule):
         if self.max_staleness is None:
             return super().ready(pending, view)
         most = view.clocks.lowest + self.max_staleness
-        # who waits is one push too far ahead: when the slowest goes on all of them are ready, before that none
+        # all that wait are one push too far ahead: once the slowest goes on all are ready, before that none
         first, last = next(iter(pending.values())), next(reversed(pending.values()))
         return next(((push,) for push in (first, last) if view.clocks.of(push.worker) <= most), ())

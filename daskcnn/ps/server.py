@@ -1,9 +1,7 @@
-"""One range of the center with the rule's state of it: it is held, merged into and handed out here.
+"""One range of the center with the rule's state, and the whole parameter server: a sequencer with one such range.
 
 A merge makes a new array, which is marked read-only and never written again. So replies and snapshots share it without
 copies, and no reader can see a half-merged one. Memory: the center, and the arrays that readers still hold.
-
-The whole parameter server: a sequencer with one range, which holds all of the center beside it.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class SplitCenter:
         self._send(DropOrder(self._number(), worker, session))
 
     def kept(self) -> tuple[Vector, RuleState]:
-        """What stands for the center; each range keeps its snapshot under that number."""
+        """A stand-in for the center; each range keeps its snapshot under that number."""
         center: Any = StoredVector(self._number())
         self._send(KeepOrder(center.number))
         return center, {}
@@ -256,7 +256,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Answers:
-    """What a session of a worker may read, by the orders' numbers. pushed: the answer to its last push."""
+    """The answers that a worker's session may read, by the orders' numbers. pushed: the answer to its last push."""
 
     session: int
     vectors: dict[int, Vector] = field(default_factory=dict)

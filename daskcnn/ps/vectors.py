@@ -1,11 +1,7 @@
-"""Between float32 and float16, the very numbers of NumPy's own casts, at the speed of memory.
+"""Sums over long vectors and casts between float32 and float16, at memory speed and without long temporaries.
 
-NumPy casts one number after the other and raises a flag for each that is too small: a vector of increments takes it
-tens of times longer than sending it.
-
-Sums over long vectors at memory speed, with no temporaries of their length.
-
-The loops are imported where they are first needed: the driver reads this module, and does without Numba.
+The casts give the same numbers as NumPy's, which are tens of times slower for a vector of small increments. The driver
+reads this module without Numba, as the compiled loops are imported at their first call.
 """
 
 from __future__ import annotations
@@ -98,7 +94,7 @@ def sample_weights(pushes: Sequence[Push]) -> list[float]:
 
 
 def all_finite(vector: Vector) -> bool:
-    """Whether the vector holds no NaN and no infinity. One pass without temporaries for a sane vector."""
+    """True if the vector holds no NaN and no infinity. One pass without temporaries for a sane vector."""
     squares = np.vdot(vector, vector)  # at the speed of BLAS, twice that of a sum; warns of nothing, unlike `dot`
     # a sum of finite values may overflow
     return math.isfinite(squares) or all(bool(np.isfinite(vector[b]).all()) for b in _blocks(vector.size))

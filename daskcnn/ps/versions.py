@@ -68,7 +68,7 @@ class Bases:
         self._versions[slot], self._counts[slot] = version, 0
 
     def _one_less_at(self, version: int) -> None:
-        """Where it was the last one, the last slot's version takes the place of this one."""
+        """Count one worker less at a version. The last slot's version takes the place of one without workers."""
         slot = self._slot[version]
         self._counts[slot] -= 1
         if self._counts[slot]:

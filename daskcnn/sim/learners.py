@@ -1,7 +1,4 @@
-"""A small problem for real arithmetic: clusters of points in a square of pixels, as a data set in memory.
-
-Learners of a simulation: nothing is learnt where only time matters; else the numbers are those of a cluster.
-"""
+"""Learners of a simulation: none for timing alone, or a replica's real arithmetic; and a small problem to learn."""
 
 from __future__ import annotations
 

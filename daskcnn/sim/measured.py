@@ -48,7 +48,7 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
     rounds: dict[str, list[_Lap]] = {row.name: [] for row in calibrated}
     for event, after in zip_longest(log, log[1:]):
         if isinstance(event, RoundEnded) and event.worker in rounds:
-            # without a barrier, the look at the center follows who has judged it
+            # without a barrier, the evaluation of the center follows the round of its worker
             rounds[event.worker].append(_Lap(event, workload.rule.barrier or isinstance(after, EpochEnded)))
     there = [row for row in calibrated if rounds[row.name]]
     if not there:
@@ -139,7 +139,7 @@ def weighted_median(values: Sequence[tuple[float, float]]) -> float:
 
 
 def _judged_parts(there: Sequence[CalibratedWorker], workload: Workload) -> dict[str, int]:
-    """How many validation samples each worker judges the center by, when it does."""
+    """The number of validation samples with which each worker evaluates the center."""
     names = [row.name for row in there]
     if not workload.rule.barrier:
         return dict.fromkeys(names, workload.validation)

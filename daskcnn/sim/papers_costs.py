@@ -200,7 +200,7 @@ class Sharding:
         return self.alone / (comm + step.conv + step.comp)
 
     def division(self) -> dict[str, Any]:
-        """How layers are divided, as the log has it: here all by kernels."""
+        """The division of layers for the log; none, as all are divided by kernels."""
         return {}
 
     def _communication(self, kernels: Sequence[Sequence[int]]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:

@@ -136,9 +136,6 @@ class Direct(Sharding):
         )
         return search.asked_for(self.kernel_shares, self.first_conv)
 
-    def _by_layer(self) -> list[tuple[float, ...]]:
-        return list(zip(*map(self.conv_seconds, self.workers), strict=True))
-
     @property
     def parts(self) -> int:
         """Parts that a minibatch is cut into."""
@@ -148,7 +145,7 @@ class Direct(Sharding):
         """A step of all workers."""
         plan, (taken, alone) = self.plan, self._computing()
         conv, comp = sum(map(max, taken)), self.rest_seconds(self.workers[self.home]) + alone
-        flows = [_times(plan.samples * plan.itemsize, moved) for flow in plan.flows if (moved := flow.moved)]
+        flows = [_times(plan.samples * plan.itemsize, flow.moved) for flow in plan.flows]
         between = _times(plan.weight_itemsize, weight_traffic(plan))
         through, total = sum(map(self._seconds, flows)), added_traffic(flows)
         busiest = max(conv + comp, self._seconds(total))
@@ -160,7 +157,7 @@ class Direct(Sharding):
         return ShardedStep(comm, conv, comp, self._kernels, taken, up, down, self._busy(taken, comp))
 
     def division(self) -> dict[str, Any]:
-        """How layers are divided, as the log has it."""
+        """The division of layers, for the log."""
         convs = [stage for stage in self.plan.stages if stage.conv]
         by = {stage.name: stage.by for stage in convs}
         of = {stage.name: stage.conv.kernels for stage in convs if stage.conv}
@@ -177,7 +174,7 @@ class Direct(Sharding):
 
     @property
     def _kernels(self) -> tuple[tuple[int, ...], ...]:
-        """How many of each layer each worker has."""
+        """The number of kernels of each layer and worker."""
         return tuple(tuple(self.plan.kernels[i].get(name, 0) for name in self._names) for i in self._staged)
 
     @cached_property
@@ -191,7 +188,7 @@ class Direct(Sharding):
     def _computing(self) -> tuple[tuple[tuple[float, ...], ...], float]:
         """Seconds of the shards by layer and worker; and of home with the layers that could be spread and are not."""
         plan, taken, alone = self.plan, [], 0.0
-        for i, whole in zip(self._staged, self._by_layer(), strict=True):
+        for i, whole in zip(self._staged, zip(*map(self.conv_seconds, self.workers), strict=True), strict=True):
             merged = plan.stages[i] != self._cut[0][i]
             apart = [worker.spread_share if merged else 0.0 for worker in self.workers]
             parts = [self._part(i, w) if name in plan.kernels[i] else 0.0 for w, name in enumerate(self._names)]

@@ -1,8 +1,8 @@
 """Data-parallel training in simulated time: a shell of the coordinator, as `cluster.shell` is one.
 
-Nothing of the method is written here a second time: the coordinator, the server, the rules, the partitioners and a
-replica's side of an exchange are those of the cluster. What is here is time: how long a step, an exchange, a merge, a
-round's beginning take. Events are those of a run's log. Their times count from the run's beginning.
+The coordinator, the server, the rules, the partitioners and a replica's side of an exchange are those of the cluster.
+Only time is simulated: of steps, exchanges, merges and the beginnings of rounds. Events are those of a run's log. Their
+times count from the beginning of the run.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Simulation:
         return self._agenda.now
 
     def run(self) -> Snapshot:
-        """To the end; returns what the server holds then. Raises Diverged, and ClusterError for too few workers."""
+        """Run to the end. Returns the server's last snapshot. Raises Diverged, and ClusterError for too few workers."""
         self._log(self._start_event())
         for member in self.members:
             self._facts.append(facts.WorkerReady(member.name, member.kind, 0.0))
@@ -119,9 +119,9 @@ class Simulation:
     def play(self, recorded: Iterable[Fact]) -> list[list[Order]]:
         """Play the facts of a recorded run, each at its time, as this simulation's agenda.
 
-        The coordinator decides and events are logged as in `run`; times count from the first fact. No order is carried
-        out besides: the recorded facts are the answers. With another workload than the recorded run's, the orders are
-        what it would have done up to the first one that the recorded run did not give.
+        The coordinator decides and events are logged as in `run`; times count from the first fact. No other order is
+        carried out, as the recorded facts are the answers. With another workload than the recorded run's, the orders
+        are valid up to the first one that the recorded run did not give.
 
         Returns
         -------
@@ -147,11 +147,11 @@ class Simulation:
     # --- facts ---
 
     def _tell(self, fact: Fact) -> None:
-        """A fact that an order leads to at once: it is told when all orders are carried out."""
+        """Queue a fact that an order leads to at once, until all orders are carried out."""
         self._facts.append(fact)
 
     def _tell_now(self, fact: Fact) -> None:
-        """A fact that comes at its time of the agenda."""
+        """Tell a fact at its time of the agenda, and carry out the orders that follow."""
         for order in self.coordinator.handle(fact):
             self._carry_out[type(order)](order)
         if self._facts:
@@ -163,7 +163,7 @@ class Simulation:
                 self._carry_out[type(order)](order)
 
     def _decided(self, fact: Fact) -> list[Order]:
-        """What a recorded fact leads to; of that, events are logged, and the end is noted."""
+        """Return the orders that a recorded fact leads to. Of these only Log and End are carried out."""
         found = self.coordinator.handle(fact)
         for order in found:
             if isinstance(order, orders.Log | orders.End):
@@ -184,7 +184,7 @@ class Simulation:
         self.replicas[replica].join(lambda name: self._tell_now(facts.Joined(name, life, session, self._agenda.now)))
 
     def _start_round(self, order: orders.StartRound) -> None:
-        """The round starts when it was handed out; the first one when all is made and found that it needs."""
+        """Start a round after the dispatch; a first round also waits for what is made only once."""
         host, costs = self._host, self.cluster.costs
         if isinstance(host, PeerToPeer) and len(host.peers) != len(self.rounds.running):
             host.peers = [self.replicas[worker] for worker in self.rounds.running]
@@ -231,7 +231,7 @@ class Simulation:
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """The garbage collector looks at what comes and goes, seldom, and not at thousands of replicas each time."""
+    """Collect garbage seldom, and leave out the thousands of replicas that stay."""
     usual = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

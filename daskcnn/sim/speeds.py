@@ -1,9 +1,7 @@
-"""Seconds that bytes take on their way. Bandwidths are bytes a second each way; none is no limit.
+"""Links, and the change of a worker's speed over time: constant, drifting, a random walk, or with pauses.
 
-How a worker's speed goes with time: constant, drifting to another one, wandering, or held up by pauses.
-
-A cluster file names the kind; `pace` makes what answers the only question of a simulation: work that takes a number of
-seconds at the nominal speed and begins now, when is it done?
+Bandwidths are bytes a second each way. A cluster file names the kind of speed. Its `pace` tells when work is done that
+begins now and takes a number of seconds at the nominal speed.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from daskcnn.job.tables import Options
 
 
 class Line:
-    """One direction of a link that several share: who began to send first is carried first."""
+    """One direction of a shared link, which carries messages in the order of their beginnings."""
 
     __slots__ = ("_free", "bandwidth")
 
@@ -27,7 +25,7 @@ class Line:
         self._free = 0.0
 
     def carry(self, begin: float, nbytes: float) -> float:
-        """When the last of these bytes is through whose first is there at `begin`."""
+        """The time when the last of these bytes has passed, if the first comes at `begin`."""
         if self.bandwidth == math.inf:
             return begin
         free = self._free
@@ -44,7 +42,7 @@ class Link:
         self.bandwidth, self.latency = bandwidth, latency
 
     def arrival(self, begin: float, nbytes: float, shared: Line) -> float:
-        """When a message sent at `begin` is there that goes over this link and, at the same time, a shared one.
+        """The time when a message sent at `begin` has passed both this link and a shared one.
 
         The slower of the two decides. The shared one is taken only for as long as the bytes need it, so that a slow
         worker does not keep it from the others.

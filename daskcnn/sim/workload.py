@@ -1,4 +1,4 @@
-"""The workload of a simulation: all that the time of training depends on."""
+"""The workload of a simulation: the properties of a job that its time depends on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from daskcnn.training.coordinator.settings import Settings
 class Workload:
     """A data-parallel job. samples, validation: trained on, and judged by. numbers: in the vector that is pushed.
 
-    wire: the dtype that it travels in. patience: looks at the center without a better one after which it stops early.
+    wire: the dtype that it travels in. patience: evaluations without improvement after which it stops early.
     overlap: as in `[cluster]`. shards: workers that the server is split over. rate_power: as in `Settings`.
     checkpoint_every, stall_timeout, lowers, guess: as in `Settings`; they matter to a recorded run that is played
     (`Simulation.play`). A simulated run does not go back.
@@ -99,10 +99,10 @@ class Workload:
 
     @property
     def judges_pushes(self) -> bool:
-        """Whether every push is weighed by what its weights score on the validation samples."""
+        """True if every push is weighed by its accuracy on the validation samples."""
         return self.rule.judges_pushes
 
     @property
     def overlaps(self) -> bool:
-        """Whether replicas train on while they push and pull within a round, as `training.replica_exchange` has it."""
+        """True if replicas train on while they push and pull within a round (`training.replica_exchange`)."""
         return self.overlap and self.rule.overlaps
