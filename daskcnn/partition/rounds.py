@@ -7,10 +7,10 @@ the allocation are handed out at those moments. Without a barrier, increments of
 to those that begin a round. The budget is `total · epochs` presentations: the last rounds are cut so that they add up
 to it (instead of rounding the number of rounds as BPT-CNN eq. 6 does).
 
-With `passes` a round has this many passes. With `swaps` pairs of workers swap half of
-their samples between two rounds, so that each sees more of the data (Hegde & Usmani §5.1.1). With
-`batch_size` all workers make the same number of steps in a round, because they meet after every few of them; their
-minibatches are in proportion to their samples. No clock, no I/O.
+With `passes` a round has this many passes. With `swaps` pairs of workers swap half of their samples between two rounds,
+so that each sees more of the data (Hegde & Usmani §5.1.1). With `batch_size` all workers make the same number of steps
+in a round, because they meet after every few of them; their minibatches are in proportion to their samples. No clock,
+no I/O.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bulk synchronous parallel SGD (Theano-MPI §3.1, §4), with a server or by alltoall-sum-allgather (§3.2). No I/O.
 
 In the latter each of k replicas gets the pieces of one k-th of the vector from all others, merges them as the server
-would, with the rule's own `merge`, and sends the result to all. Conversions go block by block, so that no temporary is as
-long as the vector.
+would, with the rule's own `merge`, and sends the result to all. Conversions go block by block, so that no temporary is
+as long as the vector.
 """
 
 from __future__ import annotations
