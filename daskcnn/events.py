@@ -1,15 +1,16 @@
-"""Every event of a run, typed: who writes one constructs it, the log is its JSON, who reads a log parses it.
+"""The events of a run, typed. A writer constructs one, the log keeps its JSON, and a reader parses that.
 
-A log line is one JSON object: "event" names the kind, "at" is the time, the rest are the event's fields. Fields that a
-writer does not give are left out. Times are seconds, sizes bytes. The log's "at" is a date and time with its zone, or
-seconds in a simulation; a parsed event has it in seconds.
+A line of the log is one JSON object: "event" names the kind, "at" is the time, and the rest are the event's fields.
+Fields that a writer does not give are left out. Times are seconds, sizes bytes. The log's "at" is a date and time with
+its zone, or seconds in a simulation; a parsed event has it in seconds. The text in a field's annotation is its meaning,
+for docs/events.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -40,8 +41,7 @@ class Event(Fields):
     """One event. `kind` names it in the log."""
 
     kind: ClassVar[str] = ""
-    at: float | None = None
-    """When it was logged, in seconds of any clock. The log writes it; a constructor leaves it out."""
+    at: Annotated[float | None, "Seconds, of any clock, at which it was logged; set by the log."] = None
 
     @field_validator("at", mode="before")
     @classmethod
@@ -63,37 +63,26 @@ class Event(Fields):
 class UnknownEvent(Event):
     """An event of a kind that this version does not know; readers pass over it."""
 
-    name: str
-    """The kind, as the log names it."""
+    name: Annotated[str, "The kind, as the log names it."]
 
 
 class Judged(Fields):
     """How good a network is on some samples."""
 
-    accuracy: float | None = None
-    """Share of samples classified correctly, 0 to 1; of labels told correctly where a sample has several. None for a
-    loss without right answers, such as `reconstruction`."""
-    loss: float | None = None
-    """Mean loss per sample; all samples count alike."""
-    auc: float | None = None
-    """Area under the ROC curve of one class against the rest, averaged over the classes or labels, 0 to 1."""
+    accuracy: Annotated[float | None, "Share of right classes or labels, 0 to 1; none for `reconstruction`."] = None
+    loss: Annotated[float | None, "Mean loss per sample; all samples count alike."] = None
+    auc: Annotated[float | None, "Area under the ROC curve, the mean over classes or labels, 0 to 1."] = None
 
 
 class Spent(Fields):
     """Time and traffic of a worker on its part of a network."""
 
-    name: str
-    """The worker."""
-    busy: NonNegativeFloat = 0.0
-    """Seconds it computed."""
-    conv_seconds: dict[str, float] = {}
-    """Seconds in each convolution layer, by layer."""
-    conv_samples: dict[str, float] = {}
-    """Samples that `conv_seconds` were spent on, by layer."""
-    bytes_up: NonNegativeInt = 0
-    """Bytes it sent."""
-    bytes_down: NonNegativeInt = 0
-    """Bytes it received."""
+    name: Annotated[str, "The worker."]
+    busy: Annotated[NonNegativeFloat, "Seconds it computed."] = 0.0
+    conv_seconds: Annotated[dict[str, float], "Seconds in each convolution layer, by layer."] = {}
+    conv_samples: Annotated[dict[str, float], "Samples that `conv_seconds` were spent on, by layer."] = {}
+    bytes_up: Annotated[NonNegativeInt, "Bytes it sent."] = 0
+    bytes_down: Annotated[NonNegativeInt, "Bytes it received."] = 0
 
 
 # --- the run ---
@@ -103,78 +92,53 @@ class RunStarted(Event):
     """A run starts, or is started again by a resume."""
 
     kind = "start"
-    run: str = ""
-    """The run directory."""
-    strategy: str = ""
-    """The update rule, or "layer" for layer sharding (`train.strategy`)."""
-    partition: str | None = None
-    """The partitioner (`train.partition`)."""
-    increments: int | None = None
-    """Parts in which samples are allocated (`train.increments`)."""
-    replica_size: int | None = None
-    """Workers per replica (`train.replica_size`)."""
-    rule: dict[str, Any] = {}
-    """The options of the update rule."""
-    dataset: str | None = None
-    """The data set's name."""
-    model: str | None = None
-    """The network's name, or its number of layers."""
-    epochs: float | None = None
-    """Epochs to train."""
-    batch_size: int | None = None
-    """Samples in a minibatch."""
-    optimizer: str | None = None
-    """The optimizer (`train.optimizer`)."""
-    lr: float | None = None
-    """The learning rate at the start (`train.lr`)."""
-    seed: int | None = None
-    """The run's seed."""
-    samples: NonNegativeInt | None = None
-    """Training samples, without those for validation."""
-    validation_samples: NonNegativeInt | None = None
-    """Samples held back for validation."""
-    parameters: NonNegativeInt | None = None
-    """Parameters of the network."""
-    wire: str | None = None
-    """The dtype in which weights travel."""
-    vector_bytes: NonNegativeInt | None = None
-    """Bytes of the weights as they travel."""
-    simulated: bool = False
-    """Whether it is a simulation: seconds are predicted, and nothing is trained."""
+    run: Annotated[str, "The run directory."] = ""
+    strategy: Annotated[str, 'The update rule, or "layer" for layer sharding (`train.strategy`).'] = ""
+    partition: Annotated[str | None, "The partitioner (`train.partition`)."] = None
+    increments: Annotated[int | None, "Parts in which samples are allocated (`train.increments`)."] = None
+    replica_size: Annotated[int | None, "Workers per replica (`train.replica_size`)."] = None
+    rule: Annotated[dict[str, Any], "The options of the update rule."] = {}
+    dataset: Annotated[str | None, "The data set's name."] = None
+    model: Annotated[str | None, "The network's name, or its number of layers."] = None
+    epochs: Annotated[float | None, "Epochs to train."] = None
+    batch_size: Annotated[int | None, "Samples in a minibatch."] = None
+    optimizer: Annotated[str | None, "The optimizer (`train.optimizer`)."] = None
+    lr: Annotated[float | None, "The learning rate at the start (`train.lr`)."] = None
+    seed: Annotated[int | None, "The run's seed."] = None
+    samples: Annotated[NonNegativeInt | None, "Training samples, without those for validation."] = None
+    validation_samples: Annotated[NonNegativeInt | None, "Samples held back for validation."] = None
+    parameters: Annotated[NonNegativeInt | None, "Parameters of the network."] = None
+    wire: Annotated[str | None, "The dtype in which weights travel."] = None
+    vector_bytes: Annotated[NonNegativeInt | None, "Bytes of the weights as they travel."] = None
+    simulated: Annotated[bool, "Whether it is a simulation: seconds are predicted, and nothing is trained."] = False
 
 
 class RunResumed(Event):
     """A run goes on from a checkpoint."""
 
     kind = "resume"
-    path: str = ""
-    """The checkpoint."""
-    step: int
-    """The step, or the server's version, that the checkpoint holds."""
+    path: Annotated[str, "The checkpoint."] = ""
+    step: Annotated[int, "The step, or the server's version, that the checkpoint holds."]
 
 
 class RunEnded(Event):
     """A run has ended."""
 
     kind = "end"
-    status: str
-    """"done", "stopped" (by the function that is told the events), "diverged", "interrupted", "lost" or "failed"."""
-    seconds: float | None = None
-    """Seconds of training, those before a resume included."""
-    test: Judged | None = None
-    """The trained network on the test samples."""
-    reason: str | None = None
-    """Why it ended before its last epoch, where it was not an error."""
+    status: Annotated[
+        str, '"done", "stopped" (by the user\'s function), "diverged", "interrupted", "lost" or "failed".'
+    ]
+    seconds: Annotated[float | None, "Seconds of training, those before a resume included."] = None
+    test: Annotated[Judged | None, "The trained network on the test samples."] = None
+    reason: Annotated[str | None, "Why it ended before its last epoch, where it was not an error."] = None
 
 
 class CheckpointWritten(Event):
     """A checkpoint was written."""
 
     kind = "checkpoint"
-    path: str = ""
-    """The checkpoint."""
-    step: int
-    """The step, or the server's version, that it holds."""
+    path: Annotated[str, "The checkpoint."] = ""
+    step: Annotated[int, "The step, or the server's version, that it holds."]
 
 
 # --- workers ---
@@ -183,166 +147,125 @@ class CheckpointWritten(Event):
 class CalibratedWorker(Fields):
     """A worker, and what it measured of itself."""
 
-    name: str
-    """The worker."""
-    address: str = ""
-    """Its Dask address."""
-    host: str = ""
-    """Its computer."""
-    device: str = ""
-    """What it trains on: "cpu" or "gpu"."""
-    processor: str = ""
-    """The processor's or GPU's name."""
-    threads: int | None = None
-    """Threads it computes with."""
-    memory: NonNegativeInt | None = None
-    """Bytes of memory of its device."""
-    images_per_second: NonNegativeFloat | None = None
-    """Images it trains on per second."""
-    conv_seconds: dict[str, float] = {}
-    """Seconds per sample of each convolution layer with all its kernels, by layer."""
-    conv_fixed: dict[str, float] = {}
-    """Of `conv_seconds`, the part that a shard of kernels takes however few they are, by layer."""
-    rest_seconds: NonNegativeFloat | None = None
-    """Seconds per sample of the layers that stay at home in a layer-sharded step; none: not measured."""
+    name: Annotated[str, "The worker."]
+    address: Annotated[str, "Its Dask address."] = ""
+    host: Annotated[str, "Its computer."] = ""
+    device: Annotated[str, 'What it trains on: "cpu" or "gpu".'] = ""
+    processor: Annotated[str, "The processor's or GPU's name."] = ""
+    threads: Annotated[int | None, "Threads it computes with."] = None
+    memory: Annotated[NonNegativeInt | None, "Bytes of memory of its device."] = None
+    images_per_second: Annotated[NonNegativeFloat | None, "Images it trains on per second."] = None
+    conv_seconds: Annotated[dict[str, float], "Seconds per sample of each convolution, all kernels, by layer."] = {}
+    conv_fixed: Annotated[
+        dict[str, float], "The part of `conv_seconds` that does not shrink with a shard, by layer."
+    ] = {}
+    rest_seconds: Annotated[NonNegativeFloat | None, "Seconds per sample of the layers that are not sharded."] = None
 
 
 class Calibrating(Event):
     """A worker is measuring itself; logged every few seconds where that takes longer."""
 
     kind = "calibrating"
-    worker: str
-    """The worker."""
-    doing: str
-    """What it is measuring, or compiling."""
-    done: NonNegativeInt = 0
-    """Parts of that which are done."""
-    of: NonNegativeInt = 0
-    """Parts that it has; 0: it has none."""
+    worker: Annotated[str, "The worker."]
+    doing: Annotated[str, "What it is measuring, or compiling."]
+    done: Annotated[NonNegativeInt, "Parts of that which are done."] = 0
+    of: Annotated[NonNegativeInt, "Parts that it has; 0: it has none."] = 0
 
 
 class WorkersCalibrated(Event):
     """The workers have measured themselves; training begins."""
 
     kind = "calibration"
-    workers: tuple[CalibratedWorker, ...]
-    """A row per worker."""
+    workers: Annotated[tuple[CalibratedWorker, ...], "A row per worker."]
 
 
 class LinkSpeed(Fields):
     """A worker's link to home, the slower way."""
 
-    name: str
-    """The worker."""
-    bandwidth: NonNegativeFloat | None = None
-    """Bytes per second; none: without limit."""
-    latency: NonNegativeFloat = 0.0
-    """Seconds per message."""
-    handover: NonNegativeFloat = 0.0
-    """Seconds that a step needs in addition to go on there after a task elsewhere."""
+    name: Annotated[str, "The worker."]
+    bandwidth: Annotated[NonNegativeFloat | None, "Bytes per second; none: without limit."] = None
+    latency: Annotated[NonNegativeFloat, "Seconds per message."] = 0.0
+    handover: Annotated[NonNegativeFloat, "Seconds that a step needs in addition to go on there."] = 0.0
 
 
 class LinkSpeeds(Event):
     """The links between the workers of a sharded network were measured."""
 
     kind = "links"
-    home: str = ""
-    """The worker to which the links lead."""
-    task: NonNegativeFloat = 0.0
-    """Seconds of the scheduler per task."""
-    workers: tuple[LinkSpeed, ...]
-    """A row per worker."""
+    home: Annotated[str, "The worker to which the links lead."] = ""
+    task: Annotated[NonNegativeFloat, "Seconds of the scheduler per task."] = 0.0
+    workers: Annotated[tuple[LinkSpeed, ...], "A row per worker."]
 
 
 class FormedGroup(Fields):
     """A group of workers that share one replica."""
 
-    name: str
-    """The group."""
-    home: str = ""
-    """The member that holds the layers that are not sharded."""
-    members: tuple[str, ...] = ()
-    """Its workers."""
-    device: str = ""
-    """What its members train on, counted."""
-    images_per_second: NonNegativeFloat | None = None
-    """Images that its members train on per second together, by their calibration."""
+    name: Annotated[str, "The group."]
+    home: Annotated[str, "The member that holds the layers that are not sharded."] = ""
+    members: Annotated[tuple[str, ...], "Its workers."] = ()
+    device: Annotated[str, "What its members train on, counted."] = ""
+    images_per_second: Annotated[
+        NonNegativeFloat | None, "Images per second of its members together, by their calibration."
+    ] = None
 
 
 class GroupsFormed(Event):
     """Workers were grouped; from here on each group has rounds as a worker has."""
 
     kind = "groups"
-    groups: tuple[FormedGroup, ...]
-    """A row per group."""
-    left_out: tuple[str, ...] = ()
-    """Workers in no group."""
+    groups: Annotated[tuple[FormedGroup, ...], "A row per group."]
+    left_out: Annotated[tuple[str, ...], "Workers in no group."] = ()
 
 
 class KernelsSharded(Event):
     """The layers' kernels were cut over the workers."""
 
     kind = "shards"
-    home: str = ""
-    """The worker that holds the layers that are not sharded; empty for groups, each of which has its own."""
-    kernels: dict[str, dict[str, int]]
-    """Size of each shard, by worker and layer."""
-    divided: dict[str, dict[str, str]] = {}
-    """What a layer was divided by, "kernels" or "samples", by worker and layer; "kernels" where it is missing."""
-    of: dict[str, int] = {}
-    """Kernels of each layer; shares of samples count in as many parts."""
-    eq2: int | None = None
-    """Numbers that a step would exchange by Marques et al., eq. 2."""
+    home: Annotated[str, "The worker that holds the layers that are not sharded; empty for groups."] = ""
+    kernels: Annotated[dict[str, dict[str, int]], "Size of each shard, by worker and layer."]
+    divided: Annotated[dict[str, dict[str, str]], 'What is cut, "kernels" (default) or "samples", of each shard.'] = {}
+    of: Annotated[dict[str, int], "Kernels of each layer; shares of samples count in as many parts."] = {}
+    eq2: Annotated[int | None, "Numbers that a step would exchange by Marques et al., eq. 2."] = None
 
 
 class SamplesAllocated(Event):
     """Samples were allocated to the workers."""
 
     kind = "allocation"
-    sizes: dict[str, NonNegativeInt]
-    """Samples of each worker, or group."""
+    sizes: Annotated[dict[str, NonNegativeInt], "Samples of each worker, or group."]
 
 
 class WorkerJoined(Event):
     """A worker came in while the run was going on."""
 
     kind = "worker-joined"
-    worker: str
-    """The worker."""
-    samples: NonNegativeInt = 0
-    """Samples that it took over."""
+    worker: Annotated[str, "The worker."]
+    samples: Annotated[NonNegativeInt, "Samples that it took over."] = 0
 
 
 class WorkerLeftOut(Event):
     """A worker was left out before it trained."""
 
     kind = "worker-left-out"
-    worker: str
-    """The worker."""
-    reason: str
-    """Why."""
-    remedy: str = ""
-    """What to do about it."""
+    worker: Annotated[str, "The worker."]
+    reason: Annotated[str, "Why."]
+    remedy: Annotated[str, "What to do about it."] = ""
 
 
 class WorkerIgnored(Event):
     """A worker came too late to take part."""
 
     kind = "worker-ignored"
-    address: str
-    """Its Dask address."""
+    address: Annotated[str, "Its Dask address."]
 
 
 class WorkerLost(Event):
     """A worker, or a group, was lost; training goes on without it."""
 
     kind = "worker-lost"
-    worker: str
-    """The worker or group."""
-    reason: str = ""
-    """Why."""
-    samples_moved: int = 0
-    """Samples that went to the others."""
+    worker: Annotated[str, "The worker or group."]
+    reason: Annotated[str, "Why."] = ""
+    samples_moved: Annotated[int, "Samples that went to the others."] = 0
 
 
 # --- training ---
@@ -351,44 +274,25 @@ class WorkerLost(Event):
 class RoundNumbers(Fields):
     """Measurements of a worker in a round, from the weights that it gets to the push that ends it."""
 
-    worker: str
-    """The worker or group."""
-    round: NonNegativeInt
-    """The worker's round, from 0."""
-    samples: NonNegativeInt
-    """Samples it trained on."""
-    busy: NonNegativeFloat
-    """Seconds it loaded and computed."""
-    load: NonNegativeFloat = 0.0
-    """Of `busy`, the seconds it waited for data."""
-    wait: NonNegativeFloat
-    """Seconds it waited for the other workers."""
-    communication: NonNegativeFloat
-    """Seconds of exchanges, without `wait`."""
-    evaluation: NonNegativeFloat = 0.0
-    """Seconds it judged weights on validation samples."""
-    bytes_up: NonNegativeInt
-    """Bytes it sent."""
-    bytes_down: NonNegativeInt
-    """Bytes it received."""
-    pushes: NonNegativeInt = 1
-    """Its pushes."""
-    base_version: int | None = None
-    """The server's version that its last push was trained from."""
-    version: int | None = None
-    """The server's version after its last push."""
-    staleness: int | None = None
-    """The largest staleness of its pushes: versions merged between base and push."""
-    gamma: float | None = None
-    """The attenuation γ of its last push, 0 to 1."""
-    q: float | None = None
-    """The accuracy Q that weighed its last push, 0 to 1; of a loss without accuracy 1 / (1 + loss)."""
-    accuracy: float | None = None
-    """Share of its training samples classified correctly, 0 to 1."""
-    loss: float | None = None
-    """Mean loss per training sample."""
-    lr: float | None = None
-    """The learning rate of its last step."""
+    worker: Annotated[str, "The worker or group."]
+    round: Annotated[NonNegativeInt, "The worker's round, from 0."]
+    samples: Annotated[NonNegativeInt, "Samples it trained on."]
+    busy: Annotated[NonNegativeFloat, "Seconds it loaded and computed."]
+    load: Annotated[NonNegativeFloat, "Of `busy`, the seconds it waited for data."] = 0.0
+    wait: Annotated[NonNegativeFloat, "Seconds it waited for the other workers."]
+    communication: Annotated[NonNegativeFloat, "Seconds of exchanges, without `wait`."]
+    evaluation: Annotated[NonNegativeFloat, "Seconds it judged weights on validation samples."] = 0.0
+    bytes_up: Annotated[NonNegativeInt, "Bytes it sent."]
+    bytes_down: Annotated[NonNegativeInt, "Bytes it received."]
+    pushes: Annotated[NonNegativeInt, "Its pushes."] = 1
+    base_version: Annotated[int | None, "The server's version that its last push was trained from."] = None
+    version: Annotated[int | None, "The server's version after its last push."] = None
+    staleness: Annotated[int | None, "The largest staleness of its pushes, in merges between base and push."] = None
+    gamma: Annotated[float | None, "The attenuation γ of its last push, 0 to 1."] = None
+    q: Annotated[float | None, "The Q that weighed its last push: accuracy, or 1 / (1 + loss), 0 to 1."] = None
+    accuracy: Annotated[float | None, "Share of its training samples classified correctly, 0 to 1."] = None
+    loss: Annotated[float | None, "Mean loss per training sample."] = None
+    lr: Annotated[float | None, "The learning rate of its last step."] = None
 
 
 class GroupMember(Spent):
@@ -399,106 +303,73 @@ class RoundEnded(Event, RoundNumbers):
     """A worker, or a group, has ended a round."""
 
     kind = "round"
-    epoch: float
-    """Epochs that the run has trained so far."""
-    samples_per_second: NonNegativeFloat | None = None
-    """Samples per busy second."""
-    members: tuple[GroupMember, ...] = ()
-    """A row per worker of a group."""
+    epoch: Annotated[float, "Epochs that the run has trained so far."]
+    samples_per_second: Annotated[NonNegativeFloat | None, "Samples per busy second."] = None
+    members: Annotated[tuple[GroupMember, ...], "A row per worker of a group."] = ()
 
 
 class StepWorker(Fields):
     """A worker's shards."""
 
-    name: str
-    """The worker."""
-    kernels: dict[str, int] = {}
-    """Size of each shard, by layer."""
-    conv_seconds: float | None = None
-    """Seconds in convolution layers."""
+    name: Annotated[str, "The worker."]
+    kernels: Annotated[dict[str, int], "Size of each shard, by layer."] = {}
+    conv_seconds: Annotated[float | None, "Seconds in convolution layers."] = None
 
 
 class StepsEnded(Event):
     """Steps of a layer-sharded run have ended; logged every few steps."""
 
     kind = "steps"
-    step: int
-    """Steps that the run has trained so far."""
-    epoch: float
-    """Epochs that the run has trained so far."""
-    loss: float | None = None
-    """Mean loss per sample of the last step."""
-    lr: float | None = None
-    """The learning rate of the last step."""
-    seconds_per_step: NonNegativeFloat
-    """Seconds of a step, the mean since the last such event."""
-    workers: tuple[StepWorker, ...] = ()
-    """A row per worker."""
+    step: Annotated[int, "Steps that the run has trained so far."]
+    epoch: Annotated[float, "Epochs that the run has trained so far."]
+    loss: Annotated[float | None, "Mean loss per sample of the last step."] = None
+    lr: Annotated[float | None, "The learning rate of the last step."] = None
+    seconds_per_step: Annotated[NonNegativeFloat, "Seconds of a step, the mean since the last such event."]
+    workers: Annotated[tuple[StepWorker, ...], "A row per worker."] = ()
 
 
 class EpochWorker(Spent):
     """Time and traffic of a worker in an epoch of a layer-sharded run."""
 
-    samples: NonNegativeInt
-    """Samples of the epoch, which all workers share."""
-    wait: NonNegativeFloat
-    """Seconds it did not compute."""
-    communication: NonNegativeFloat = 0.0
-    """Seconds of exchanges; 0 where they count as waiting."""
+    samples: Annotated[NonNegativeInt, "Samples of the epoch, which all workers share."]
+    wait: Annotated[NonNegativeFloat, "Seconds it did not compute."]
+    communication: Annotated[NonNegativeFloat, "Seconds of exchanges; 0 where they count as waiting."] = 0.0
 
 
 class EpochEnded(Event):
     """The center was judged on the validation samples: after a synchronous round, or once an epoch."""
 
     kind = "epoch"
-    epoch: float
-    """Epochs that the run has trained so far."""
-    epochs: float | None = None
-    """Epochs to train."""
-    step: int
-    """Steps, or merges of the server, so far."""
-    loss: float | None = None
-    """Mean loss per training sample since the last such event."""
-    accuracy: float | None = None
-    """Share of training samples classified correctly since the last such event, 0 to 1."""
-    validation: Judged | None = None
-    """The center on the validation samples."""
-    samples_per_second: NonNegativeFloat | None = None
-    """Samples trained on per second since the last such event."""
-    lr: float | None = None
-    """The learning rate of the last step."""
-    seconds: NonNegativeFloat = 0.0
-    """Seconds since the last such event."""
-    workers: tuple[EpochWorker, ...] = ()
-    """A row per worker of a layer-sharded run."""
+    epoch: Annotated[float, "Epochs that the run has trained so far."]
+    epochs: Annotated[float | None, "Epochs to train."] = None
+    step: Annotated[int, "Steps, or merges of the server, so far."]
+    loss: Annotated[float | None, "Mean loss per training sample since the last such event."] = None
+    accuracy: Annotated[float | None, "Share of training samples classified correctly since then, 0 to 1."] = None
+    validation: Annotated[Judged | None, "The center on the validation samples."] = None
+    samples_per_second: Annotated[NonNegativeFloat | None, "Samples trained on per second since then."] = None
+    lr: Annotated[float | None, "The learning rate of the last step."] = None
+    seconds: Annotated[NonNegativeFloat, "Seconds since the last such event."] = 0.0
+    workers: Annotated[tuple[EpochWorker, ...], "A row per worker of a layer-sharded run."] = ()
 
 
 class ServerCounted(Event):
     """Counts of a parameter server so far."""
 
     kind = "server"
-    server: int
-    """The server's number in the run, from 1."""
-    merged: NonNegativeInt
-    """Pushes merged."""
-    repeated: NonNegativeInt
-    """Pushes that came again and were not merged twice."""
-    refused: dict[str, int]
-    """Pushes refused, by reason."""
+    server: Annotated[int, "The server's number in the run, from 1."]
+    merged: Annotated[NonNegativeInt, "Pushes merged."]
+    repeated: Annotated[NonNegativeInt, "Pushes that came again and were not merged twice."]
+    refused: Annotated[dict[str, int], "Pushes refused, by reason."]
 
 
 class Warned(Event):
     """Something out of the ordinary, for people to read: value, reason and remedy, or a message."""
 
     kind = "warning"
-    value: str = ""
-    """What the warning is about."""
-    reason: str = ""
-    """What is out of the ordinary."""
-    remedy: str = ""
-    """What to do about it."""
-    message: str = ""
-    """The whole warning, where it has no parts."""
+    value: Annotated[str, "What the warning is about."] = ""
+    reason: Annotated[str, "What is out of the ordinary."] = ""
+    remedy: Annotated[str, "What to do about it."] = ""
+    message: Annotated[str, "The whole warning, where it has no parts."] = ""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -525,9 +396,9 @@ EVENTS: dict[str, type[Event]] = {
 
 
 def parse(record: Mapping[str, Any], where: str = "event") -> Event:
-    """The event of a log's record; an `UnknownEvent` for a kind that this version does not know.
+    """Return the event of a log's record; an `UnknownEvent` for a kind that this version does not know.
 
-    Raises DamagedEvent naming where the record stands, the field that is wrong, what is wrong with it and what to do.
+    Raises DamagedEvent naming the record and its first wrong field.
     """
     fields = dict(record)
     kind = fields.pop("event", None)
@@ -545,10 +416,9 @@ def parse(record: Mapping[str, Any], where: str = "event") -> Event:
 
 
 def parsed(records: Iterable[Mapping[str, Any]], first: int = 1) -> Iterator[Event]:
-    """The events of a log, in order; kinds that this version does not know are left out. first: number of the
-    first line.
+    """Yield the events of a log, in order, without kinds that this version does not know. Raises as `parse`.
 
-    Raises DamagedEvent naming the line of a damaged event, the field, what is wrong with it and what to do.
+    first: number of the first line.
     """
     for line, record in enumerate(records, start=first):
         event = parse(record, f"line {line}")

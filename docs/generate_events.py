@@ -1,7 +1,7 @@
 """Write docs/events.md, the reference of a run's event log, from `daskcnn.events`.
 
 `python docs/generate_events.py` writes the page; with `--check` it fails where the page is not what it would write.
-A field's meaning is the docstring under it, its type the annotation.
+A field's annotation has its type and its meaning.
 """
 
 from __future__ import annotations
@@ -105,11 +105,14 @@ def _defined() -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, tuple[str, str]]]:
-    for field, behind in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id != "kind":
-            assert isinstance(behind, ast.Expr), f"{node.name}.{field.target.id} has no docstring"
-            assert isinstance(behind.value, ast.Constant), f"{node.name}.{field.target.id} has no docstring"
-            yield field.target.id, (_type(field.annotation), " ".join(str(behind.value.value).split()))
+    for field in node.body:
+        match field:
+            case ast.AnnAssign(
+                target=ast.Name(id=name),
+                annotation=ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts)),
+            ):
+                kind, meaning = elts
+                yield name, (_type(kind), ast.literal_eval(meaning))
 
 
 def _type(annotation: ast.expr) -> str:
