@@ -17,7 +17,7 @@ from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint
-from daskcnn.runs.summary import build_summary
+from daskcnn.runs.summary import Evaluated, Summary, Traffic
 from daskcnn.store import open_dataset
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
@@ -103,17 +103,16 @@ def tiny_run(folder: Path, raw: dict[str, Any], *states: TrainingState, status: 
 
 
 def _summary(path: Path, status: str) -> dict[str, Any]:
-    return build_summary(
-        run=path,
+    return Summary(
+        run=str(path),
         status=status,
         strategy="sgwu",
         epochs=2,
         seconds=10.0,
-        samples=200,
-        test={"accuracy": 0.5, "loss": 1.0},
+        images_per_second=20.0,
+        test=Evaluated(accuracy=0.5, loss=1.0),
         validation=None,
-        bytes_up=1,
-        bytes_down=2,
+        bytes=Traffic(up=1, down=2),
         workers=[],
         checkpoint=None,
-    )
+    ).model_dump()

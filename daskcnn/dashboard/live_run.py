@@ -349,7 +349,7 @@ def _label(run: LiveRun, name: str) -> str:
     line, kernels = run.board.workers.get(name), sum(run.history.kernels.get(name, {}).values())
     facts = [plural(count(kernels), "kernel")] if kernels else []
     if line is not None:
-        facts += [plural(count(line.samples), "sample")] if line.samples is not None and not kernels else []
+        facts += [plural(count(line.given), "sample")] if line.given is not None and not kernels else []
         facts += [each for each in (line.doing, line.state) if each]
     return clean(", ".join([name, *facts]))
 

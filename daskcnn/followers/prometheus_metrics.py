@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from distributed import Client
@@ -14,7 +14,6 @@ from daskcnn.cluster.link.metrics_port import Metric, RunFigures, serves_metrics
 from daskcnn.errors import ClusterError
 from daskcnn.events import (
     EpochEnded,
-    EpochWorker,
     Event,
     Judged,
     RoundEnded,
@@ -26,6 +25,10 @@ from daskcnn.events import (
     WorkersCalibrated,
 )
 from daskcnn.followers.tool import FollowedRun, Tool
+from daskcnn.runs.totals import Totals, WorkerTotals
+
+Figures = dict[tuple[str, ...], float]
+"""The values of a metric by its labels' values."""
 
 EPOCH = Metric("daskcnn_run_epoch", "gauge", "Epochs that the run has trained so far.")
 EPOCHS = Metric("daskcnn_run_epochs", "gauge", "Epochs to train.")
@@ -57,12 +60,13 @@ class Tally:
 
     def __init__(self, run: str) -> None:
         self.run, self.status = run, "starting"
-        self._figures: defaultdict[Metric, dict[tuple[str, ...], float]] = defaultdict(dict)
-        for counter in (LOST, WARNINGS):
-            self._add(counter, 0)
+        self._figures: defaultdict[Metric, Figures] = defaultdict(dict)
+        self._totals = Totals()
+        self._figures[LOST][()] = self._figures[WARNINGS][()] = 0.0
 
     def apply(self, event: Event) -> None:
         """Take in an event."""
+        self._totals.take(event)
         self._set(SEEN, event.at)
         match event:
             case RunStarted():
@@ -70,61 +74,45 @@ class Tally:
             case WorkersCalibrated():
                 self.status = "training"
             case EpochEnded():
-                self._epoch(event)
+                self._set(EPOCH, event.epoch)
+                self._set(LOSS, event.loss, "training")
+                self._set(ACCURACY, event.accuracy, "training")
+                self._judged("validation", event.validation)
+                self._set(RATE, event.lr)
+                self._set(SPEED, event.samples_per_second)
             case StepsEnded():
                 self._set(EPOCH, event.epoch)
                 self._set(LOSS, event.loss, "training")
                 self._set(RATE, event.lr)
             case RoundEnded():
-                self._round(event)
+                self._set(STALENESS, event.staleness, event.worker)
+                self._set(EPOCH, event.epoch)
             case WorkerLost():
-                self._add(LOST, 1)
+                self._figures[LOST][()] += 1
             case Warned():
-                self._add(WARNINGS, 1)
+                self._figures[WARNINGS][()] += 1
             case RunEnded():
                 self.status = event.status
                 self._judged("test", event.test)
         self._set(TRAINING, float(self.status in ("starting", "training")))
 
     def figures(self) -> RunFigures:
-        """The figures so far."""
-        return RunFigures(self.run, self.status, {metric: dict(rows) for metric, rows in self._figures.items()})
+        """Return the figures of the whole run so far."""
+        return self._shown(self._totals.values(), self._figures, "")
 
     def figures_of(self, worker: str) -> RunFigures:
-        """Those that are of one worker alone."""
-        own = {metric: self._rows_of(metric, worker) for metric in self._figures if "worker" in metric.labels}
-        return RunFigures(self.run, self.status, {metric: rows for metric, rows in own.items() if rows}, worker)
+        """Return those of one worker alone."""
+        stale = {labels: value for labels, value in self._figures[STALENESS].items() if labels == (worker,)}
+        return self._shown([self._totals.of(worker)], {STALENESS: stale}, worker)
 
-    def _rows_of(self, metric: Metric, worker: str) -> Mapping[tuple[str, ...], float]:
-        return {labels: value for labels, value in self._figures[metric].items() if labels[0] == worker}
-
-    def _epoch(self, event: EpochEnded) -> None:
-        self._set(EPOCH, event.epoch)
-        self._set(LOSS, event.loss, "training")
-        self._set(ACCURACY, event.accuracy, "training")
-        self._judged("validation", event.validation)
-        self._set(RATE, event.lr)
-        self._set(SPEED, event.samples_per_second)
-        for worker in event.workers:
-            self._spent(worker.name, worker)
-            self._add(SECONDS, worker.busy, worker.name, "compute")
-
-    def _round(self, event: RoundEnded) -> None:
-        name = event.worker
-        self._spent(name, event)
-        self._add(SECONDS, max(0.0, event.busy - event.load), name, "compute")
-        self._add(SECONDS, event.load, name, "load")
-        self._add(SECONDS, event.evaluation, name, "evaluation")
-        self._add(PUSHES, event.pushes, name)
-        self._set(STALENESS, event.staleness, name)
-        self._set(EPOCH, event.epoch)
-
-    def _spent(self, name: str, event: RoundEnded | EpochWorker) -> None:
-        self._add(SAMPLES, event.samples, name)
-        self._add(SECONDS, event.wait, name, "wait")
-        self._add(SECONDS, event.communication, name, "communication")
-        self._add(BYTES, event.bytes_up, name, "up")
-        self._add(BYTES, event.bytes_down, name, "down")
+    def _shown(self, workers: Iterable[WorkerTotals], others: Mapping[Metric, Figures], worker: str) -> RunFigures:
+        """Figures of these workers, and others."""
+        found = defaultdict(dict, {metric: dict(rows) for metric, rows in others.items()})
+        for each in workers:
+            for metric, value, *labels in _counted(each):
+                if math.isfinite(value):
+                    found[metric][(each.name, *labels)] = value
+        return RunFigures(self.run, self.status, {metric: rows for metric, rows in found.items() if rows}, worker)
 
     def _judged(self, part: str, judged: Judged | None) -> None:
         if judged is not None:
@@ -135,10 +123,20 @@ class Tally:
         if value is not None:
             self._figures[metric][labels] = float(value)
 
-    def _add(self, metric: Metric, value: float, *labels: str) -> None:
-        if math.isfinite(value):
-            rows = self._figures[metric]
-            rows[labels] = rows.get(labels, 0.0) + value
+
+def _counted(worker: WorkerTotals) -> Iterator[tuple[Metric, float, *tuple[str, ...]]]:
+    """A metric, its value and the labels behind the worker's name; none before the worker has trained."""
+    if worker.rounds:
+        yield PUSHES, worker.pushes
+        yield SECONDS, worker.load, "load"
+        yield SECONDS, worker.evaluation, "evaluation"
+    if worker.rounds or worker.samples:
+        yield SAMPLES, worker.samples
+        yield SECONDS, worker.compute, "compute"
+        yield SECONDS, worker.wait, "wait"
+        yield SECONDS, worker.communication, "communication"
+        yield BYTES, worker.bytes_up, "up"
+        yield BYTES, worker.bytes_down, "down"
 
 
 class PrometheusMetrics(Tool):

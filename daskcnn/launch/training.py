@@ -39,7 +39,8 @@ from daskcnn.nn.summary import LayerSummary, summarise
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, check_of, facts_of, parse_record, replicas_of, to_state
-from daskcnn.runs.summary import build_summary, worker_totals
+from daskcnn.runs.summary import Evaluated, Summary, Traffic, WorkerSummary
+from daskcnn.runs.totals import worker_totals
 from daskcnn.show.renderers.run_text import format_summary
 from daskcnn.show.renderers.terminal import Progress, choose, shown, warnings_by
 from daskcnn.store import Dataset
@@ -376,25 +377,24 @@ def _summary(
 ) -> dict[str, Any]:
     workers = worker_totals(recorder.directory.events())
     prepared = recorder.prepared
-    return build_summary(
-        run=recorder.directory.path,
+    return Summary(
+        run=str(recorder.directory.path),
         status=status,
         strategy=prepared.job.train.strategy,
         epochs=state.epoch,
         seconds=seconds,
-        samples=round(state.epoch * prepared.samples),
+        images_per_second=round(state.epoch * prepared.samples) / seconds if seconds > 0 else None,
         test=_result(test),
         validation=_result(state.validation),
-        bytes_up=sum(w["bytes_up"] for w in workers),
-        bytes_down=sum(w["bytes_down"] for w in workers),
-        workers=workers,
-        checkpoint=recorder.checkpoint,
+        bytes=Traffic(up=sum(w.bytes_up for w in workers), down=sum(w.bytes_down for w in workers)),
+        workers=[WorkerSummary.model_validate(w) for w in workers],
+        checkpoint=None if recorder.checkpoint is None else str(recorder.checkpoint),
         reason=reason,
-    )
+    ).model_dump()
 
 
-def _result(score: Score | None) -> dict[str, Any] | None:
-    return None if score is None else score.judged.model_dump()
+def _result(score: Score | None) -> Evaluated | None:
+    return None if score is None else Evaluated.model_validate(score.judged)
 
 
 def _finish(

@@ -1,32 +1,31 @@
-"""The state of a run as its events tell it: what a display shows."""
+"""The state of a run, folded from its events: all that a display shows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import singledispatchmethod
 
 from daskcnn import events
+from daskcnn.runs.totals import WorkerTotals
 from daskcnn.show.text import shard_text
 
 STARTING, CALIBRATING = "starting", "calibrating"
 
 
 @dataclass
-class WorkerLine:
-    """One worker's line: the samples given to it, seconds summed over its rounds, the rest of the last one.
+class WorkerLine(WorkerTotals):
+    """A worker's totals, and what its last event said of it.
 
-    doing: what it is measuring, before it is calibrated.
+    Attributes
+    ----------
+    given : samples allocated to it.
+    doing : what it measures before it is calibrated.
     """
 
-    name: str
-    device: str = ""
-    samples: int | None = None
+    given: int | None = None
     loss: float | None = None
     speed: float | None = None
-    busy: float = 0.0
-    wait: float = 0.0
-    communication: float = 0.0
     staleness: int | None = None
     shards: dict[str, str] = field(default_factory=dict)
     conv_seconds: float | None = None
@@ -42,7 +41,7 @@ class WorkerLine:
 
 @dataclass
 class Board:
-    """Folds events, in order, into what there is to show; `apply` is the only thing that changes it."""
+    """Folds events, in order, into what a display shows; nothing but `apply` changes it."""
 
     run: str = ""
     strategy: str = ""
@@ -69,24 +68,22 @@ class Board:
     _advanced: float = 0.0
 
     def apply(self, event: events.Event, now: float) -> None:
-        """Take in one event at `now` (seconds of any clock); unknown ones change nothing."""
+        """Take in one event at `now`, in seconds of any clock."""
         self._now = now
-        handler = self._HANDLERS.get(type(event))
-        if handler is not None:
-            handler(self, event)
+        self._take(event)
 
     @property
     def calibrating(self) -> bool:
-        """Whether no worker trains yet."""
+        """True if no worker trains yet."""
         return self.status in (STARTING, CALIBRATING) and self.loss is None
 
     @property
     def fraction(self) -> float:
-        """How much of the run is done, 0 to 1."""
+        """The part of the run that is done, 0 to 1."""
         return min(1.0, self.epoch / self.epochs) if self.epochs else 0.0
 
     def remaining(self, now: float) -> float | None:
-        """Seconds left at the pace since training began (or went on after a resume); None while unknown."""
+        """Return the seconds left, at the pace since training began or was resumed; None while unknown."""
         if self._origin is None or self.fraction <= self._origin[1]:
             return None
         since, begun = self._origin
@@ -94,19 +91,31 @@ class Board:
         return max(0.0, (1.0 - self.fraction) / pace - (now - self._advanced))
 
     def worker(self, name: str) -> WorkerLine:
-        """The worker's row, made when it is new."""
+        """Return the worker's line, made when it is new."""
         return self.workers.setdefault(name, WorkerLine(name))
 
-    def _started(self, event: events.RunStarted) -> None:
+    def _advance(self, epoch: float) -> None:
+        self.epoch, self._advanced = max(self.epoch, epoch), self._now
+        if self._origin is None:
+            self._origin = (self._now, self.fraction)
+
+    @singledispatchmethod
+    def _take(self, event: events.Event) -> None:
+        """Take in an event by its class; one without a method of its own changes nothing."""
+
+    @_take.register
+    def _(self, event: events.RunStarted) -> None:
         self.run, self.strategy, self.epochs = event.run, event.strategy, event.epochs
 
-    def _calibrating(self, event: events.Calibrating) -> None:
+    @_take.register
+    def _(self, event: events.Calibrating) -> None:
         if self.status == STARTING:
             self.status = CALIBRATING
         parts = f" {event.done}/{event.of}" if event.of else ""
         self.worker(event.worker).doing = f"{event.doing}{parts}"
 
-    def _calibrated(self, event: events.WorkersCalibrated) -> None:
+    @_take.register
+    def _(self, event: events.WorkersCalibrated) -> None:
         self.status = "training"
         for worker in event.workers:
             row = self.worker(worker.name)
@@ -114,35 +123,30 @@ class Board:
         if not self._resumed:
             self._origin = (self._now, 0.0)
 
-    def _groups(self, event: events.GroupsFormed) -> None:
-        """Groups take the place of their members."""
-        for group in event.groups:
+    @_take.register
+    def _(self, event: events.GroupsFormed) -> None:
+        for group in event.groups:  # in the place of its members
             for member in group.members:
                 self.workers.pop(member, None)
             row = self.worker(group.name)
             row.device, row.state = group.device, ""
 
-    def _resume(self, event: events.RunResumed) -> None:
+    @_take.register
+    def _(self, event: events.RunResumed) -> None:
         self._resumed, self._origin, self.step = True, None, event.step
 
-    def _advance(self, epoch: float) -> None:
-        self.epoch, self._advanced = max(self.epoch, epoch), self._now
-        if self._origin is None:
-            self._origin = (self._now, self.fraction)
-
-    def _round(self, event: events.RoundEnded) -> None:
+    @_take.register
+    def _(self, event: events.RoundEnded) -> None:
         row = self.worker(event.worker)
-        row.loss, row.speed, row.staleness = event.loss, event.samples_per_second, event.staleness
-        row.busy += event.busy
-        row.wait += event.wait
-        row.communication += event.communication
-        row.state = ""
+        row.add(event)
+        row.loss, row.speed, row.staleness, row.state = event.loss, event.samples_per_second, event.staleness, ""
         self.asynchronous |= bool(row.staleness)
         self.loss, self.accuracy, self.lr = event.loss, event.accuracy, event.lr
         self.samples_per_second = sum(w.speed or 0.0 for w in self.workers.values() if not w.state)
         self._advance(event.epoch)
 
-    def _epoch(self, event: events.EpochEnded) -> None:
+    @_take.register
+    def _(self, event: events.EpochEnded) -> None:
         self.step, self.loss, self.accuracy = event.step, event.loss, event.accuracy
         self.samples_per_second, self.lr = event.samples_per_second, event.lr
         self.epochs = event.epochs or self.epochs
@@ -153,9 +157,9 @@ class Board:
             self.least_validation_loss = _best(min, self.least_validation_loss, loss)
         self._advance(event.epoch)
 
-    def _steps(self, event: events.StepsEnded) -> None:
-        self.step, self.loss = event.step, event.loss
-        self.seconds_per_step = event.seconds_per_step
+    @_take.register
+    def _(self, event: events.StepsEnded) -> None:
+        self.step, self.loss, self.seconds_per_step = event.step, event.loss, event.seconds_per_step
         for worker in event.workers:
             row = self.worker(worker.name)
             divided = self._divided.get(worker.name, {})
@@ -166,46 +170,35 @@ class Board:
             row.conv_seconds = worker.conv_seconds
         self._advance(event.epoch)
 
-    def _shards(self, event: events.KernelsSharded) -> None:
+    @_take.register
+    def _(self, event: events.KernelsSharded) -> None:
         self._divided, self._of = event.divided, event.of
 
-    def _allocation(self, event: events.SamplesAllocated) -> None:
+    @_take.register
+    def _(self, event: events.SamplesAllocated) -> None:
         for name, samples in event.sizes.items():
-            self.worker(name).samples = samples
+            self.worker(name).given = samples
 
-    def _worker_lost(self, event: events.WorkerLost) -> None:
+    @_take.register
+    def _(self, event: events.WorkerLost) -> None:
         self.worker(event.worker).state = "lost"
 
-    def _worker_left_out(self, event: events.WorkerLeftOut) -> None:
+    @_take.register
+    def _(self, event: events.WorkerLeftOut) -> None:
         self.workers.pop(event.worker, None)
 
-    def _worker_joined(self, event: events.WorkerJoined) -> None:
+    @_take.register
+    def _(self, event: events.WorkerJoined) -> None:
         row = self.worker(event.worker)
-        row.samples, row.state = event.samples, ""
+        row.given, row.state = event.samples, ""
 
-    def _worker_ignored(self, event: events.WorkerIgnored) -> None:
+    @_take.register
+    def _(self, event: events.WorkerIgnored) -> None:
         self.worker(event.address).state = "ignored"
 
-    def _ended(self, event: events.RunEnded) -> None:
+    @_take.register
+    def _(self, event: events.RunEnded) -> None:
         self.status = event.status
-
-    _HANDLERS: ClassVar[dict[type[events.Event], Callable[[Board, Any], None]]] = {
-        events.RunStarted: _started,
-        events.Calibrating: _calibrating,
-        events.WorkersCalibrated: _calibrated,
-        events.GroupsFormed: _groups,
-        events.RunResumed: _resume,
-        events.RoundEnded: _round,
-        events.EpochEnded: _epoch,
-        events.StepsEnded: _steps,
-        events.KernelsSharded: _shards,
-        events.SamplesAllocated: _allocation,
-        events.WorkerLost: _worker_lost,
-        events.WorkerLeftOut: _worker_left_out,
-        events.WorkerJoined: _worker_joined,
-        events.WorkerIgnored: _worker_ignored,
-        events.RunEnded: _ended,
-    }
 
 
 def _best(choose: Callable[..., float], *found: float | None) -> float | None:

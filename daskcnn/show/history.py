@@ -10,9 +10,9 @@ lives, as they are work that was done. The clock and the looks go back to the ch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import singledispatchmethod
+from typing import Any
 
 from daskcnn import events
 from daskcnn.show.lines import describe
@@ -114,6 +114,13 @@ class StepSums:
         self.seconds, self.steps = self.seconds + epoch.seconds, self.steps + steps
 
 
+_TIMELESS = (
+    *(events.Calibrating, events.LinkSpeeds, events.SamplesAllocated, events.StepsEnded, events.UnknownEvent),
+    events.RunEnded,
+)
+"""Events that do not move a report's clock."""
+
+
 @dataclass
 class History:
     """Takes in events, in order; `take` is the only thing that changes it.
@@ -155,11 +162,9 @@ class History:
 
     def take(self, event: events.Event) -> None:
         """Take in one event; those that a report has no use for change nothing."""
-        if type(event) not in self._HANDLERS:
-            return
-        if not isinstance(event, events.RunEnded):
+        if not isinstance(event, _TIMELESS):
             self.now = self.seconds_at(event.at)
-        self._HANDLERS[type(event)](self, event)
+        self._take(event)
 
     def seconds_at(self, at: float | None) -> float:
         """Seconds of the run at this time of the events' clock; those of now where it is not known."""
@@ -179,7 +184,12 @@ class History:
         self.servers = dict(list(self.servers.items())[-most:])
         self._kept = dict(list(self._kept.items())[-most:])
 
-    def _on_start(self, event: events.RunStarted) -> None:
+    @singledispatchmethod
+    def _take(self, event: events.Event) -> None:
+        """Take in an event by its class; one without a method of its own changes nothing."""
+
+    @_take.register
+    def _(self, event: events.RunStarted) -> None:
         """The driver starts. Unless a resume follows, it starts at the beginning."""
         self._before, self.now, self._step = 0.0, 0.0, 0
         if self.rows:
@@ -192,28 +202,32 @@ class History:
         self._numbers = {}
         self.began[self._life] = self.now
 
-    def _on_resume(self, event: events.RunResumed) -> None:
+    @_take.register
+    def _(self, event: events.RunResumed) -> None:
         self.looks = [look for look in self._undone if look.step <= event.step]
         latest = self.looks[-1].at if self.looks else 0.0
         self._before = self.now = self.began[self._life] = self._kept.get(event.step, latest)
         self._step = event.step
-        self._on_trouble(event)
+        self._note(event)
 
-    def _on_calibration(self, event: events.WorkersCalibrated) -> None:
+    @_take.register
+    def _(self, event: events.WorkersCalibrated) -> None:
         """Training begins."""
         self._begun, self.now = event.at, self._before
         self.calibrated |= {worker.name: worker for worker in event.workers}
         self.devices |= {worker.name: worker.device for worker in event.workers}
         self.present = frozenset(worker.name for worker in event.workers)
 
-    def _on_groups(self, event: events.GroupsFormed) -> None:
+    @_take.register
+    def _(self, event: events.GroupsFormed) -> None:
         """Groups take the place of their members."""
         members = {member for group in event.groups for member in group.members} | {*event.left_out}
         own = {group.name: group.device for group in event.groups}
         self.devices = {name: device for name, device in self.devices.items() if name not in members} | own
         self.present = frozenset(own)
 
-    def _on_round(self, event: events.RoundEnded) -> None:
+    @_take.register
+    def _(self, event: events.RoundEnded) -> None:
         number = event.round + 1
         if number <= self._numbers.get(event.worker, 0):  # made again, for a new server
             self._begin_life()
@@ -222,7 +236,8 @@ class History:
             self.conv_seconds.setdefault(member.name, Counter()).update(member.conv_seconds)
         self._add(RoundRow(self._life, number, given, self.now, event.epoch, event))
 
-    def _on_epoch(self, event: events.EpochEnded) -> None:
+    @_take.register
+    def _(self, event: events.EpochEnded) -> None:
         if event.at is None:  # a log without times
             self.now += event.seconds
         for part in event.workers:
@@ -273,17 +288,23 @@ class History:
         self._numbers[row.worker] = row.number
         self.there[row.life, row.number] = self.present
 
-    def _on_joined(self, event: events.WorkerJoined) -> None:
+    @_take.register
+    def _(self, event: events.WorkerJoined) -> None:
         self.present |= {event.worker}
         self.devices.setdefault(event.worker, "")
-        self._on_trouble(event)
+        self._note(event)
 
-    def _on_trouble(self, event: events.Event) -> None:
-        if isinstance(event, events.WorkerLost):
-            self.present -= {event.worker}
+    @_take.register
+    def _(self, event: events.WorkerLost) -> None:
+        self.present -= {event.worker}
+        self._note(event)
+
+    @_take.register(events.WorkerIgnored | events.WorkerLeftOut | events.Warned)
+    def _note(self, event: events.Event) -> None:
         self.notes += [Note(self.now, line) for line in describe(event)]
 
-    def _on_shards(self, event: events.KernelsSharded) -> None:
+    @_take.register
+    def _(self, event: events.KernelsSharded) -> None:
         self.kernels, self.eq2, self._home = event.kernels, event.eq2, event.home
         self.shards = {
             worker: {
@@ -293,29 +314,14 @@ class History:
             for worker, own in event.kernels.items()
         }
 
-    def _on_server(self, event: events.ServerCounted) -> None:
+    @_take.register
+    def _(self, event: events.ServerCounted) -> None:
         self.servers[self._life, event.server] = event
 
-    def _on_checkpoint(self, event: events.CheckpointWritten) -> None:
+    @_take.register
+    def _(self, event: events.CheckpointWritten) -> None:
         self._kept[event.step] = self.now
 
-    def _on_end(self, event: events.RunEnded) -> None:
+    @_take.register
+    def _(self, event: events.RunEnded) -> None:
         self.end = event
-
-    _HANDLERS: ClassVar[dict[type[events.Event], Callable[[History, Any], None]]] = {
-        events.RunStarted: _on_start,
-        events.RunResumed: _on_resume,
-        events.WorkersCalibrated: _on_calibration,
-        events.GroupsFormed: _on_groups,
-        events.RoundEnded: _on_round,
-        events.EpochEnded: _on_epoch,
-        events.KernelsSharded: _on_shards,
-        events.ServerCounted: _on_server,
-        events.CheckpointWritten: _on_checkpoint,
-        events.RunEnded: _on_end,
-        events.WorkerLost: _on_trouble,
-        events.WorkerJoined: _on_joined,
-        events.WorkerIgnored: _on_trouble,
-        events.WorkerLeftOut: _on_trouble,
-        events.Warned: _on_trouble,
-    }

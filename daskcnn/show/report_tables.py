@@ -16,6 +16,7 @@ from typing import Any
 
 from daskcnn.events import CalibratedWorker, Event, Judged, RunStarted
 from daskcnn.ps import RULES
+from daskcnn.runs.totals import WorkerTotals
 from daskcnn.show.history import EvaluationRow, History, Note, RoundRow, StepSums
 
 UNFINISHED, LAYER = "not ended", "layer"
@@ -197,11 +198,15 @@ def tables(events: Iterable[Event]) -> RunReport:
 
 
 def report_of(run: History) -> RunReport:
-    """The report of a run's course so far."""
+    """Return the report of a run's course so far."""
     by_round = tuple(_balances(run))
     ended = run.end
     seconds = run.now if ended is None or ended.seconds is None else ended.seconds
     images = run.epoch * (run.start.samples or 0)
+    rows: dict[str, list[RoundRow]] = {name: [] for name in run.devices}
+    for row in run.rows:
+        rows.setdefault(row.worker, []).append(row)
+    total = _worker(run, "all", run.rows)
     return RunReport(
         start=run.start,
         status=UNFINISHED if ended is None else ended.status,
@@ -209,20 +214,20 @@ def report_of(run: History) -> RunReport:
         seconds=seconds,
         images_per_second=images / seconds if images and seconds else None,
         test=ended.test if ended else None,
-        workers=tuple(_worker(run, name, rows) for name, rows in _by_worker(run).items()),
-        total=replace(_worker(run, "all", run.rows), images_per_second=None),
+        workers=tuple(_worker(run, name, own) for name, own in rows.items()),
+        total=replace(total, images_per_second=None),
         rounds=tuple(run.rows),
         increments=_by_increment(by_round),
         by_round=by_round,
         balance=_pooled(by_round) if by_round else None,
-        traffic=_traffic(run),
+        traffic=_traffic(run, total),
         server=_counted(run),
         looks=tuple(run.looks),
         notes=tuple(run.notes),
         kernels=run.kernels,
         shards=run.shards,
         conv_seconds={name: dict(seconds) for name, seconds in run.conv_seconds.items()},
-        breakdown=_breakdown(run),
+        breakdown={name: _step(run, _totals(own, name)) for name, own in rows.items() if _sharded(run) and run.steps},
         papers_step=_papers_step(run.step_sums),
         began=dict(run.began),
         calibrated=tuple(run.calibrated.values()),
@@ -237,51 +242,47 @@ def _papers_step(sums: StepSums) -> StepParts | None:
     return StepParts(comm / sums.steps, sums.conv / sums.steps, sums.comp / sums.steps)
 
 
-def _breakdown(run: History) -> dict[str, StepParts]:
-    """Of the mean step, from all epochs that have ended."""
-    steps = run.steps
-    if not (_sharded(run) and steps):
-        return {}
-    parts = {}
-    for name, rows in _by_worker(run).items():
-        busy, conv = sum(row.numbers.busy for row in rows), sum(run.conv_seconds.get(name, {}).values())
-        comm = sum(row.numbers.wait + row.numbers.communication for row in rows)
-        parts[name] = StepParts(comm / steps, conv / steps, max(0.0, busy - conv) / steps)
-    return parts
+def _step(run: History, own: WorkerTotals) -> StepParts:
+    """A worker's part of the mean step, over all epochs that have ended."""
+    conv = sum(run.conv_seconds.get(own.name, {}).values())
+    comm, comp = own.wait + own.communication, max(0.0, own.busy - conv)
+    return StepParts(comm / run.steps, conv / run.steps, comp / run.steps)
 
 
 # --- workers ---
 
 
-def _by_worker(run: History) -> dict[str, list[RoundRow]]:
-    found: dict[str, list[RoundRow]] = {name: [] for name in run.devices}
-    for row in run.rows:
-        found.setdefault(row.worker, []).append(row)
-    return found
+def _totals(rows: Iterable[RoundRow], name: str) -> WorkerTotals:
+    totals = WorkerTotals(name)
+    for row in rows:
+        totals.add(row.numbers)
+    return totals
 
 
 def _worker(run: History, name: str, rows: Sequence[RoundRow]) -> WorkerRow:
+    sums = _totals(rows, name)
+    apart = any(row.apart for row in rows)
     stale = [row.numbers.staleness for row in rows if row.numbers.staleness is not None]
-    busy, load = sum(row.numbers.busy for row in rows), _sum(row.value("load") for row in rows)
+    gammas = [row.numbers.gamma for row in rows if row.numbers.gamma is not None]
     return WorkerRow(
         name=name,
         device=run.devices.get(name, ""),
         lost=name in run.devices and name not in run.present,
         samples=_presented(run, rows),
         rounds=len(rows),
-        pushes=sum(row.numbers.pushes for row in rows),
-        busy=busy,
-        compute=busy - (load or 0.0),
-        load=load,
-        communication=_sum(row.value("communication") for row in rows),
-        wait=sum(row.numbers.wait for row in rows),
-        evaluation=_sum(row.value("evaluation") for row in rows),
-        images_per_second=sum(row.numbers.samples for row in rows) / busy if busy and not _sharded(run) else None,
-        bytes_up=sum(row.numbers.bytes_up for row in rows),
-        bytes_down=sum(row.numbers.bytes_down for row in rows),
-        staleness_mean=_mean(stale),
+        pushes=sums.pushes,
+        busy=sums.busy,
+        compute=sums.compute,
+        load=sums.load if apart else None,
+        communication=sums.communication if apart else None,
+        wait=sums.wait,
+        evaluation=sums.evaluation if apart else None,
+        images_per_second=sums.samples / sums.busy if sums.busy and not _sharded(run) else None,
+        bytes_up=sums.bytes_up,
+        bytes_down=sums.bytes_down,
+        staleness_mean=sum(stale) / len(stale) if stale else None,
         staleness_max=max(stale, default=None),
-        gamma=_mean(row.numbers.gamma for row in rows),
+        gamma=sum(gammas) / len(gammas) if gammas else None,
         q=rows[-1].numbers.q if rows else None,
     )
 
@@ -296,17 +297,6 @@ def _presented(run: History, rows: Sequence[RoundRow]) -> int:
     if not _sharded(run):
         return sum(row.numbers.samples for row in rows)
     return sum({(row.life, row.number): row.numbers.samples for row in rows}.values())
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum of those that were measured; None where none was."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 # --- balance ---
@@ -390,19 +380,14 @@ def _pooled(rounds: Sequence[RoundBalance]) -> RoundBalance:
 # --- exchanges ---
 
 
-def _traffic(run: History) -> BytesMoved:
-    start, pushes = run.start, sum(row.numbers.pushes for row in run.rows)
-    vector = start.vector_bytes
-    if vector is None and start.parameters is not None:
-        vector = WEIGHT * start.parameters
-    up, down = sum(row.numbers.bytes_up for row in run.rows), sum(row.numbers.bytes_down for row in run.rows)
+def _traffic(run: History, total: WorkerRow) -> BytesMoved:
+    vector, up, down, pushes = run.start.vector_bytes, total.bytes_up, total.bytes_down, total.pushes
+    if vector is None and run.start.parameters is not None:
+        vector = WEIGHT * run.start.parameters
     foreseen = 2 * vector * pushes if vector and pushes else None
     share = (up + down) / foreseen if foreseen else None
-    seconds = _sum(row.value("communication") for row in run.rows)
-    if not _sharded(run):
-        return BytesMoved(up, down, seconds, pushes, vector, foreseen, share)
-    a_step = up / run.steps if run.steps else None
-    return BytesMoved(up, down, seconds, pushes, vector, foreseen, share, a_step, run.eq2)
+    moved = BytesMoved(up, down, total.communication, pushes, vector, foreseen, share)
+    return replace(moved, a_step=up / run.steps if run.steps else None, eq2=run.eq2) if _sharded(run) else moved
 
 
 def _counted(run: History) -> Counted | None:

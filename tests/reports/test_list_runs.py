@@ -16,7 +16,7 @@ from daskcnn.events import EpochEnded, Event, Judged, RunStarted, WorkerLost
 from daskcnn.reports import report as listing
 from daskcnn.reports.report import list_runs, log_lines
 from daskcnn.runs.directory import RunDirectory, is_written
-from daskcnn.runs.summary import build_summary
+from daskcnn.runs.summary import Summary
 
 EVENTS: list[tuple[float, Event]] = [
     (100.0, RunStarted(run="x", strategy="agwu", epochs=3, samples=10, validation_samples=5, parameters=7)),
@@ -35,9 +35,10 @@ def make(root: Path, name: str, events: list[tuple[float, Event]] = EVENTS) -> R
 
 
 def summary(run: Path, **changes: Any) -> dict[str, Any]:
-    parts: dict[str, Any] = {"run": run, "status": "done", "strategy": "agwu", "epochs": 3.0, "seconds": 61.0}
-    parts |= {"samples": 30, "test": {"accuracy": 0.5, "loss": 1.0, "auc": None}, "validation": None, "bytes_up": 1}
-    return build_summary(**{**parts, "bytes_down": 1, "workers": [], "checkpoint": None, **changes})
+    parts: dict[str, Any] = {"run": str(run), "status": "done", "strategy": "agwu", "epochs": 3.0, "seconds": 61.0}
+    parts |= {"images_per_second": 0.5, "test": {"accuracy": 0.5, "loss": 1.0, "auc": None}, "validation": None}
+    parts |= {"bytes": {"up": 1, "down": 1}, "workers": [], "checkpoint": None, **changes}
+    return Summary(**parts).model_dump()
 
 
 def test_each_run_has_its_state_accuracy_and_duration(tmp_path: Path) -> None:

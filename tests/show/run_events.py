@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from daskcnn.events import parsed
-from daskcnn.runs import summary
+from daskcnn.runs import totals
+from daskcnn.runs.totals import WorkerTotals
 from daskcnn.show import report_tables
 from daskcnn.show.report_tables import RunReport
 
@@ -18,9 +19,9 @@ def tables(log: Iterable[Event]) -> RunReport:
     return report_tables.tables(parsed(log))
 
 
-def worker_totals(log: Iterable[Event]) -> list[dict[str, Any]]:
+def worker_totals(log: Iterable[Event]) -> list[WorkerTotals]:
     """The totals of a log."""
-    return summary.worker_totals(parsed(log))
+    return totals.worker_totals(parsed(log))
 
 
 def start(**changes: Any) -> Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -178,8 +179,8 @@ def test_workers_add_up_to_all_of_them() -> None:
 def test_the_report_and_the_summary_agree(events: list[Event]) -> None:
     report = {worker.name: worker for worker in tables(events).workers}
     for total in worker_totals(events):
-        for key, value in total.items():
-            assert (getattr(report[total["name"]], key) or 0) == (value or 0)
+        for key, value in asdict(total).items():
+            assert (getattr(report[total.name], key) or 0) == (value or 0)
 
 
 def test_a_layer_sharded_run_has_epochs_for_rounds_and_no_sample_counts_twice() -> None:

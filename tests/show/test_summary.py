@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from daskcnn.runs.summary import build_summary
+from daskcnn.runs.summary import Summary, WorkerSummary
+from daskcnn.runs.totals import WorkerTotals
 from daskcnn.show import text
 from daskcnn.show.renderers.run_text import format_report, format_summary
 from tests.show.run_events import calibration, data_parallel, round_of, start, tables, worker_totals
@@ -14,10 +15,11 @@ from tests.show.run_events import calibration, data_parallel, round_of, start, t
 
 def summary(**changes: Any) -> dict[str, Any]:
     parts: dict[str, Any] = {"run": "runs/my run", "status": "done", "strategy": "sgwu", "epochs": 10.0}
-    parts |= {"seconds": 252.0, "samples": 480_000, "test": {"accuracy": 0.6912, "loss": 0.912}}
-    parts |= {"validation": {"accuracy": 0.7, "loss": 0.8}, "bytes_up": 12_345_678, "bytes_down": 950}
-    parts |= {"workers": worker_totals(data_parallel()), "checkpoint": "runs/my run/checkpoints/step-000000375"}
-    return build_summary(**{**parts, **changes})
+    parts |= {"seconds": 252.0, "images_per_second": 480_000 / 252, "test": {"accuracy": 0.6912, "loss": 0.912}}
+    parts |= {"validation": {"accuracy": 0.7, "loss": 0.8}, "bytes": {"up": 12_345_678, "down": 950}}
+    workers = [WorkerSummary.model_validate(total) for total in worker_totals(data_parallel())]
+    parts |= {"workers": workers, "checkpoint": "runs/my run/checkpoints/step-000000375"}
+    return Summary(**{**parts, **changes}).model_dump()
 
 
 def test_the_summary_has_the_documented_fields() -> None:
@@ -50,10 +52,9 @@ def test_the_summary_has_the_documented_fields() -> None:
 
 
 def test_the_summary_is_strict_json() -> None:
-    built = summary(test={"accuracy": math.nan, "loss": math.inf}, seconds=0.0, checkpoint=None)
+    built = summary(test={"accuracy": math.nan, "loss": math.inf}, checkpoint=None)
     assert json.loads(json.dumps(built, allow_nan=False)) == built
-    assert built["test"] == {"accuracy": None, "loss": None}
-    assert built["images_per_second"] is None
+    assert built["test"] == {"accuracy": None, "loss": None, "auc": None}
 
 
 def test_totals_add_up_over_rounds_and_a_resume() -> None:
@@ -61,17 +62,17 @@ def test_totals_add_up_over_rounds_and_a_resume() -> None:
     first, second = worker_totals(
         [*resumed, {"event": "resume", "step": 3}, *resumed, {"event": "end", "status": "done"}]
     )
-    assert (first["samples"], first["bytes_up"], first["bytes_down"]) == (25_000, 4000, 8000)
-    assert first["busy"] == pytest.approx(4 * 9.7)
-    assert second == {**second, "name": "w1", "device": "cpu", "samples": 0, "busy": 0.0}
+    assert (first.samples, first.bytes_up, first.bytes_down) == (25_000, 4000, 8000)
+    assert first.busy == pytest.approx(4 * 9.7)
+    assert second == WorkerTotals("w1", "cpu")
 
 
 def test_groups_take_the_place_of_their_members() -> None:
     formed = {"event": "groups", "groups": [{"name": "group-0", "members": ["w0", "w2"], "device": "2 cpu"}]}
     left_out, group = worker_totals([calibration("w0", "w1", "w2"), formed, round_of("group-0"), round_of("group-0")])
-    assert (left_out["name"], left_out["samples"]) == ("w1", 0)
-    assert (group["name"], group["device"]) == ("group-0", "2 cpu")
-    assert group["samples"] == 2 * round_of("w0")["samples"]
+    assert (left_out.name, left_out.samples) == ("w1", 0)
+    assert (group.name, group.device) == ("group-0", "2 cpu")
+    assert group.samples == 2 * round_of("w0")["samples"]
 
 
 def test_people_see_results_workers_and_what_to_do_next() -> None:
@@ -119,7 +120,12 @@ def test_a_summary_of_any_width_says_the_same(width: int) -> None:
 
 def test_the_report_has_the_same_shares_of_time() -> None:
     report = tables([start(), *data_parallel(), {"event": "end", "status": "done", "seconds": 30.0}])
-    told = format_summary(summary(seconds=report.seconds, workers=worker_totals(data_parallel())))
+    told = format_summary(
+        summary(
+            seconds=report.seconds,
+            workers=[WorkerSummary.model_validate(total) for total in worker_totals(data_parallel())],
+        )
+    )
     (time,) = [line.split(None, 1)[1] for line in told.splitlines() if line.startswith("time ")]
     assert time in format_report(report)
 
@@ -154,7 +160,9 @@ def test_the_command_that_resumes_is_shown_where_it_helps(status: str, checkpoin
 
 
 def test_what_was_not_measured_is_left_out_or_dashed() -> None:
-    shown = format_summary(summary(test=None, validation={"accuracy": None, "loss": None}, seconds=0.0, workers=[]))
+    shown = format_summary(
+        summary(test=None, validation={"accuracy": None, "loss": None}, images_per_second=None, workers=[])
+    )
     assert "test " not in shown
     assert "validation  accuracy -, loss -" in shown
     assert ", - images/s" in shown

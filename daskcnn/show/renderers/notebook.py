@@ -106,7 +106,7 @@ class NotebookProgress:
 def _row(row: WorkerLine) -> tuple[str, ...]:
     shares = ["-"] * 3 if row.shares is None else [f"{100 * share:.0f} %" for share in row.shares]
     state = row.state or row.doing
-    return row.name, row.device, count(row.samples), number(row.loss), count(row.speed), *shares, state
+    return row.name, row.device, count(row.given), number(row.loss), count(row.speed), *shares, state
 
 
 def in_notebook() -> NotebookProgress | None:

@@ -189,7 +189,7 @@ def _kernels(board: Board) -> _Cell:
 
 
 _SAMPLES_AND_LOSS: list[_Column] = [
-    ("samples", "right", lambda row: count(row.samples)),
+    ("samples", "right", lambda row: count(row.given)),
     ("loss", "right", lambda row: number(row.loss)),
 ]
 
