@@ -1,4 +1,4 @@
-"""Hands the events of a run to the tools that its job names: in batches, and each on a thread of its own.
+"""Feeds of a run's events to the tools that its job names: in batches, each on a thread of its own.
 
 Training never waits for a tool. A tool that fails is told nothing more, and one warning says why.
 """
@@ -33,13 +33,14 @@ Emit = Callable[[Event], None]
 
 
 def named_tools(job: Job) -> dict[str, type[Tool]]:
-    """The tools that the job asks for."""
+    """Return the tools that the job asks for, by key."""
     return {key: tool for key, tool in TOOLS.items() if getattr(job.run, key)}
 
 
 def check_tools(job: Job) -> None:
     """Raise JobError with everything that keeps a tool of the job from following it."""
-    if problems := [problem for key, tool in named_tools(job).items() for problem in tool.problems(_set(job, key))]:
+    tools = named_tools(job)
+    if problems := [problem for key in tools for problem in tools[key].problems(getattr(job.run, key))]:
         raise JobError(problems)
 
 
@@ -47,11 +48,6 @@ def check_tools_there(job: Job, client: Client) -> None:
     """Raise ClusterError where the cluster lacks what a tool of the job needs."""
     for tool in named_tools(job).values():
         tool.check_cluster(client)
-
-
-def _set(job: Job, key: str) -> str | bool:
-    setting: str | bool = getattr(job.run, key)
-    return setting
 
 
 class Feed:

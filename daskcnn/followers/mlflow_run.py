@@ -7,6 +7,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -49,7 +50,7 @@ class MLflowRun(Tool):
 
     @classmethod
     def problems(cls, setting: str | bool) -> Iterator[str]:
-        """The package is missing, or nothing answers at the URI."""
+        """Yield why the package cannot be used: it is missing, or nothing answers at the URI."""
         missing = list(super().problems(setting))
         yield from missing
         if not missing and (reason := _unreachable(str(setting))):
@@ -151,15 +152,13 @@ def _unreachable(uri: str) -> str:
 
 
 def save_model(model: TrainedModel, folder: Path) -> Path:
-    """Write the network into this folder as a model of MLflow's flavour `python_function`; returns its path.
+    """Write the network into this folder as a model of MLflow's flavour `python_function`; return its path.
 
     Its input is a tensor of images (N, H, W, C) as they are at rest, its output probabilities (N, classes).
     """
     from mlflow import pyfunc
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
-
-    from daskcnn import __version__
 
     images = TensorSpec(model.dtype, (-1, *model.shape), "images")
     found = TensorSpec(np.dtype(model.job.model.dtype), (-1, len(model.classes)), "probabilities")
@@ -169,20 +168,20 @@ def save_model(model: TrainedModel, folder: Path) -> Path:
         loader_module=__name__,
         data_path=str(model.kept_in(folder / "run")),
         signature=ModelSignature(inputs=Schema([images]), outputs=Schema([found])),
-        pip_requirements=[f"daskcnn=={__version__}"],
+        pip_requirements=[f"daskcnn=={version('daskcnn')}"],
         metadata={"classes": list(model.classes)},
     )
     return path
 
 
 class LoadedNetwork:
-    """What MLflow's `pyfunc.load_model` wraps."""
+    """The network as MLflow's `pyfunc.load_model` wraps it."""
 
     def __init__(self, model: TrainedModel) -> None:
         self.model = model
 
     def predict(self, images: Any, params: Mapping[str, Any] | None = None) -> Any:
-        """Probability of each class, (N, classes), of images (N, H, W, C), which may be named `images`."""
+        """Return the probability of each class, (N, classes), of images (N, H, W, C), which may be named `images`."""
         return self.model.predict(images["images"] if isinstance(images, dict) else images)
 
 

@@ -20,8 +20,8 @@ _FAILED = ("diverged", "lost", "failed")
 class TensorBoardFiles(Tool):
     """Curves, hyper-parameters and the job's text as an event file. A run that is resumed writes another one.
 
-    Events are written by `EventsWriter` at once: the writer that tensorboardX itself uses loses what its thread meets,
-    and would wait for ever where the disk is full.
+    `EventsWriter` writes at once. The writer that tensorboardX itself uses loses the errors of its thread, and would
+    wait for ever where the disk is full.
     """
 
     key, extra, package = "tensorboard", "tensorboard", "tensorboardX"
@@ -61,7 +61,7 @@ class TensorBoardFiles(Tool):
         self._writer.write_event(Record(summary=summary, step=step, wall_time=time.time() if at is None else at))
 
     def _purge(self, step: int) -> None:
-        """What an earlier life of the run wrote from this step on is not drawn."""
+        """Have TensorBoard drop what an earlier life of the run wrote from this step on."""
         from tensorboardX.proto.event_pb2 import Event as Record
         from tensorboardX.proto.event_pb2 import SessionLog
 

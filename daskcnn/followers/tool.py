@@ -1,13 +1,10 @@
-"""What a tool that follows a run is told, and what it has to answer.
-
-A run as curves and parameters: what TensorBoard and MLflow draw, from the run's events and its job.
-"""
+"""Tools that follow a run: their interface, and the curves and parameters that TensorBoard and MLflow draw."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,16 +12,7 @@ from typing import Any, ClassVar
 from distributed import Client
 
 from daskcnn.errors import installing
-from daskcnn.events import (
-    EpochEnded,
-    EpochWorker,
-    Event,
-    Judged,
-    RoundEnded,
-    RunEnded,
-    RunResumed,
-    StepsEnded,
-)
+from daskcnn.events import EpochEnded, Event, Judged, RoundEnded, RunEnded, RunResumed, StepsEnded
 from daskcnn.job.tables import Job
 
 
@@ -45,9 +33,10 @@ class FollowedRun:
 
 
 class Tool(ABC):
-    """A tool that is told a run's events. All its methods but the checks are called on a thread of its own.
+    """A tool that is told a run's events.
 
-    What they raise ends the tool with a warning, and never the run.
+    Its methods but the checks are called on a thread of its own. An error in them ends the tool with a warning, and
+    never the run.
     """
 
     key: ClassVar[str]
@@ -62,7 +51,7 @@ class Tool(ABC):
 
     @classmethod
     def problems(cls, setting: str | bool) -> Iterator[str]:
-        """What keeps it from following a run with this setting, found before anything starts."""
+        """Yield what keeps it from following a run with this setting, before anything starts."""
         if cls.package and find_spec(cls.package) is None:
             yield (
                 f"run.{cls.key}: needs the package {cls.package}, which is not installed; "
@@ -106,79 +95,60 @@ class Point:
     at: float
 
 
+_OF_ROUND = {
+    "busy seconds": "busy",
+    "load seconds": "load",
+    "wait seconds": "wait",
+    "communication seconds": "communication",
+    "evaluation seconds": "evaluation",
+    "samples per second": "samples_per_second",
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "learning rate": "lr",
+    "staleness": "staleness",
+    "gamma": "gamma",
+}
+"""Curves of a worker, and the fields of its rounds that they show."""
+_OF_EPOCH = ("busy", "wait", "communication")
+"""Seconds of a worker in an epoch of sharded kernels."""
+
+
 @dataclass
 class Curves:
     """Folds events, in order, into points. An event that has no step of its own has that of the last one."""
 
     step: int = 0
-    _at: float = field(default=0.0, repr=False)
 
     def points(self, event: Event) -> list[Point]:
-        """The points of this event, which has its time."""
-        self._at = event.at or 0.0
+        """Return the points of this event, which has its time."""
+        values: dict[str, float | None] = {}
         match event:
             case EpochEnded():
                 self.step = event.step
-                return self._made({**_of_epoch(event), **_of_workers(event.workers)})
+                values = {"epoch": event.epoch, "training/loss": event.loss, "training/accuracy": event.accuracy}
+                values |= _judged("validation", event.validation)
+                values |= {"learning rate": event.lr, "samples per second": event.samples_per_second}
+                for worker in event.workers:
+                    values |= {f"workers/{worker.name}/{kind} seconds": getattr(worker, kind) for kind in _OF_EPOCH}
             case StepsEnded():
                 self.step = event.step
-                return self._made(
-                    {"step/loss": event.loss, "step/seconds": event.seconds_per_step, "learning rate": event.lr}
-                )
+                values = {"step/loss": event.loss, "step/seconds": event.seconds_per_step, "learning rate": event.lr}
             case RoundEnded():
                 self.step = max(self.step, event.version or 0)
-                return self._made(_of_round(event))
+                values = {f"workers/{event.worker}/{name}": getattr(event, of) for name, of in _OF_ROUND.items()}
             case RunEnded():
-                return self._made({**_judged("test", event.test), "seconds": event.seconds})
+                values = {**_judged("test", event.test), "seconds": event.seconds}
             case RunResumed():
                 self.step = event.step
-        return []
-
-    def _made(self, values: Mapping[str, float | None]) -> list[Point]:
-        return [Point(curve, self.step, value, self._at) for curve, value in values.items() if value is not None]
-
-
-def _of_epoch(event: EpochEnded) -> dict[str, float | None]:
-    return {
-        "epoch": event.epoch,
-        "training/loss": event.loss,
-        "training/accuracy": event.accuracy,
-        **_judged("validation", event.validation),
-        "learning rate": event.lr,
-        "samples per second": event.samples_per_second,
-    }
+        return [Point(curve, self.step, value, event.at or 0.0) for curve, value in values.items() if value is not None]
 
 
 def _judged(part: str, judged: Judged | None) -> dict[str, float | None]:
-    if judged is None:
-        return {}
-    return {f"{part}/loss": judged.loss, f"{part}/accuracy": judged.accuracy, f"{part}/auc": judged.auc}
-
-
-def _of_workers(workers: tuple[EpochWorker, ...]) -> dict[str, float | None]:
-    kinds = ("busy", "wait", "communication")
-    return {f"workers/{worker.name}/{kind} seconds": getattr(worker, kind) for worker in workers for kind in kinds}
-
-
-def _of_round(event: RoundEnded) -> dict[str, float | None]:
-    values = {
-        "busy seconds": event.busy,
-        "load seconds": event.load,
-        "wait seconds": event.wait,
-        "communication seconds": event.communication,
-        "evaluation seconds": event.evaluation,
-        "samples per second": event.samples_per_second,
-        "loss": event.loss,
-        "accuracy": event.accuracy,
-        "learning rate": event.lr,
-        "staleness": event.staleness,
-        "gamma": event.gamma,
-    }
-    return {f"workers/{event.worker}/{name}": value for name, value in values.items()}
+    return {f"{part}/{name}": getattr(judged, name) for name in ("loss", "accuracy", "auc")} if judged else {}
 
 
 def parameters(job: Job) -> dict[str, Scalar]:
-    """The keys of the job that describe the method, as `section.key`; where it runs and is kept is left out."""
+    """Return the keys of the job that describe the method, as `section.key`, without where it runs and is kept."""
     tables = job.model_dump(mode="json", by_alias=True)
     kept = {section: tables[section] for section in ("data", "model", "train", "rule")}
     kept["cluster"] = {key: tables["cluster"][key] for key in ("workers", "wire", "overlap", "ps_shards")}
