@@ -13,17 +13,21 @@ from daskcnn.show.text import aligned, clean, count, duration, number, percent, 
 Value: TypeAlias = float | str | None
 DONE = "done"
 LOADED = 1.25
-"""Calibrations of the same machines that differ by more than this factor tell of other programs."""
+"""Factor between calibrations of the same machines above which other programs are to blame."""
 WIDE = 20
-"""Letters of the longest name that still makes a heading; longer ones are listed and numbered."""
+"""Letters of the longest name in a heading; longer names are listed and numbered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedLine:
-    """One figure of every run; None where a run has none. shown: the same as people read them.
+    """One figure of every run.
 
-    best: which runs have the best, of those that ended well; none where all are alike, or it makes no sense to say.
-    asked: it was asked for, and is shown though no run has it.
+    Attributes
+    ----------
+    values : None for a run that has none.
+    shown : the values for people.
+    best : indices of the best of the runs that ended well; empty if all are alike, or if none is better.
+    asked : True if it was asked for; then it is shown even if no run has it.
     """
 
     label: str
@@ -42,19 +46,19 @@ class Comparison:
     differences: tuple[str, ...]
 
     def told(self) -> tuple[ComparedLine, ...]:
-        """The lines that people are shown: those that no run has are left out, unless they were asked for."""
+        """Return the lines that some run has, and those that were asked for."""
         return tuple(line for line in self.lines if line.asked or any(value is not None for value in line.values))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return plain data, for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """How a line is made: its value in a report, how that is written, and which way is better.
+    """A line to be: its value in a report, the text of that, and the better direction.
 
-    of_data: it says something of the samples, and is not better where others are.
+    of_data: it depends on the samples, so none is the best where runs were trained on different ones.
     """
 
     label: str
@@ -71,7 +75,7 @@ class _Figure:
         return ComparedLine(self.label, values, shown, self._best(values, done or range(len(reports))), self.asked)
 
     def _best(self, values: Sequence[Value], rated: Sequence[int]) -> tuple[int, ...]:
-        """Those of the rated runs that have the best value; where it was asked for, having none is worse than any."""
+        """The rated runs that have the best value; where it was asked for, having none is worse than any."""
         known = {i: value for i in rated if isinstance(value := values[i], int | float)}
         found = set(known.values()) | {values[i] for i in rated if self.asked}
         if self.better is None or not known or len(found) < 2:
@@ -81,11 +85,11 @@ class _Figure:
 
 
 def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = (), reached: bool = False) -> Comparison:
-    """The figures of several runs, with time, epochs and rounds to each target, a validation accuracy in (0, 1].
+    """Return the figures of several runs, with time, epochs and rounds to each target, a validation accuracy in (0, 1].
 
-    Rounds to an accuracy are those of BPT-CNN's table 1; where workers make more or fewer of them, the mean. Where the
-    runs have losses alone there is no line for the targets. reached: leave out targets that no run has reached. Where
-    runs were trained on other data, none is the best in accuracy and loss.
+    Rounds to an accuracy are those of BPT-CNN's table 1, the mean of the workers. Runs that have losses alone have no
+    line for the targets. Of runs on different data, none is the best in accuracy and loss. reached: leave out targets
+    that no run has reached.
     """
     if any(map(_losses, reports)) and all(_best_validation(report) is None for report in reports):
         targets = ()
@@ -100,12 +104,12 @@ def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = (), reac
 
 
 def _differences(reports: Sequence[RunReport]) -> list[str]:
-    told = [
+    told: list[tuple[str, Callable[[RunReport], Any], str]] = [
         ("data", _trained_on, "accuracies"),
         ("networks", lambda r: (r.start.model, r.start.parameters), "times and accuracies"),
         ("epochs", lambda r: r.start.epochs, "whole times"),
         ("workers", lambda r: len(r.workers), "times"),
-        ("machines", _machines, "times"),
+        ("machines", lambda r: frozenset((w.host, w.processor, w.threads) for w in r.calibrated), "times"),
     ]
     found = [what for what, of, _ in told if len(set(map(of, reports))) > 1]
     words = [f"the {what} differ: compare {which} with care" for what, _, which in told if what in found]
@@ -116,10 +120,6 @@ def _differences(reports: Sequence[RunReport]) -> list[str]:
 
 def _trained_on(report: RunReport) -> tuple[Any, ...]:
     return report.start.dataset, report.start.samples, report.start.validation_samples
-
-
-def _machines(report: RunReport) -> frozenset[tuple[str, str, int | None]]:
-    return frozenset((worker.host, worker.processor, worker.threads) for worker in report.calibrated)
 
 
 def _loads(reports: Sequence[RunReport]) -> list[str]:
@@ -150,10 +150,6 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _data(report: RunReport) -> Value:
-    return report.start.dataset and f"{report.start.dataset}, {count(report.start.samples)}"
-
-
 def _network(report: RunReport) -> Value:
     start = report.start
     return None if start.parameters is None else f"{start.model or ''} ({count(start.parameters)})".strip()
@@ -165,18 +161,9 @@ def _workers(report: RunReport) -> Value:
     return ", ".join(f"{devices.count(device)} {device}" for device in dict.fromkeys(devices)) or None
 
 
-def _validation(report: RunReport) -> Value:
-    return report.looks[-1].validation_accuracy if report.looks else None
-
-
 def _best_validation(report: RunReport) -> Value:
     known = (look.validation_accuracy for look in report.looks)
     return max((accuracy for accuracy in known if accuracy is not None), default=None)
-
-
-def _test_loss(report: RunReport) -> Value:
-    """Of a run whose loss has no accuracy; losses of others are of different kinds."""
-    return report.test.loss if report.test and report.test.accuracy is None else None
 
 
 def _losses(report: RunReport) -> list[float]:
@@ -188,12 +175,8 @@ def _losses(report: RunReport) -> list[float]:
     ]
 
 
-def _auc(report: RunReport) -> Value:
-    return report.test.auc if report.test else None
-
-
 def _to(target: float) -> list[_Figure]:
-    """Seconds, epochs and rounds until the validation accuracy was at least the target; None: it never was."""
+    """Seconds, epochs and rounds until the validation accuracy reached the target; None if it never did."""
 
     def of(name: str) -> Callable[[RunReport], Value]:
         return lambda report: getattr(report.reached(target), name, None)
@@ -206,20 +189,11 @@ def _to(target: float) -> list[_Figure]:
     ]
 
 
-def _balance(report: RunReport) -> Value:
-    return report.balance.balance if report.balance else None
-
-
-def _late_balance(report: RunReport) -> Value:
-    late = report.from_increment(3)
-    return late.balance if late else None
-
-
 _SETUP = [
     _Figure("status", lambda r: r.status, _text),
     _Figure("strategy", lambda r: strategy_of(r.start), _text),
     _Figure("rule", lambda r: rule_of(r.start) or None, _text),
-    _Figure("data", _data, _text),
+    _Figure("data", lambda r: r.start.dataset and f"{r.start.dataset}, {count(r.start.samples)}", _text),
     _Figure("network", _network, _text),
     _Figure("workers", _workers, _text),
     _Figure("epochs", lambda r: r.epoch, _short),
@@ -228,17 +202,25 @@ _RESULTS = [
     _Figure("time", lambda r: r.seconds, duration, "less"),
     _Figure("images/s", lambda r: r.images_per_second, count, "more"),
     _Figure("test accuracy", lambda r: r.test.accuracy if r.test else None, percent, "more", of_data=True),
-    _Figure("test AUC", _auc, _figures, "more", of_data=True),
-    _Figure("validation accuracy", _validation, percent, "more", of_data=True),
+    _Figure("test AUC", lambda r: r.test.auc if r.test else None, _figures, "more", of_data=True),
+    _Figure(
+        "validation accuracy",
+        lambda r: r.looks[-1].validation_accuracy if r.looks else None,
+        percent,
+        "more",
+        of_data=True,
+    ),
     _Figure("best of the run", _best_validation, percent, "more", of_data=True),
-    _Figure("test loss", _test_loss, number, "less", of_data=True),
+    _Figure(
+        "test loss", lambda r: r.test.loss if r.test and r.test.accuracy is None else None, number, "less", of_data=True
+    ),
     _Figure("validation loss", lambda r: next(reversed(_losses(r)), None), number, "less", of_data=True),
     _Figure("least of the run", lambda r: min(_losses(r), default=None), number, "less", of_data=True),
 ]
 _COSTS = [
     _Figure("workers busy", lambda r: r.utilisation, percent, "more"),
-    _Figure("balance", _balance, _figures, "more"),
-    _Figure("balance, increment 3 on", _late_balance, _figures, "more"),
+    _Figure("balance", lambda r: r.balance.balance if r.balance else None, _figures, "more"),
+    _Figure("balance, increment 3 on", lambda r: getattr(r.from_increment(3), "balance", None), _figures, "more"),
     _Figure("wait", lambda r: r.total.wait, duration, "less"),
     _Figure("wait by Eq. 8", lambda r: r.balance.wait if r.balance else None, duration),
     _Figure("communication", lambda r: r.total.communication, duration, "less"),
@@ -250,19 +232,19 @@ _COSTS = [
 
 
 def format_comparison(comparison: Comparison) -> str:
-    """A line a figure, a column a run, the best of a line marked with *; those that no run has are left out."""
+    """Return a line a figure, a column a run, the best of a line marked with *."""
     legend, headings = _headings(comparison.runs)
-    rows = [["", *(f"{heading} " for heading in headings)], *map(_cells, comparison.told())]
+    rows = [["", *(f"{heading} " for heading in headings)]]
+    rows += [
+        [line.label, *(f"{shown}{'*' if i in line.best else ' '}" for i, shown in enumerate(line.shown))]
+        for line in comparison.told()
+    ]
     warnings = [f"warning: {difference}" for difference in comparison.differences]
     return "\n".join([*legend, *aligned(rows), "", "* the best of its line", *warnings])
 
 
-def _cells(line: ComparedLine) -> list[str]:
-    return [line.label, *(f"{shown}{'*' if i in line.best else ' '}" for i, shown in enumerate(line.shown))]
-
-
 def _headings(runs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Lines that say which run is which, and what stands above the columns."""
+    """Lines that say which run is which, and the headings of the columns."""
     names = [run.rstrip("/").rpartition("/")[2] for run in runs]
     if len(set(names)) == len(names) and max(map(len, names)) <= WIDE:
         return [], names

@@ -1,9 +1,4 @@
-"""A figure as numbers: curves or bars over one axis.
-
-What a step of sharded layers is made of: the figure, from reports on runs.
-
-The figures of runs, as numbers: of one run by itself, or of several in the same axes.
-"""
+"""Figures of runs as numbers, curves or bars over one axis: of one run, or of several in the same axes."""
 
 from __future__ import annotations
 
@@ -22,12 +17,19 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True)
 class Figure:
-    """Curves by name over one axis. like: the figures of the papers that it repeats. doubling: x goes in powers of 2.
+    """Curves by name over one axis. Nothing is below 0.
 
-    stacked: they are parts that add up, drawn as bars. rates: both axes go in powers of 10. ticks: what stands below
-    the x of the first curve, if not its numbers. levels: lines across, by name; marks: lines up, by name; points: like
-    curves, of which each point stands by itself. colours: the number of a curve's colour, where it is not that of its
-    place. top: the largest y that is shown, if not the largest one. Nothing is below 0.
+    Attributes
+    ----------
+    like : the figures of the papers that it repeats.
+    doubling : True for an x in powers of 2.
+    levels, marks : lines across, and lines up, by name.
+    stacked : True for parts that add up, drawn as bars.
+    rates : True for both axes in powers of 10.
+    ticks : labels below the x of the first curve, in place of its numbers.
+    points : curves of which each point stands by itself.
+    colours : numbers of the curves' colours, in place of their order.
+    top : the largest y that is shown, in place of the largest one.
     """
 
     name: str
@@ -54,23 +56,25 @@ GAP = 0.8
 
 
 def stacked(name: str, title: str, like: str, x: str, bars: Mapping[str, Sequence[float]]) -> Figure:
-    """Bars by what stands below them: seconds of communication, of the slowest convolutions, of the rest."""
+    """Return bars by their labels: seconds of communication, of the slowest convolutions, of the rest."""
     xs = range(len(bars))
     curves = {part: (xs, [bar[i] for bar in bars.values()]) for i, part in enumerate(PARTS)}
     return Figure(name, title, like, x, "seconds a step", curves, stacked=True, ticks=tuple(bars))
 
 
 def step_parts(reports: Mapping[str, RunReport]) -> Figure:
-    """Milliseconds of a step of sharded runs, by name: of each, the papers' bar and one a worker.
+    """Return milliseconds of a step of each run: the papers' bar (`papers_step`), and one a worker (`StepParts`).
 
-    The papers' bar is `papers_step`; a worker's communication is all in which it does not compute (`StepParts`).
     Raises DataError naming the run whose log has no epoch of sharded layers.
     """
     places: list[float] = []
     bars: list[tuple[str, StepParts]] = []
     for run, report in reports.items():
+        if report.papers_step is None:
+            remedy = "give a run of strategy 'layer' that ended one"
+            raise DataError(clean(run), "this log has no epoch of sharded layers", remedy)
         begin = places[-1] + 1 + GAP if places else 0.0
-        own = [(run, _papers_step(run, report)), *report.breakdown.items()]
+        own = [(run, report.papers_step), *report.breakdown.items()]
         places += [begin + i for i in range(len(own))]
         bars += own
     return Figure(
@@ -83,14 +87,6 @@ def step_parts(reports: Mapping[str, RunReport]) -> Figure:
         stacked=True,
         ticks=[clean(name) for name, _ in bars],
     )
-
-
-def _papers_step(run: str, report: RunReport) -> StepParts:
-    if report.papers_step is None:
-        raise DataError(
-            clean(run), "this log has no epoch of sharded layers", "give a run of strategy 'layer' that ended one"
-        )
-    return report.papers_step
 
 
 FIGURES = (
@@ -120,56 +116,42 @@ Reports = Mapping[str, RunReport]
 
 
 def run_figures(reports: Reports) -> tuple[Figure, ...]:
-    """Every figure that these runs have numbers for, in the order of `FIGURES`."""
-    return tuple(figure for figure in _all(reports) if any(len(xs) for xs, _ in figure.curves.values()))
-
-
-def _all(reports: Reports) -> Iterator[Figure]:
-    yield from _accuracies(reports)
-    yield from _losses(reports)
-    yield from _workers(reports)
-    yield from _rounds(reports)
+    """Return every figure that these runs have numbers for, in the order of `FIGURES`."""
+    found = [*_accuracies(reports), *_losses(reports), *_workers(reports), *_rounds(reports)]
     if reports and all(report.papers_step for report in reports.values()):
-        yield step_parts(reports)
+        found.append(step_parts(reports))
+    return tuple(figure for figure in found if any(len(xs) for xs, _ in figure.curves.values()))
 
 
 # --- the center ---
 
 
 def _accuracies(reports: Reports) -> Iterator[Figure]:
-    axes: list[tuple[str, str, str, Callable[[EvaluationRow], float]]] = [
-        ("time", "", "seconds", lambda look: look.at),
-        ("epoch", "BPT-CNN fig. 11", "epoch", lambda look: look.epoch),
-        ("bytes", "", "MB sent and received by all workers", lambda look: look.moved / MEGA),
+    axes: list[tuple[str, str, str, str, Callable[[EvaluationRow], float]]] = [
+        ("time", "time", "", "seconds", lambda look: look.at),
+        ("epoch", "epoch", "BPT-CNN fig. 11", "epoch", lambda look: look.epoch),
+        ("bytes", "traffic", "", "MB sent and received by all workers", lambda look: look.moved / MEGA),
     ]
-    for by, like, x, of in axes:
+    tests = [report.test.accuracy for report in reports.values() if report.test]
+    levels = {"test": PERCENT * tests[0]} if len(reports) == 1 and tests and tests[0] is not None else {}
+    for by, name, like, x, of in axes:
         if by == "bytes" and not any(look.moved for report in reports.values() for look in report.looks):
             continue
         curves = _looks(reports, of, lambda look: look.accuracy, lambda look: look.validation_accuracy, PERCENT)
-        title = {"bytes": "traffic"}.get(by, by)
-        yield Figure(
-            f"accuracy-by-{by}", f"Accuracy by {title}", like, x, "accuracy, %", curves, levels=_tested(reports)
-        )
-
-
-def _tested(reports: Reports) -> dict[str, float]:
-    """The accuracy on the test samples, where there is one run."""
-    tests = [report.test.accuracy for report in reports.values() if report.test]
-    return {"test": PERCENT * tests[0]} if len(reports) == 1 and tests and tests[0] is not None else {}
+        yield Figure(f"accuracy-by-{by}", f"Accuracy by {name}", like, x, "accuracy, %", curves, levels=levels)
 
 
 def _losses(reports: Reports) -> Iterator[Figure]:
     for by, x, of in (("time", "seconds", lambda look: look.at), ("epoch", "epoch", _epoch)):
         curves = _looks(reports, of, lambda look: look.loss, lambda look: look.validation_loss)
-        yield Figure(
-            f"loss-by-{by}", f"Mean loss per sample by {by}", "", x, "loss", curves, top=top_of(curves.values())
-        )
+        title, top = f"Mean loss per sample by {by}", top_of(curves.values())
+        yield Figure(f"loss-by-{by}", title, "", x, "loss", curves, top=top)
     curves = _looks(reports, _epoch, lambda look: None, lambda look: look.auc)
     yield Figure("auc-by-epoch", "Area under the ROC curve", "BPT-CNN fig. 11", "epoch", "AUC", curves)
 
 
 def top_of(curves: Collection[Curve]) -> float | None:
-    """The largest loss to show: the losses of the first steps may be so large that all others lie on one line."""
+    """Return the largest loss to show: beside those of the first steps all others may lie on one line."""
     first, later = (max((y for _, ys in curves for y in ys[part]), default=0.0) for part in (slice(1), slice(1, None)))
     return ROOM * later if first > FLAT * later > 0 else None
 
@@ -185,7 +167,7 @@ def _looks(
     validation: Callable[[EvaluationRow], float | None],
     unit: float = 1.0,
 ) -> dict[str, Curve]:
-    """Of one run a curve of training and one of validation; of several, the one of validation under each run's name."""
+    """Curves of training and of validation of one run; of several, those of validation by the runs' names."""
     kinds = {"training": training, "validation": validation}
     curves = {}
     for name, report in reports.items():
@@ -197,7 +179,7 @@ def _looks(
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Curve:
-    """A curve of at most `most` of these points: both ends, and the least and the largest y of equal parts between."""
+    """Return a curve of at most `most` points: both ends, and the least and the largest y of equal parts between."""
     if len(points) > most:
         inner, parts = points[1:-1], max(1, (most - 2) // 2)
         cuts = [i * len(inner) // parts for i in range(parts + 1)]
@@ -213,55 +195,33 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> C
 
 
 def _workers(reports: Reports) -> Iterator[Figure]:
-    """Where the time of each worker went, and how many samples it had."""
+    """The time and the samples of each worker."""
     chosen = [
         (name, worker)
         for name, report in reports.items()
         for worker in spread(report.workers, max(1, MOST_BARS // len(reports)))
         if worker.rounds
     ]
-    places = _places([name for name, _ in chosen])
     workers = [worker for _, worker in chosen]
+    places: list[float] = []  # of the bars, with a gap between two runs
+    for i, (name, _) in enumerate(chosen):
+        places.append(places[-1] + 1 + (GAP if name != chosen[i - 1][0] else 0.0) if places else 0.0)
     ticks = [clean(w.name if len(reports) == 1 else f"{name} {w.name}") for name, w in chosen]
-    x = "worker" if len(workers) == sum(map(_trained, reports.values())) else "worker (some of many)"
+    trained = sum(1 for report in reports.values() for worker in report.workers if worker.rounds)
+    x = "worker" if len(workers) == trained else "worker (some of many)"
     names = {part: part_name(part, reports) for part in COLOUR_OF if any(getattr(worker, part) for worker in workers)}
-    yield Figure(
-        "time-by-worker",
-        "Where the time of each worker went",
-        "",
-        x,
-        "seconds",
-        {name: (places, [getattr(w, part) or 0.0 for w in workers]) for part, name in names.items()},
-        stacked=True,
-        ticks=ticks,
-        colours={name: COLOUR_OF[part] for part, name in names.items()},
-    )
-    yield Figure(
-        "samples-by-worker",
-        "Samples that each worker trained on",
-        "",
-        x,
-        "samples",
-        {"samples": (places, [float(worker.samples) for worker in workers])} if workers else {},
-        stacked=True,
-        ticks=ticks,
-    )
-
-
-def _trained(report: RunReport) -> int:
-    return sum(1 for worker in report.workers if worker.rounds)
-
-
-def _places(runs: Sequence[str]) -> list[float]:
-    """Where the bars stand: one after the other, with a gap between two runs."""
-    places: list[float] = []
-    for i, run in enumerate(runs):
-        places.append(places[-1] + 1 + (GAP if run != runs[i - 1] else 0.0) if places else 0.0)
-    return places
+    title, colours = "Where the time of each worker went", {name: COLOUR_OF[part] for part, name in names.items()}
+    times: dict[str, Curve] = {
+        name: (places, [getattr(w, part) or 0.0 for w in workers]) for part, name in names.items()
+    }
+    yield Figure("time-by-worker", title, "", x, "seconds", times, stacked=True, ticks=ticks, colours=colours)
+    title = "Samples that each worker trained on"
+    samples: dict[str, Curve] = {"samples": (places, [float(w.samples) for w in workers])} if workers else {}
+    yield Figure("samples-by-worker", title, "", x, "samples", samples, stacked=True, ticks=ticks)
 
 
 def part_name(part: str, reports: Reports) -> str:
-    """A part of a worker's time for people: where communication is not measured apart, waiting contains it."""
+    """Return the name of a part of a worker's time; waiting contains communication that is not measured apart."""
     apart = all(report.total.communication is not None for report in reports.values())
     return part if apart or part != "wait" else "communication and wait"
 
@@ -270,7 +230,7 @@ def part_name(part: str, reports: Reports) -> str:
 
 
 def _rounds(reports: Reports) -> Iterator[Figure]:
-    """Balance and wait of the rounds that are compared. One worker alone has neither."""
+    """Balance and wait of the rounds; one worker alone has neither."""
     several = {name: report for name, report in reports.items() if len(report.workers) > 1}
     one = len(reports) == 1
     balance = {"balance" if one else clean(name): _of_rounds(r, lambda b: b.balance) for name, r in several.items()}

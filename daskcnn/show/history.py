@@ -1,10 +1,10 @@
-"""The course of a run as its events tell it: rounds, looks at the center, troubles, each with its time.
+"""The course of a run, folded from its events: rounds, evaluations, troubles, each with its time.
 
-Rounds. A round is one worker's push cycle as the log has it; in a layer-sharded run, where all workers train on every
-sample, an epoch. Its number counts from 1, for each worker by itself.
+A round is one worker's push cycle; in a layer-sharded run, where all workers train on every sample, an epoch. Rounds
+are numbered from 1, for each worker by itself.
 
-Lives. A run that is resumed, or whose server is lost, makes some rounds again: its next life. Rounds are kept of all
-lives, as they are work that was done. The clock and the looks go back to the checkpoint that was resumed from.
+A run that is resumed, or whose server is lost, begins another life and makes some rounds again. Rounds of all lives are
+kept, as they are work that was done. The clock and the evaluations go back to the checkpoint that was resumed from.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from daskcnn.show.lines import describe
 from daskcnn.show.text import shard_text
 
 SPENT = ("load", "compute", "evaluation", "communication", "wait")
-"""What a round is made of. A log has the sums of a round, not their order."""
+"""Parts of a round. A log has their sums, not their order."""
 _APART = frozenset(("load", "communication", "evaluation"))
-"""What is measured of a round alone: in an epoch of sharded layers it counts as waiting."""
+"""Parts that are measured of rounds alone: in an epoch of sharded layers they count as waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One worker's round; `at` in seconds of the run, `epoch` the run's then.
+    """One worker's round, in a life of the run.
 
-    life, number: see the module's text. increment: how many parts of its samples the worker had been given. numbers:
-    what it measured; apart: those of `_APART` too.
+    Attributes
+    ----------
+    increment : parts of its samples that the worker had been given.
+    at : end, in seconds of the run.
+    epoch : of the run, at that time.
+    apart : True if the parts in `_APART` were measured too.
     """
 
     life: int
@@ -46,35 +50,38 @@ class RoundRow:
         return self.numbers.worker
 
     def value(self, name: str) -> Any:
-        """A column of this name, its own or of its numbers; None: not measured."""
+        """Return the column of this name, its own or of its numbers; None if it was not measured."""
         if name in _OWN:
             return getattr(self, name)
         return getattr(self.numbers, name) if self.apart or name not in _APART else None
 
     @property
     def spent(self) -> tuple[float, ...]:
-        """Seconds of each of `SPENT`; 0 for what was not measured apart."""
+        """Seconds of each of `SPENT`; 0 for a part that was not measured."""
         n = self.numbers
         load, evaluation, communication = (n.load, n.evaluation, n.communication) if self.apart else (0.0, 0.0, 0.0)
         return load, max(0.0, n.busy - load), evaluation, communication, n.wait
 
     def to_dict(self) -> dict[str, Any]:
-        """Every column, by name."""
+        """Return every column, by name."""
         return {name: self.value(name) for name in ROUND_COLUMNS}
 
 
 _OWN = frozenset(("life", "number", "increment", "at", "epoch"))
 _NUMBERS = [name for name in events.RoundNumbers.model_fields if name not in ("worker", "round")]
 ROUND_COLUMNS = ("life", "number", "increment", "worker", "at", "epoch", *_NUMBERS)
-"""What is kept of a round: its own fields, and every number of the event."""
+"""Columns of a round: its own fields, and every number of the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """A look at the center: when, and how good it was. rounds: made until then, the mean of the workers.
+    """An evaluation of the center.
 
-    moved: bytes of all rounds until then, those that were made again included. loss, accuracy: of the training since
-    the last look.
+    Attributes
+    ----------
+    rounds : made until then, the mean of the workers.
+    moved : bytes of all rounds until then, also of those that were made again.
+    loss, accuracy : of training since the last evaluation.
     """
 
     epoch: float
@@ -91,7 +98,7 @@ class EvaluationRow:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something out of the ordinary, and when (seconds of the run)."""
+    """Something out of the ordinary, at a time in seconds of the run."""
 
     at: float
     text: str
@@ -99,7 +106,7 @@ class Note:
 
 @dataclass
 class StepSums:
-    """Steps of sharded layers, and their seconds: all, of the slowest convolutions, of home besides its shards."""
+    """Steps of sharded layers, and their seconds: all, of the slowest convolutions, of home without its shards."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -107,7 +114,7 @@ class StepSums:
     comp: float = 0.0
 
     def add(self, epoch: events.EpochEnded, home: str, steps: int) -> None:
-        """An epoch: its convolutions are those of the worker that took the longest (Marques et al., fig. 6)."""
+        """Add an epoch, with the convolutions of the worker that took the longest (Marques et al., fig. 6)."""
         shards = {row.name: sum(row.conv_seconds.values()) for row in epoch.workers}
         self.conv += max(shards.values(), default=0.0)
         self.comp += sum(max(0.0, row.busy - shards[home]) for row in epoch.workers if row.name == home)
@@ -123,12 +130,17 @@ _TIMELESS = (
 
 @dataclass
 class History:
-    """Takes in events, in order; `take` is the only thing that changes it.
+    """Folds events, in order; nothing but `take` and `forget` changes it.
 
-    devices, calibrated: of every worker ever. present: the workers of now, `there` of a (life, number) of a round.
-    servers: the last that each server said, by life and its own number. now: seconds of training. steps: that ended
-    with an epoch, those that were made again counted again. began: seconds of the run at which each life began.
-    step_sums: of steps of sharded layers.
+    Attributes
+    ----------
+    devices, calibrated : of every worker ever.
+    present : the workers of now.
+    there : the workers at a round, by its life and number.
+    servers : the last count of each server, by life and the server's number.
+    now : seconds of training.
+    steps : that ended with an epoch; those that were made again count again.
+    began : seconds of the run at which each life began.
     """
 
     start: events.RunStarted = field(default_factory=events.RunStarted)
@@ -161,18 +173,19 @@ class History:
     _numbers: dict[str, int] = field(default_factory=dict)  # of each worker's last round in this life
 
     def take(self, event: events.Event) -> None:
-        """Take in one event; those that a report has no use for change nothing."""
+        """Take in one event."""
         if not isinstance(event, _TIMELESS):
             self.now = self.seconds_at(event.at)
         self._take(event)
 
     def seconds_at(self, at: float | None) -> float:
-        """Seconds of the run at this time of the events' clock; those of now where it is not known."""
+        """Return the seconds of the run at this time of the events' clock; those of now for None."""
         return self.now if at is None or self._begun is None else self._before + at - self._begun
 
     def forget(self, most: int) -> None:
-        """Keep about the last `most` rounds and troubles, and as many looks over the whole run: for a view of a run
-        that goes on, whose memory must not grow. Sums, such as bytes moved, stay what they are.
+        """Keep about the last `most` rounds and troubles, and as many evaluations over the whole run.
+
+        The memory of a view of a run that goes on must not grow. Sums, such as bytes moved, stay what they are.
         """
         del self.rows[:-most], self.notes[:-most]
         while len(self.looks) > most:
@@ -190,7 +203,6 @@ class History:
 
     @_take.register
     def _(self, event: events.RunStarted) -> None:
-        """The driver starts. Unless a resume follows, it starts at the beginning."""
         self._before, self.now, self._step = 0.0, 0.0, 0
         if self.rows:
             self._begin_life()
@@ -212,7 +224,6 @@ class History:
 
     @_take.register
     def _(self, event: events.WorkersCalibrated) -> None:
-        """Training begins."""
         self._begun, self.now = event.at, self._before
         self.calibrated |= {worker.name: worker for worker in event.workers}
         self.devices |= {worker.name: worker.device for worker in event.workers}
@@ -220,7 +231,6 @@ class History:
 
     @_take.register
     def _(self, event: events.GroupsFormed) -> None:
-        """Groups take the place of their members."""
         members = {member for group in event.groups for member in group.members} | {*event.left_out}
         own = {group.name: group.device for group in event.groups}
         self.devices = {name: device for name, device in self.devices.items() if name not in members} | own
@@ -266,19 +276,10 @@ class History:
         self.epoch = event.epoch
 
     def _part_row(self, part: events.EpochWorker, event: events.EpochEnded) -> RoundRow:
-        """Kernels are sharded: a worker's part of an epoch. What it did not compute in counts as waiting."""
+        """A worker's part of an epoch of sharded kernels."""
         number = max(1, round(event.epoch))
-        numbers = events.RoundNumbers(
-            worker=part.name,
-            round=number - 1,
-            samples=part.samples,
-            busy=part.busy,
-            wait=part.wait,
-            communication=part.communication,
-            bytes_up=part.bytes_up,
-            bytes_down=part.bytes_down,
-            pushes=0,
-        )
+        measured = part.model_dump(exclude={"name", "conv_seconds", "conv_samples"})
+        numbers = events.RoundNumbers(worker=part.name, round=number - 1, pushes=0, **measured)
         return RoundRow(self._life, number, None, self.now, event.epoch, numbers, apart=False)
 
     def _add(self, row: RoundRow) -> None:
