@@ -1,4 +1,4 @@
-"""A report's parts for people: which figures stand together, and how each is written. Text and pages show the same."""
+"""A report's sections for people: lines and tables, which text and pages show alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from daskcnn.events import Judged, RunStarted
+from daskcnn.events import RunStarted
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
 from daskcnn.show.text import (
@@ -34,39 +34,42 @@ Lines = tuple[tuple[str, str], ...]
 def sections(
     report: RunReport, *, most: int | None = None, rounds: bool = True, troubles: int | None = None
 ) -> tuple[Section, ...]:
-    """All parts of a run that have something in them.
+    """Return the sections of a run that are not empty.
 
-    most: rows of a table of workers, rounds or looks; troubles: those of their table. None: all. rounds: with a table
-    of every worker's.
+    most: rows of a table of workers, rounds or evaluations; troubles: rows of theirs. None for all. rounds: with a
+    table of every worker's rounds.
     """
-    made = text_table(_of_each(report.rounds, most), _round_columns(report), worker=lambda row: row.worker)
+    lives = [_measured("life", "life", count)] if any(row.life > 1 for row in report.rounds) else []
+    columns = [*_ROUNDS[:1], *lives, *_ROUNDS[1:]]
+    made = text_table(_of_each(report.rounds, most), columns, worker=lambda row: row.worker)
     if len(made.rows) < len(report.rounds):
         made = replace(made, note=f"({len(made.rows)} of {count(len(report.rounds))}; --rounds shows all)")
 
     def one(row: WorkerRow) -> str | None:
         return None if row is report.total else row.name
 
+    workers = [*report.workers, *([report.total] if len(report.workers) > 1 else [])] if report.rounds else []
+    pushing = workers if report.total.pushes else []
+    all_rounds = [report.balance] if len(report.increments) > 1 and report.balance else []
+    balance = text_table([*report.increments, *all_rounds], _BALANCE, left=2)
+    losses = all(look.accuracy is None and look.validation_accuracy is None for look in report.looks)
+    looks = text_table(report.looks, _LOOKS, left=0, most=most)
     found = (
         Section("run", "", facts=_heading(report)),
-        Section("workers", "workers", table=text_table(_all_workers(report), _WORKERS, most=most, worker=one)),
-        Section("pushes", "pushes", table=text_table(_pushing(report), _PUSHES, most=most, worker=one)),
-        Section("balance", "balance", table=_balance_table(report)),
+        Section("workers", "workers", table=text_table(workers, _WORKERS, most=most, worker=one)),
+        Section("pushes", "pushes", table=text_table(pushing, _PUSHES, most=most, worker=one)),
+        Section("balance", "balance", table=balance),
         Section("costs", "", facts=(*_waiting(report), *_traffic(report.traffic), *_server(report.server))),
         Section("sharding", "sharding", table=_sharding(report)),
-        Section("accuracy", _title_of_looks(report), table=text_table(report.looks, _LOOKS, left=0, most=most)),
+        Section("accuracy", "loss" if losses else "accuracy", table=looks),
         *([Section("rounds", "rounds", table=made)] if rounds else []),
-        Section("troubles", "troubles", table=_notes(report.notes, troubles)),
+        Section("troubles", "troubles", table=replace(text_table(report.notes, _NOTES, most=troubles), headed=False)),
     )
     return tuple(part for part in found if part.facts or (part.table and part.table.rows))
 
 
-def _title_of_looks(report: RunReport) -> str:
-    has_loss_alone = all(look.accuracy is None and look.validation_accuracy is None for look in report.looks)
-    return "loss" if has_loss_alone else "accuracy"
-
-
 def _of_each(rounds: Sequence[RoundRow], most: int | None) -> list[RoundRow]:
-    """At most `most`, about as many of every worker, in the order of the log."""
+    """At most `most` rounds, about as many of every worker, in the order of the log."""
     if most is None or len(rounds) <= most:
         return list(rounds)
     of: dict[str, list[int]] = {}
@@ -92,7 +95,7 @@ def _heading(report: RunReport) -> Lines:
             ("training", _training(report)),
             ("rule", rule_of(start)),
             ("network", _network(start)),
-            ("test", _judged(report.test)),
+            ("test", judged(report.test.accuracy, report.test.loss, report.test.auc) if report.test else ""),
             ("", "" if report.rounds else "no round has ended yet: there is nothing to compare"),
         ]
     )
@@ -107,17 +110,14 @@ def _training(report: RunReport) -> str:
 
 
 def strategy_of(start: RunStarted) -> str:
-    """Strategy and partition: 'agwu + idpa'."""
+    """Return strategy and partition: 'agwu + idpa'."""
     return clean(" + ".join(part for part in (start.strategy, start.partition) if part) or "-")
 
 
 def rule_of(start: RunStarted) -> str:
-    """The rule's parameters that the job gave: 'alpha=0.5, tau=1'."""
-    return clean(", ".join(f"{key}={_plain(value)}" for key, value in start.rule.items()))
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """Return the rule's parameters that the job gave: 'alpha=0.5, tau=1'."""
+    plain = {key: value if isinstance(value, str) else json.dumps(value) for key, value in start.rule.items()}
+    return clean(", ".join(f"{key}={value}" for key, value in plain.items()))
 
 
 def _network(start: RunStarted) -> str:
@@ -126,10 +126,6 @@ def _network(start: RunStarted) -> str:
     of = f"{clean(start.model)}, " if start.model else ""
     data = f"{clean(start.dataset)}, " if start.dataset else ""
     return f"{of}{count(start.parameters)} parameters, on {data}{count(start.samples)} samples"
-
-
-def _judged(result: Judged | None) -> str:
-    return "" if result is None else judged(result.accuracy, result.loss, result.auc)
 
 
 # --- tables ---
@@ -218,27 +214,6 @@ _ROUNDS: list[Column[RoundRow]] = [
 ]
 
 
-def _round_columns(report: RunReport) -> list[Column[RoundRow]]:
-    """With the life, where some rounds were made again in a second one."""
-    again = any(row.life > 1 for row in report.rounds)
-    return [*_ROUNDS[:1], *([_measured("life", "life", count)] if again else []), *_ROUNDS[1:]]
-
-
-def _all_workers(report: RunReport) -> list[WorkerRow]:
-    """And a last row for all together."""
-    return [*report.workers, *([report.total] if len(report.workers) > 1 else [])] if report.rounds else []
-
-
-def _pushing(report: RunReport) -> list[WorkerRow]:
-    return _all_workers(report) if report.total.pushes else []
-
-
-def _balance_table(report: RunReport) -> TextTable:
-    """By increment, and of all rounds; what is under the headings is summed over the rounds."""
-    several = len(report.increments) > 1 and report.balance
-    return text_table([*report.increments, *([report.balance] if several and report.balance else [])], _BALANCE, left=2)
-
-
 # --- what is one line ---
 
 
@@ -247,17 +222,8 @@ def _waiting(report: RunReport) -> Lines:
         return ()
     too = ", communication included" if report.total.communication is None else ""
     waited = f"{duration(report.balance.wait)} by Eq. 8, {duration(report.total.wait)} measured{too}"
-    return _labelled([("waiting", waited), ("time", _time(report))])
-
-
-def _time(report: RunReport) -> str:
-    return time_shares(
-        report.seconds * len(report.workers),
-        busy=report.total.busy,
-        evaluation=report.total.evaluation,
-        wait=report.total.wait,
-        communication=report.total.communication,
-    )
+    spent = {name: getattr(report.total, name) for name in ("busy", "evaluation", "wait", "communication")}
+    return _labelled([("waiting", waited), ("time", time_shares(report.seconds * len(report.workers), **spent))])
 
 
 def _traffic(traffic: BytesMoved) -> Lines:
@@ -285,33 +251,20 @@ def _server(counted: Counted | None) -> Lines:
 
 
 def _sharding(report: RunReport) -> TextTable:
-    """Kernels of each layer by worker, the seconds that they took, and what a step of each worker is made of."""
+    """Kernels of each layer by worker, the seconds that they took, and the parts of each worker's step."""
+
+    def of(values: Any, layer: str) -> Callable[[str], Any]:
+        return lambda worker: values.get(worker, {}).get(layer)
+
+    def of_step(part: str) -> Callable[[str], Any]:
+        return lambda worker: getattr(report.breakdown.get(worker), part, None)
+
     layers = list(dict.fromkeys(layer for kernels in report.kernels.values() for layer in kernels))
     columns: list[Column[str]] = [("worker", clean, str)]
-    columns += [(_of_what(report, layer), _of(report.shards, layer), str) for layer in layers]
-    columns += [(f"{clean(layer)} time", _of(report.conv_seconds, layer), duration) for layer in layers]
-    columns += [(f"{part} a step", _part(report, part), _milliseconds) for part in ("comm", "conv", "comp")]
+    for layer in layers:
+        samples = [own[layer].endswith("%") for own in report.shards.values() if layer in own]
+        what = "samples" if all(samples) else "shard" if any(samples) else "kernels"
+        columns.append((f"{clean(layer)} {what}", of(report.shards, layer), str))
+    columns += [(f"{clean(layer)} time", of(report.conv_seconds, layer), duration) for layer in layers]
+    columns += [(f"{x} a step", of_step(x), lambda s: f"{1e3 * s:,.0f} ms") for x in ("comm", "conv", "comp")]
     return text_table(list(report.kernels), columns, worker=str)
-
-
-def _of_what(report: RunReport, layer: str) -> str:
-    """A column's heading."""
-    parts = [own[layer].endswith("%") for own in report.shards.values() if layer in own]
-    return f"{clean(layer)} {'samples' if all(parts) else 'shard' if any(parts) else 'kernels'}"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:,.0f} ms"
-
-
-def _part(report: RunReport, part: str) -> Callable[[str], Any]:
-    return lambda worker: getattr(report.breakdown.get(worker), part, None)
-
-
-def _of(values: Any, layer: str) -> Callable[[str], Any]:
-    return lambda worker: values.get(worker, {}).get(layer)
-
-
-def _notes(notes: Sequence[Note], most: int | None) -> TextTable:
-    table = text_table(notes, _NOTES, most=most)
-    return replace(table, headed=False)

@@ -1,7 +1,4 @@
-"""Numbers and messages as people read them, in ASCII.
-
-Tables and lines of a report as people read them: what text and pages are made of.
-"""
+"""Numbers, messages and tables for people, in ASCII: the material of text and pages."""
 
 from __future__ import annotations
 
@@ -16,20 +13,20 @@ _SPACES = str.maketrans("\n\t", "  ")
 
 
 def clean(message: object) -> str:
-    """One line without control characters: what a worker or an exception says must not drive the terminal.
+    """Return one line without control characters: a message from outside must not drive the terminal.
 
-    Line feeds and tabs become spaces, all else an escape.
+    Line feeds and tabs become spaces, others escapes.
     """
     return escaped(str(message).translate(_SPACES)).strip()
 
 
 def plain(text: object) -> str:
-    """Lines without control characters, as a terminal may have them."""
+    """Return lines without control characters."""
     return escaped(str(text), keep="\n")
 
 
 def number(value: float | None) -> str:
-    """Four significant digits: 0.1235, 1.235, 12.35; '-' where there is none."""
+    """Return four significant digits: 0.1235, 1.235, 12.35; '-' for None."""
     if value is None:
         return "-"
     if not math.isfinite(value) or abs(value) >= 1e5 or 0 < abs(value) < 1e-3:
@@ -38,17 +35,17 @@ def number(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of 1 as '55.1 %'; '-' where there is none."""
+    """Return a share of 1 as '55.1 %'; '-' for None."""
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def time_shares(
     of: float, *, busy: float, evaluation: float | None, wait: float | None, communication: float | None
 ) -> str:
-    """What the workers' seconds went to: 'busy 67.5 %, waiting 1.5 %, other 31.0 %'; empty where no time passed.
+    """Return the shares of the workers' seconds: 'busy 67.5 %, waiting 1.5 %, other 31.0 %'; empty if no time passed.
 
-    of: seconds of the run times its workers. Other is what lies before the first round, between two, and after a
-    worker's loss. None: not measured apart.
+    of: seconds of the run times its workers. None: not measured apart. Other is time before the first round, between
+    rounds, and after a worker's loss.
     """
     measured = {"busy": busy, "evaluation": evaluation, "waiting": wait, "communication": communication}
     spent = {what: seconds for what, seconds in measured.items() if seconds is not None}
@@ -59,30 +56,30 @@ def time_shares(
 
 
 def judged(accuracy: float | None, loss: float | None, auc: float | None) -> str:
-    """How good a network is: 'accuracy 55.1 %, loss 1.235, AUC 0.9012'; a loss without accuracy alone."""
+    """Return the quality of a network: 'accuracy 55.1 %, loss 1.235, AUC 0.9012'; a loss without accuracy alone."""
     found = [] if accuracy is None and loss is not None else [f"accuracy {percent(accuracy)}"]
     return ", ".join([*found, f"loss {number(loss)}", *([] if auc is None else [f"AUC {auc:.4f}"])])
 
 
 def count(value: float | None) -> str:
-    """A whole number with separators, or one decimal below ten: '48,000', '2.5'; '-' where there is none."""
+    """Return a whole number with separators, or one decimal below ten: '48,000', '2.5'; '-' for None."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:,.1f}" if abs(value) < 10 and value != int(value) else f"{value:,.0f}"
 
 
 def shard_text(kernels: int, divided: str, of: int) -> str:
-    """How much of a layer a worker has: its kernels, or its part of the samples."""
+    """Return a worker's part of a layer: its kernels, or its share of the samples."""
     return f"{100 * kernels / max(of, 1):.0f} %" if divided == "samples" else count(kernels)
 
 
 def plural(amount: int | str, thing: str) -> str:
-    """As one says it: '1 core', '2 cores', '0.5 epochs'."""
+    """Return '1 core', '2 cores', '0.5 epochs'."""
     return f"{amount} {thing}" if str(amount) == "1" else f"{amount} {thing}s"
 
 
 def clock(seconds: float | None) -> str:
-    """'1:23' or '2:01:23'; '-' where there is none."""
+    """Return '1:23' or '2:01:23'; '-' for None."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     minutes, rest = divmod(round(seconds), 60)
@@ -91,7 +88,7 @@ def clock(seconds: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """'4.2 s', '4 min 12 s' or '2 h 05 min'; '-' where there is none."""
+    """Return '4.2 s', '4 min 12 s' or '2 h 05 min'; '-' for None."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     if seconds < 59.95:
@@ -101,7 +98,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(nbytes: float | None) -> str:
-    """'812 B', '12.3 MB', '1.2 GB', in powers of 1000; '-' where there is none."""
+    """Return '812 B', '12.3 MB', '1.2 GB', in powers of 1000; '-' for None."""
     if nbytes is None:
         return "-"
     for unit in ("B", "kB", "MB", "GB"):
@@ -112,27 +109,27 @@ def size(nbytes: float | None) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Rows of cells as lines of equal columns: the first `left` ones to the left, numbers to the right."""
+    """Return lines of equal columns: the first `left` ones to the left, the others, of numbers, to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(_padded(row, widths, left)).rstrip() for row in rows]
-
-
-def _padded(row: Sequence[str], widths: Sequence[int], left: int) -> list[str]:
-    cells = enumerate(zip(row, widths, strict=True))
-    return [cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in cells]
+    pads = [str.ljust] * left + [str.rjust] * (len(widths) - left)
+    return ["  ".join(pad(*each) for pad, *each in zip(pads, row, widths, strict=False)).rstrip() for row in rows]
 
 
 Row = TypeVar("Row")
 Column = tuple[str, Callable[[Row], Any], Callable[[Any], str]]
-"""A heading, what it shows of a row, and how that is written. A column without any value is left out."""
+"""A heading, the value of a row, and its text. A column without any value is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Cells as people read them.
+    """A table of text.
 
-    left: columns that stand to the left. workers: the worker that each row is about, None where it is about several.
-    note: what is left out. headed: the text has the headings too.
+    Attributes
+    ----------
+    left : columns that are aligned to the left.
+    workers : the worker of each row; None for a row about several.
+    note : a remark on rows that are left out.
+    headed : True if `lines` begin with the headings.
     """
 
     head: tuple[str, ...]
@@ -143,14 +140,14 @@ class TextTable:
     headed: bool = True
 
     def lines(self) -> list[str]:
-        """Aligned text: the headings, a line for each row, and the note."""
+        """Return aligned text: the headings, a line for each row, and the note."""
         rows = [self.head, *self.rows] if self.headed else self.rows
         return [*aligned(rows, left=self.left), *([self.note] if self.note else [])] if self.rows else []
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a report: lines with their labels, or a table. name: for links; title: empty where text has none."""
+    """A part of a report: lines with labels, or a table. name: for links; title: empty for none in text."""
 
     name: str
     title: str
@@ -166,7 +163,7 @@ def text_table(
     most: int | None = None,
     worker: Callable[[Row], str | None] | None = None,
 ) -> TextTable:
-    """The table of these rows, or of `most` of them, evenly spread. worker: the one that a row is about."""
+    """Return the table of these rows, or of `most` of them, evenly spread. worker: gives the worker of a row."""
     shown = [(heading, value, text) for heading, value, text in columns if any(value(row) is not None for row in rows)]
     kept = spread(rows, most)
     note = "" if len(kept) == len(rows) else f"({len(kept)} of {count(len(rows))}; --rounds shows all)"
@@ -180,7 +177,7 @@ def text_table(
 
 
 def spread(rows: Sequence[Row], most: int | None) -> list[Row]:
-    """At most `most` of the rows, evenly spread, in their order; the first and the last among them."""
+    """Return at most `most` of the rows, evenly spread, in their order, with the first and the last."""
     if most is None or len(rows) <= most:
         return list(rows)
     return [rows[i * (len(rows) - 1) // max(most - 1, 1)] for i in range(most)]

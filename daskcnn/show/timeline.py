@@ -1,11 +1,11 @@
-"""What every worker did when: a lane for each worker, from a report's rounds.
+"""The timeline of a run: a lane for each worker, from a report's rounds.
 
-A log has the sums of a round and the time at which it ended. So a round's parts are laid out back from its end in the
-order of `SPENT`; within a round only their lengths are measured. A round that would begin before the last one of its
-worker has ended is shortened: the log's times are the driver's, which hears of rounds a little late.
+A log has the sums of a round and the time of its end. The parts of a round are laid out back from its end in the order
+of `SPENT`: only their lengths were measured. The driver hears of rounds a little late, so a round that would begin
+before the last one of its worker has ended is shortened.
 
 A long run has more rounds than a screen has pixels. Its lanes are divided into equal stretches, each with the seconds
-of every part in it, so that sums stay what they are.
+of every part in it; their sums stay what they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from daskcnn.show.report_tables import RunReport
 from daskcnn.show.text import spread
 
 MOST_LANES, MOST_PARTS = 48, 12_000
-"""Workers that have a lane, and parts of all lanes together: what a page can show and hold."""
+"""Workers that have a lane, and parts of all lanes together, in a page."""
 MOST_STRETCHES = 800
 """Stretches of a lane where it is divided: about one a pixel."""
 
@@ -35,7 +35,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What one worker did. rounds: how many of them are in it; spent: seconds of each of `SPENT`, of all stretches."""
+    """The rounds of one worker, and their seconds of each of `SPENT`."""
 
     worker: str
     rounds: int
@@ -45,7 +45,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All lanes over the same seconds. workers: of the run, also those without a lane; whole: no lane is divided."""
+    """Lanes over the same seconds. workers: of the run, also without a lane; whole: True if no lane is divided."""
 
     lanes: tuple[Lane, ...]
     seconds: float
@@ -54,10 +54,10 @@ class Timeline:
 
 
 def timeline(report: RunReport, *, most: int = MOST_PARTS, lanes: int = MOST_LANES) -> Timeline:
-    """The lanes of a run, of at most `lanes` workers, evenly spread over the report's order.
+    """Return the lanes of at most `lanes` workers, evenly spread over the report's order.
 
-    most: parts of all lanes together, more or less; above that they are divided. Rounds that a resumed run made again
-    are left out: their time counts no longer.
+    most: parts of all lanes together, more or less, above which lanes are divided. Rounds that were made again are left
+    out: their time counts no longer.
     """
     names = [worker.name for worker in report.workers]
     rounds: dict[str, list[RoundRow]] = {name: [] for name in spread(names, lanes)}
@@ -69,7 +69,8 @@ def timeline(report: RunReport, *, most: int = MOST_PARTS, lanes: int = MOST_LAN
     whole = len(SPENT) * sum(map(len, laid.values())) <= most
     width = (seconds or 1.0) / max(1, min(MOST_STRETCHES, most // (len(SPENT) * max(len(laid), 1))))
     cut = {name: tuple(_parts(own) if whole else divided(own, width)) for name, own in laid.items()}
-    found = tuple(Lane(name, len(laid[name]), cut[name], _sums(laid[name])) for name in laid)
+    sums = {name: tuple(sum(each.spent[i] for each in own) for i in range(len(SPENT))) for name, own in laid.items()}
+    found = tuple(Lane(name, len(laid[name]), cut[name], sums[name]) for name in laid)
     return Timeline(found, seconds, len(names), whole)
 
 
@@ -107,10 +108,7 @@ def _parts(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
 
 
 def divided(stretches: Sequence[Stretch], width: float) -> Iterator[Stretch]:
-    """The same in stretches of equal width, in seconds, each with the seconds that fall into it; empty ones left out.
-
-    A stretch that reaches over several is shared out by length.
-    """
+    """Yield stretches of equal width, in seconds, each with the parts of the given ones in it; no empty ones."""
     sums: dict[int, list[float]] = {}
     for each in stretches:
         first, last = int(each.begin / width), int(each.end / width)
@@ -124,7 +122,3 @@ def divided(stretches: Sequence[Stretch], width: float) -> Iterator[Stretch]:
                     own[j] += share * seconds
     for i in sorted(sums):
         yield Stretch(i * width, (i + 1) * width, tuple(sums[i]))
-
-
-def _sums(stretches: Sequence[Stretch]) -> tuple[float, ...]:
-    return tuple(sum(each.spent[i] for each in stretches) for i in range(len(SPENT)))

@@ -1,4 +1,4 @@
-"""What more workers bring: the table, its verdicts, and both in words."""
+"""The gain of more workers: a table, its verdicts, and both in words."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from daskcnn.markup import as_lines
 from daskcnn.show.text import aligned, duration, percent, size
 
 PAYS = 0.05
-"""A worker pays as long as it shortens an epoch by this part of it or more."""
+"""A worker pays if it shortens an epoch by this part or more."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cluster: how many workers, the last one added, and what an epoch on it takes.
+    """A cluster with its last worker added.
 
-    gain: the part by which the epoch is shorter than without the last one; speedup: against the cluster as it is.
-    communication, wait: parts of the workers' time. up_and_down: bytes an epoch.
+    Attributes
+    ----------
+    epoch : seconds of one.
+    gain : the part by which the last worker shortens the epoch.
+    speedup : against the cluster as it is.
+    communication, wait : parts of the workers' time.
+    up_and_down : bytes an epoch.
     """
 
     workers: int
@@ -32,17 +37,19 @@ class Row:
 
     @property
     def pays(self) -> bool:
-        """Whether the added worker gains enough to pay for itself."""
+        """True if the added worker pays."""
         return self.gain is None or self.gain >= PAYS
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one kind of worker. stops: the first of its workers that does not pay; None where there is none
-    as far as was tried.
+    """The verdict on one kind of worker.
 
-    further: how many more than asked for would pay; None where none were tried. reason: why it stops, where the step
-    of a sharded network says so.
+    Attributes
+    ----------
+    stops : the first of its workers that does not pay; None if all that were tried do.
+    further : workers beyond those asked for that would pay; None if none were tried.
+    reason : why it stops, if the step of a sharded network shows it.
     """
 
     kind: str
@@ -53,13 +60,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """The cluster as it is and with every addition, and what each kind comes to."""
+    """The cluster as it is and with every addition, and the verdict on each kind."""
 
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, for JSON."""
+        """Return plain data, for JSON."""
         return {**asdict(self), "pays": PAYS}
 
     def _repr_html_(self) -> str:
@@ -67,7 +74,7 @@ class WorkerPlan:
 
 
 def format_worker_plan(found: WorkerPlan) -> str:
-    """The table, and what it comes to."""
+    """Return the table and the verdicts."""
     head = ("workers", "added", "an epoch", "gain", "speed-up", "communication", "waiting", "balance", "bytes an epoch")
     table = aligned([head, *(_cells(row) for row in found.rows)], left=0)
     verdicts = aligned([(verdict.kind, _in_words(verdict)) for verdict in found.verdicts], left=2)
@@ -75,7 +82,6 @@ def format_worker_plan(found: WorkerPlan) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    balance = "-" if row.balance is None else f"{row.balance:.3f}"
     return (
         str(row.workers),
         row.added or "-",
@@ -84,7 +90,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.speedup:.2f}",
         percent(row.communication),
         percent(row.wait),
-        balance,
+        "-" if row.balance is None else f"{row.balance:.3f}",
         size(row.up_and_down),
     )
 
