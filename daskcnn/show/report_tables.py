@@ -1,10 +1,9 @@
-"""What a run came to: every figure of a report, from nothing but its events, a cluster's or the simulator's.
+"""The report of a run: all its figures, from the events of a cluster or of the simulator.
 
-What is compared between workers is compared by the number of the round (see `history`). Behind a barrier the rounds of
-a number ran at the same time, and a worker that was given no samples in one is idle in it. Asynchronous workers are
-never in the same round for long: the number says which pass of a worker it was, so balance tells how alike the workers'
-passes were, not who waited. There, only numbers that every worker reached are compared, without a last pass that the
-budget cut short.
+Workers are compared by the number of the round (see `history`). Behind a barrier, rounds of one number ran at the same
+time, and a worker without samples in one was idle in it. Asynchronous workers are never in the same round for long: the
+number counts a worker's passes, so balance compares these, and does not show who waited. There, only numbers that every
+worker reached are compared, without a last pass that the budget cut short.
 """
 
 from __future__ import annotations
@@ -25,10 +24,17 @@ WEIGHT = 4  # bytes of a number, where a log does not say otherwise
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker over the run, or all of them. staleness_mean: of its rounds' largest; gamma: mean; q: the last.
+    """One worker over the run, or all of them.
 
-    Seconds: compute is busy without load, wait is for the other workers. lost: no longer there at the end.
-    images_per_second: while busy; None of all, and where every worker has but a part of each sample's work.
+    Attributes
+    ----------
+    lost : True if it is not there at the end.
+    compute : seconds of `busy` without `load`.
+    wait : seconds for the other workers.
+    images_per_second : while busy; None for all workers, and for one that has a part of each sample's work.
+    staleness_mean : of the largest in each round.
+    gamma : the mean.
+    q : the last.
     """
 
     name: str
@@ -54,10 +60,13 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class RoundBalance:
-    """How evenly the workers were busy in rounds first…last. Seconds, summed over those rounds.
+    """The balance of the workers in rounds first…last. Seconds are summed over those rounds.
 
-    balance: mean ÷ max of the workers' busy seconds. wait: Σ_j (max t − t_j), BPT-CNN eq. 8 with t the busy seconds;
-    under an asynchronous rule what a barrier would have cost. waited: what was measured.
+    Attributes
+    ----------
+    balance : mean ÷ max of the workers' busy seconds.
+    wait : Σ_j (max t − t_j), BPT-CNN eq. 8 with t the busy seconds; of an asynchronous rule the cost of a barrier.
+    waited : as measured.
     """
 
     increment: int | None
@@ -75,10 +84,15 @@ class RoundBalance:
 
 @dataclass(frozen=True, slots=True)
 class BytesMoved:
-    """Bytes and seconds of all exchanges of the rounds. foreseen: 2·bytes·m·K, BPT-CNN eq. 11, m·K being the pushes.
+    """Bytes and seconds of all exchanges of the rounds.
 
-    vector_bytes: of one vector on the wire. foreseen, share (measured ÷ foreseen): None where no vector is exchanged.
-    a_step: bytes sent in a step of a layer-sharded run; eq2: numbers of one by Marques et al., eq. 2.
+    Attributes
+    ----------
+    vector_bytes : of one vector on the wire.
+    foreseen : 2·bytes·m·K, BPT-CNN eq. 11, m·K being the pushes; None if no vector is exchanged.
+    share : measured ÷ foreseen.
+    a_step : bytes sent in a step of a layer-sharded run.
+    eq2 : numbers sent in a step by Marques et al., eq. 2.
     """
 
     up: int
@@ -94,7 +108,7 @@ class BytesMoved:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the servers of the run counted: pushes merged, repeats, refusals by reason."""
+    """Counts of the run's servers: pushes merged, repeats, refusals by reason."""
 
     merged: int
     repeated: int
@@ -103,10 +117,13 @@ class Counted:
 
 @dataclass(frozen=True)
 class StepParts:
-    """Where a worker's time goes in a step of a layer-sharded run, in seconds (Marques et al., fig. 6 and 8).
+    """Seconds of a worker in a step of a layer-sharded run (Marques et al., fig. 6 and 8).
 
-    conv: its kernels, and the layers that are spread with them; comp: whatever else it computes; comm: the rest of the
-    step, in which it sends, receives and waits.
+    Attributes
+    ----------
+    comm : the rest of the step, in which it sends, receives and waits.
+    conv : its kernels, and the layers that are spread with them.
+    comp : all else that it computes.
     """
 
     comm: float
@@ -116,13 +133,17 @@ class StepParts:
 
 @dataclass(frozen=True)
 class RunReport:
-    """All figures of one run. epoch: how far it came; seconds: of training, those before a resume included.
+    """All figures of one run.
 
-    total: all workers. increments, by_round: the balance of the rounds of each increment, of each round; balance: of
-    all. calibrated: what each worker measured of itself. kernels, conv_seconds: by worker and layer, of a
-    layer-sharded run; shards: the kernels for people, samples as per cent; breakdown: of its steps, by worker;
-    papers_step: a step by the papers' definition, None where no epoch of sharded layers has ended. began: seconds of
-    the run at which each of its lives began.
+    Attributes
+    ----------
+    seconds : of training, those before a resume included.
+    increments, by_round, balance : of the rounds of each increment, of each round, and of all rounds.
+    kernels, conv_seconds : of a layer-sharded run, by worker and layer.
+    shards : the kernels for people, samples as per cent.
+    breakdown : of the steps of a layer-sharded run, by worker.
+    papers_step : a step by the papers' definition; None if no epoch of sharded layers has ended.
+    began : seconds of the run at which each of its lives began.
     """
 
     start: RunStarted
@@ -151,21 +172,21 @@ class RunReport:
 
     @property
     def utilisation(self) -> float | None:
-        """The part of the workers' time in which they were busy; None where no time passed."""
+        """The busy part of the workers' time; None if no time passed."""
         spent = self.seconds * len(self.workers)
         return self.total.busy / spent if spent else None
 
     def from_increment(self, first: int) -> RoundBalance | None:
-        """The balance of the rounds from this increment on; None where there were none."""
+        """Return the balance of the rounds from this increment on; None without any."""
         later = [b for b in self.by_round if b.increment is not None and b.increment >= first]
         return _pooled(later) if later else None
 
     def reached(self, accuracy: float) -> EvaluationRow | None:
-        """The first look at which the validation accuracy was at least this (BPT-CNN table 1)."""
+        """Return the first evaluation with a validation accuracy of at least this (BPT-CNN table 1)."""
         return next((look for look in self.looks if (look.validation_accuracy or 0.0) >= accuracy), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it, under the fields' own names."""
+        """Return plain data, for JSON, under the fields' own names."""
         plain = ("status", "epoch", "seconds", "images_per_second", "utilisation", "began")
         one = ("total", "balance", "traffic", "server")
         many = ("workers", "increments", "by_round", "looks", "notes")
@@ -190,7 +211,7 @@ def _dict_or_none(row: Any) -> dict[str, Any] | None:
 
 
 def tables(events: Iterable[Event]) -> RunReport:
-    """The report of a run, whether it has ended or not."""
+    """Return the report of a run, whether it has ended or not."""
     run = History()
     for event in events:
         run.take(event)
@@ -288,12 +309,12 @@ def _worker(run: History, name: str, rows: Sequence[RoundRow]) -> WorkerRow:
 
 
 def _sharded(run: History) -> bool:
-    """Whether it is one replica over all workers, so that each of them sees every sample."""
+    """True for one replica over all workers, each of which sees every sample."""
     return run.start.strategy == LAYER
 
 
 def _presented(run: History, rows: Sequence[RoundRow]) -> int:
-    """Samples in these rounds, those that several workers saw together counted once."""
+    """Samples in these rounds; those that several workers saw together count once."""
     if not _sharded(run):
         return sum(row.numbers.samples for row in rows)
     return sum({(row.life, row.number): row.numbers.samples for row in rows}.values())
@@ -302,25 +323,20 @@ def _presented(run: History, rows: Sequence[RoundRow]) -> int:
 # --- balance ---
 
 
-def _barrier(run: History) -> bool:
-    """Whether the workers go through their rounds together; those that shard kernels always do."""
-    rule = RULES.get(run.start.strategy)
-    return rule.barrier if rule else _sharded(run)
-
-
 def _balances(run: History) -> list[RoundBalance]:
-    """One for each round that is compared, in the order of the log."""
+    """The balance of each round that is compared, in the order of the log."""
     found: dict[tuple[int, int], list[RoundRow]] = {}
     for row in run.rows:
         found.setdefault((row.life, row.number), []).append(row)
-    if _barrier(run):
+    rule = RULES.get(run.start.strategy)
+    if rule.barrier if rule else _sharded(run):
         return [_balance(run, rows, run.there[key] - {row.worker for row in rows}) for key, rows in found.items()]
     last = _last_compared(run)
     return [_balance(run, rows) for (life, number), rows in found.items() if number <= last.get(life, 0)]
 
 
 def _last_compared(run: History) -> dict[int, int]:
-    """By life, the last number that every worker got to with a whole round; of those only that are still there."""
+    """By life, the last number that all workers which are still there reached with a whole round."""
     rounds: dict[tuple[int, str], list[RoundRow]] = {}
     for row in run.rows:
         if row.worker in run.present or not run.present:
@@ -333,7 +349,7 @@ def _last_compared(run: History) -> dict[int, int]:
 
 
 def _balance(run: History, rows: Sequence[RoundRow], idle: Iterable[str] = ()) -> RoundBalance:
-    """Of one round, in which these workers besides had nothing to do."""
+    """The balance of one round, in which the idle workers had nothing to do."""
     busy = [row.numbers.busy for row in rows] + [0.0 for _ in idle]
     most = max(busy)
     return RoundBalance(
@@ -359,7 +375,7 @@ def _by_increment(rounds: Sequence[RoundBalance]) -> tuple[RoundBalance, ...]:
 
 
 def _pooled(rounds: Sequence[RoundBalance]) -> RoundBalance:
-    """Several rounds as one: seconds add up, so a long round counts for more than a short one."""
+    """Several rounds as one: seconds add up, so a long round counts more than a short one."""
     mean, most = sum(r.mean_busy for r in rounds), sum(r.max_busy for r in rounds)
     increments = {r.increment for r in rounds}
     return RoundBalance(
@@ -391,11 +407,11 @@ def _traffic(run: History, total: WorkerRow) -> BytesMoved:
 
 
 def _counted(run: History) -> Counted | None:
-    """Each server of the run counts anew, so its last word is added to the others'."""
+    """The sum over the servers' last counts: each server counts anew."""
     if not run.servers:
         return None
     refused: Counter[str] = Counter()
     for server in run.servers.values():
         refused.update(server.refused)
-    last = run.servers.values()
-    return Counted(sum(s.merged for s in last), sum(s.repeated for s in last), dict(refused))
+    servers = run.servers.values()
+    return Counted(sum(s.merged for s in servers), sum(s.repeated for s in servers), dict(refused))

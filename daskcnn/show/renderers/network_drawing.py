@@ -41,7 +41,7 @@ class NetworkDrawing:
 
 
 def drawn(model: Sequential, in_shape: Shape) -> NetworkDrawing:
-    """Where every box and line of a network goes."""
+    """Return the places of a network's boxes and lines."""
     drawing = NetworkDrawing(width=_width(model))
     middle = drawing.width / 2
     drawing.boxes.append(Box(middle, HEIGHT / 2, f"images {times(in_shape)}", "input"))
@@ -79,7 +79,7 @@ def _place(drawing: NetworkDrawing, layer: Sequential, shape: Shape, x: float, t
 
 
 def _place_paths(drawing: NetworkDrawing, layer: Parallel, shape: Shape, x: float, top: float) -> float:
-    """Place paths side by side, and where they meet."""
+    """Place paths side by side, and the box in which they meet."""
     widths = [_width(path) for _, path in layer.paths]
     left, begin = x - _width(layer) / 2, top + GAP / 2
     middles = []

@@ -11,11 +11,15 @@ from daskcnn.show.text import TextTable, aligned, clean, count, percent, plain, 
 
 
 def readable_model(result: dict[str, Any]) -> str:
-    """A line a layer: output, parameters, operations of a sample there and back, memory of a batch's outputs."""
+    """Return a line a layer: output, parameters, operations of a sample there and back, memory of a batch's outputs."""
     rows = [("layer", "", "output", "parameters", "FLOP forward", "FLOP backward", "memory")]
     for row in result["layers"]:
         alone = bool(row["outputs"])
-        numbers = (_count(row["parameters"]), operations(row["forward"]), operations(row["backward"]))
+        numbers = (
+            f"{row['parameters']:,}" if row["parameters"] else "-",
+            operations(row["forward"]),
+            operations(row["backward"]),
+        )
         shown = (*numbers, size(row["memory"])) if alone else ("", "", "", "")
         rows.append((row["name"], row["layer"], times(row["out_shape"]), *shown))
     total = {key: sum(row[key] for row in result["layers"]) for key in ("parameters", "forward", "backward", "memory")}
@@ -28,7 +32,7 @@ def readable_model(result: dict[str, Any]) -> str:
 
 
 def readable_models(rows: Sequence[dict[str, Any]]) -> str:
-    """A line a network."""
+    """Return a line a network."""
     table = [("model", "images", "parameters", "FLOP forward", "from")]
     table += [
         (row["name"], times(row["image"]), f"{row['parameters']:,}", operations(row["forward"]), row["origin"])
@@ -43,7 +47,7 @@ def readable_models(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def operations(count: int) -> str:
-    """'1.23 G': three digits; '-' for none."""
+    """Return three digits and a unit: '1.23 G'; '-' for none."""
     for unit, many in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= 0.9995 * many:
             return f"{count / many:.3g} {unit}"
@@ -51,16 +55,12 @@ def operations(count: int) -> str:
 
 
 def times(shape: Sequence[int]) -> str:
-    """'32×32×3'."""
+    """Return a shape as '32×32×3'."""
     return "×".join(map(str, shape))
 
 
-def _count(parameters: int) -> str:
-    return f"{parameters:,}" if parameters else "-"
-
-
 def readable_conv_plans(result: dict[str, Any]) -> str:
-    """A line a convolution, under it why, and the seconds a training step would take otherwise."""
+    """Return a line a convolution; under it the reason, and the seconds of a training step by the other algorithms."""
     rows = [("layer", "convolution", "algorithm", "step", "GFLOP/s", "workspace"), *map(_row, result["layers"])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -88,34 +88,37 @@ def _row(layer: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _reasons(layer: dict[str, Any]) -> list[str]:
-    others = [c for c in layer["candidates"] if c["algorithm"] != layer["algorithm"]]
-    return [layer["why"], *([f"others: {', '.join(map(_alternative, others))}"] if others else [])]
-
-
-def _alternative(c: dict[str, Any]) -> str:
-    kind = "predicted" if c["measured"] is None else "measured"
-    return f"{c['algorithm']} {readable(c[kind])} ({kind})"
+def _reasons(layer: dict[str, Any]) -> Iterator[str]:
+    yield layer["why"]
+    others = []
+    for c in layer["candidates"]:
+        if c["algorithm"] != layer["algorithm"]:
+            kind = "predicted" if c["measured"] is None else "measured"
+            others.append(f"{c['algorithm']} {readable(c[kind])} ({kind})")
+    if others:
+        yield f"others: {', '.join(others)}"
 
 
 MOST_ROWS, MOST_COLUMNS = 200, 20
-"""Classes up to which their figures are printed, and the confusion matrix."""
+"""Classes up to which their figures, and the confusion matrix, are printed."""
 _NAMES = 40
 """Letters of all names that stand above a confusion matrix."""
 CONFUSION = "samples of each class (rows) by the network's answer (columns)"
 
 
 def readable_evaluation(result: Mapping[str, Any]) -> str:
-    """The figures in two lines, a table by class, and the confusion matrix. A network without classes has its loss."""
+    """Return the figures in two lines, a table by class, and the confusion matrix; without classes the loss."""
     seen = "" if result["views"] == "none" else f", scores averaged over views: {result['views']}"
     lines = [judged_line(result), f"checkpoint {result['checkpoint']}{seen}"]
     if result["classes"]:
-        lines += ["", *_by_class(result), *_confusion(result)]
+        many = len(result["classes"]) > MOST_ROWS
+        by_class = [f"{len(result['classes']):,} classes: --csv FILE has the figures of each"]
+        lines += ["", *(by_class if many else class_table(result).lines()), *_confusion(result)]
     return plain("\n".join(lines))
 
 
 def judged_line(result: Mapping[str, Any]) -> str:
-    """The figures of all samples together; of a network that reconstructs images, its loss."""
+    """Return the figures of all samples; of a network that reconstructs images, its loss."""
     samples = f"{result['samples']:,} test samples of {clean(result['data'])}"
     if result["labels"] == "image":
         return f"loss {_loss(result['loss'])} on {samples}"
@@ -133,14 +136,8 @@ def _four(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _by_class(result: Mapping[str, Any]) -> list[str]:
-    if len(result["classes"]) > MOST_ROWS:
-        return [f"{len(result['classes']):,} classes: --csv FILE has the figures of each"]
-    return class_table(result).lines()
-
-
 def class_table(result: Mapping[str, Any]) -> TextTable:
-    """Precision, recall and AUC of each class or label."""
+    """Return the table of precision, recall and AUC of each class or label."""
     rows = tuple(
         (clean(c["class"]), count(c["samples"]), percent(c["precision"]), percent(c["recall"]), _four(c["auc"]))
         for c in result["classes"]
@@ -151,7 +148,7 @@ def class_table(result: Mapping[str, Any]) -> TextTable:
 
 
 def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
-    """The matrix with a number for each class, where it is not too wide to be read."""
+    """The matrix, unless it is too wide to be read."""
     confusion = result["confusion"]
     if confusion is None:
         return
@@ -164,9 +161,9 @@ def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def confusion_table(result: Mapping[str, Any]) -> TextTable:
-    """How many samples of the class of a row were answered with the class of a column.
+    """Return the table of the samples of each class (rows) by the network's answer (columns).
 
-    Columns have the names of the classes, or numbers for each class where names are too long for a line.
+    Columns have the names of the classes, or numbers if names are too long for a line.
     """
     names = tuple(clean(c["class"]) for c in result["classes"])
     short = sum(map(len, names)) <= _NAMES
@@ -177,9 +174,9 @@ def confusion_table(result: Mapping[str, Any]) -> TextTable:
 
 
 def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:
-    """A line an image, its classes by probability. "; " separates them, for a class's name may have commas.
+    """Return a line an image: its classes by probability or, of a network that reconstructs images, its loss.
 
-    A network that reconstructs images has a loss for each.
+    "; " separates classes, for a name may have commas.
     """
     return "\n".join(f"{clean(r['image'])}: {_told(r)}" for r in results)
 
@@ -191,7 +188,7 @@ def _told(result: Mapping[str, Any]) -> str:
 
 
 def readable_table(done: Mapping[str, Any]) -> str:
-    """Where the predictions of how many samples are."""
+    """Return a line about a table of predictions that was written."""
     rate = done["samples"] / max(done["seconds"], 1e-9)
     missing = f", {done['unreadable']:,} of them unreadable" if done["unreadable"] else ""
     return plain(

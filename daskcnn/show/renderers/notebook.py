@@ -22,7 +22,7 @@ _HEAD = ("worker", "device", "samples", "loss", "images/s", "busy", "wait", "com
 
 
 class Shown(Protocol):
-    """What IPython returns for something that it displays."""
+    """IPython's handle of something that it displays."""
 
     def update(self, obj: Any) -> None:
         """Show this in its place."""
@@ -30,7 +30,7 @@ class Shown(Protocol):
 
 
 class NotebookView:
-    """What is displayed: IPython asks it for its HTML."""
+    """HTML that IPython displays, and text in its place."""
 
     def __init__(self, html: str, text: str) -> None:
         self._html, self._text = html, text
@@ -43,7 +43,7 @@ class NotebookView:
 
 
 class NotebookProgress:
-    """Draws a run's progress, its figures, a row a worker, and what is out of the ordinary."""
+    """A display of a run's progress and figures, a row a worker, and warnings."""
 
     def __init__(self, display: Callable[[NotebookView], Shown], now: Callable[[], float] = time.monotonic) -> None:
         self._display, self._now = display, now
@@ -59,7 +59,7 @@ class NotebookProgress:
         self._draw()
 
     def handle(self, event: Event) -> None:
-        """Take in the event, and draw it unless that was done a moment ago."""
+        """Take in the event, and draw, unless that was done a moment ago."""
         self._board.apply(event, self._now())
         if isinstance(event, _LISTED):
             self._lines = [*self._lines, *describe(event)][-_MOST:]
@@ -110,7 +110,7 @@ def _row(row: WorkerLine) -> tuple[str, ...]:
 
 
 def in_notebook() -> NotebookProgress | None:
-    """The display for this process's notebook; None where this is none."""
+    """Return the display for this process's notebook; None outside of one."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is None:
         return None

@@ -1,9 +1,8 @@
-"""A figure as SVG inside a page: its colours are the page's, its text stays text, and its ids are its own.
+"""Pages of runs: the tables of a report, its figures and a timeline, in one HTML file.
 
-A run, or several, as one HTML file that needs nothing else: the tables of the report, its figures, a timeline.
-
-The file asks for nothing from anywhere; a content security policy in it holds that. It is light or dark as the reader's
-system is, fits a telephone, prints, and is read aloud. A click on a worker shows that worker alone.
+A page asks for nothing from anywhere; its content security policy forbids it. It is light or dark as the reader's
+system is, fits a telephone, prints, and can be read aloud. A click on a worker shows that worker alone. Figures are SVG
+in the page's colours; their text stays text.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from daskcnn.show.renderers.pictures import COLOURS, drawn
 from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.text import clean, count, duration, number, percent, spread
-from daskcnn.show.timeline import Lane, Timeline, timeline
+from daskcnn.show.timeline import Lane, timeline
 
 SIZE = (4.7, 3.1)
-"""Inches: on a telephone the letters of a figure of this width are still large enough."""
+"""Inches of a figure: on a telephone its letters are still large enough."""
 MARGINS = {"left": 0.16, "right": 0.95, "bottom": 0.16, "top": 0.95}
-"""Of the picture: letters of nine points beside it have room in them."""
+"""Shares of the picture, with room for letters of nine points."""
 INK, MUTED, PAPER, GRID = "#010101", "#555555", "#fefefe", "#b0b0b0"
 PAGE_COLOURS = {colour.lower(): f"var(--series-{i})" for i, colour in enumerate(COLOURS)} | {
     INK: "var(--ink)",
@@ -43,7 +42,7 @@ PAGE_COLOURS = {colour.lower(): f"var(--series-{i})" for i, colour in enumerate(
     PAPER: "var(--paper)",
     GRID: "var(--muted)",
 }
-"""What the page calls a colour that Matplotlib writes."""
+"""The page's name for each colour that Matplotlib writes."""
 _LOOK = {
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -62,7 +61,7 @@ _BARE = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
 def inline_svg(figure: Figure) -> str:
-    """The figure without its title, which the page has, as one `svg` element that names and describes itself.
+    """Return the figure without its title as one `svg` element with a name and a description.
 
     Raises UserError without matplotlib.
     """
@@ -75,8 +74,9 @@ def inline_svg(figure: Figure) -> str:
             parent.remove(style)
     _rename(root, figure.name)
     for each in root.iter():
-        if "style" in each.attrib:
-            each.set("style", _styled(each.attrib["style"]))
+        if style := each.attrib.get("style"):
+            style = re.sub(r"#[0-9a-f]{6}\b", lambda found: PAGE_COLOURS.get(found[0], found[0]), style)
+            each.set("style", re.sub(r"font: ([\d.]+px) [^;]+", r"font: \1 var(--sans)", style))
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     _describe(root, figure)
@@ -101,12 +101,6 @@ def _rename(root: ElementTree.Element, name: str) -> None:
                 each.set(key, re.sub(r"^#|(?<=url\()#", f"#{name}-", value))
 
 
-def _styled(style: str) -> str:
-    """The same with the page's colours and letters."""
-    style = re.sub(r"#[0-9a-f]{6}\b", lambda found: PAGE_COLOURS.get(found[0], found[0]), style)
-    return re.sub(r"font: ([\d.]+px) [^;]+", r"font: \1 var(--sans)", style)
-
-
 def _describe(root: ElementTree.Element, figure: Figure) -> None:
     title, told = ElementTree.Element(f"{_SVG}title"), ElementTree.Element(f"{_SVG}desc")
     title.text, told.text = figure.title, in_words(figure)
@@ -119,28 +113,23 @@ def _describe(root: ElementTree.Element, figure: Figure) -> None:
 
 
 def in_words(figure: Figure) -> str:
-    """What the figure shows, for those who do not see it: the axes, and where each curve begins, ends and turns."""
+    """Return the figure in words, for those who do not see it: axes, and each curve's ends and extremes."""
     curves: Mapping[str, Curve] = {**figure.curves, **figure.points}
-    tell = _bars_in_words if figure.stacked else _curve_in_words
-    told = [f"{name}: {tell(figure, curve)}." for name, curve in curves.items() if len(curve[0])]
-    levels = [f"{name}: {number(level)} throughout." for name, level in figure.levels.items()]
-    return " ".join([f"{figure.y} by {figure.x}.", *told, *levels])
-
-
-def _curve_in_words(figure: Figure, curve: Curve) -> str:
-    xs, ys = curve
-    ends = f"{number(ys[0])} at {number(xs[0])}, {number(ys[-1])} at {number(xs[-1])}"
-    return f"{ends}; between {number(min(ys))} and {number(max(ys))}"
-
-
-def _bars_in_words(figure: Figure, curve: Curve) -> str:
-    return ", ".join(f"{tick} {number(y)}" for tick, y in zip(figure.ticks, curve[1], strict=False))
+    told = [f"{figure.y} by {figure.x}."]
+    for name, (xs, ys) in curves.items():
+        if len(xs) and figure.stacked:
+            bars = ", ".join(f"{tick} {number(y)}" for tick, y in zip(figure.ticks, ys, strict=False))
+            told.append(f"{name}: {bars}.")
+        elif len(xs):
+            ends = f"{number(ys[0])} at {number(xs[0])}, {number(ys[-1])} at {number(xs[-1])}"
+            told.append(f"{name}: {ends}; between {number(min(ys))} and {number(max(ys))}.")
+    return " ".join([*told, *(f"{name}: {number(level)} throughout." for name, level in figure.levels.items())])
 
 
 MOST_ROWS = 240
-"""Rows of a table, where they are not asked for in full."""
+"""Rows of a table that is not asked for in full."""
 MOST_MARKS, MOST_TICKS = 100, 6
-"""Troubles that are marked in a timeline, and times that stand below it."""
+"""Troubles that are marked in a timeline, and times below it."""
 MOST_CLASSES = 60
 """Classes up to which there is a confusion matrix."""
 CAPTIONS = {
@@ -152,16 +141,16 @@ CAPTIONS = {
     "rounds": "Rounds of the workers",
     "troubles": "What was out of the ordinary, and when",
 }
-"""What each table of a report shows."""
+"""The caption of each table of a report."""
 SPAN = 1000.0
 """Units of a lane's width; its height is one."""
 LEAST_WIDTH = 0.01
-"""Units of a part, however short it was."""
+"""Units of the shortest part."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnLane:
-    """A lane as a page has it. paths: of each part its name and outline; told: the same in words."""
+    """A lane of a page. paths: name and outline of each part; told: the lane in words."""
 
     name: str
     paths: tuple[tuple[str, str], ...]
@@ -170,7 +159,7 @@ class DrawnLane:
 
 @dataclass(frozen=True, slots=True)
 class DrawnTimeline:
-    """Lanes, ticks (per cent of the width, and what stands there) and marks (units, and what was the trouble)."""
+    """Lanes, ticks (per cent of the width, and a time) and marks (units, and a trouble)."""
 
     run: str
     lanes: tuple[DrawnLane, ...]
@@ -183,12 +172,12 @@ class DrawnTimeline:
 def report_page(
     report: RunReport, *, name: str = "", evaluation: Mapping[str, Any] | None = None, full: bool = False
 ) -> str:
-    """The page of one run. evaluation: what `daskcnn evaluate` kept of it; full: no table shortened.
+    """Return the page of one run. evaluation: as `daskcnn evaluate` kept it; full: no table is shortened.
 
     Raises UserError without matplotlib.
     """
-    parts = sections(report, most=None if full else MOST_ROWS, troubles=None if full else MOST_ROWS)
-    head, rest = parts[0], parts[1:]
+    most = None if full else MOST_ROWS
+    head, *rest = sections(report, most=most, troubles=most)
     return _render(
         "report.html",
         {clean(name or report.start.run): report},
@@ -200,7 +189,7 @@ def report_page(
 
 
 def comparison_page(comparison: Comparison, reports: Mapping[str, RunReport]) -> str:
-    """The page of several runs, by name. Raises UserError without matplotlib."""
+    """Return the page of several runs, by name. Raises UserError without matplotlib."""
     return _render("compare.html", reports, comparison=comparison, names=[clean(name) for name in reports])
 
 
@@ -242,7 +231,7 @@ def _asset(name: str) -> str:
 
 
 def _evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a page shows of an evaluation: a line and, where there are classes, a table by class and their confusion.
+    """An evaluation for a page: a line and, if there are classes, a table by class and their confusion.
 
     shades: the share of each cell in the samples of its class, in per cent.
     """
@@ -260,31 +249,24 @@ def _evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drawn(name: str, report: RunReport, reports: Mapping[str, RunReport]) -> DrawnTimeline:
-    """The lanes of a run, over the same seconds as those of the runs beside it."""
+    """The lanes of a run, over the seconds of the longest run of the page."""
     found = timeline(report)
     seconds = max([found.seconds, *(each.seconds for each in reports.values())]) or 1.0
-    parts = tuple((part, part_name(part, reports)) for part in COLOUR_OF if _any(found, part))
+    parts = [part for part in COLOUR_OF if any(lane.spent[SPENT.index(part)] for lane in found.lanes)]
     marks = [
         (SPAN * note.at / seconds, f"{duration(note.at)}: {note.text}") for note in spread(report.notes, MOST_MARKS)
     ]
+    lanes = f"{count(len(found.lanes))} of {count(found.workers)} workers have a lane."
+    notes = [lanes] if len(found.lanes) < found.workers else []
+    notes += [] if found.whole else ["The run is long: each stretch shows the shares of what was done in it."]
     return DrawnTimeline(
         run=clean(name),
         lanes=tuple(_drawn_lane(lane, seconds) for lane in found.lanes),
         ticks=tuple((100 * at / seconds, told) for at, told in ticks(seconds)),
         marks=tuple(marks),
-        parts=parts,
-        note=_left_out(found),
+        parts=tuple((part, part_name(part, reports)) for part in parts),
+        note=" ".join(notes),
     )
-
-
-def _any(found: Timeline, part: str) -> bool:
-    return any(lane.spent[SPENT.index(part)] for lane in found.lanes)
-
-
-def _left_out(found: Timeline) -> str:
-    lanes = f"{count(len(found.lanes))} of {count(found.workers)} workers have a lane. "
-    stretches = "The run is long: each stretch shows the shares of what was done in it. "
-    return f"{lanes if len(found.lanes) < found.workers else ''}{'' if found.whole else stretches}".strip()
 
 
 def _drawn_lane(lane: Lane, seconds: float) -> DrawnLane:
@@ -297,31 +279,28 @@ def _drawn_lane(lane: Lane, seconds: float) -> DrawnLane:
             if length > 0 and (spent := each.spent[SPENT.index(part)]) > 0:
                 high = min(1.0, spent / length)
                 low -= high
-                outlines[part].append(_box(scale * each.begin, low, scale * length, high))
+                x, y, height = _short(scale * each.begin), _short(max(0.0, low)), _short(high)
+                width = _short(max(scale * length, LEAST_WIDTH))
+                outlines[part].append(f"M{x} {y}h{width}v{height}h-{width}z")
     total = sum(lane.spent)
     told = [f"{part} {duration(s)} ({percent(s / total)})" for part, s in zip(SPENT, lane.spent, strict=True) if s]
     paths = tuple((part, "".join(boxes)) for part, boxes in outlines.items() if boxes)
     return DrawnLane(clean(lane.worker), paths, f"{count(lane.rounds)} rounds: {', '.join(told) or '-'}")
 
 
-def _box(x: float, y: float, width: float, height: float) -> str:
-    across = _short(max(width, LEAST_WIDTH))
-    return f"M{_short(x)} {_short(max(0.0, y))}h{across}v{_short(height)}h-{across}z"
-
-
 def _short(value: float) -> str:
-    """At most three decimals, without what says nothing."""
+    """At most three decimals, without zeros at the end."""
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def ticks(seconds: float) -> list[tuple[float, str]]:
-    """Round times from 0 to the end of the run, in seconds and for people, at most six of them."""
+    """Return at most six round times from 0 to the end of the run, in seconds and for people."""
     step, unit, name = next(each for each in _steps() if seconds / each[0] < MOST_TICKS)
     return [(i * step, f"{i * step / unit:g} {name}") for i in range(int(seconds / step) + 1)]
 
 
 def _steps() -> Iterator[tuple[float, float, str]]:
-    """Seconds between two ticks, the seconds of the unit that they are told in, and its name."""
+    """Seconds between two ticks, the seconds of their unit, and its name."""
     decades = [(digit, power) for power in range(-6, 12) for digit in (1, 2, 5)]
     yield from ((step, 1.0, "s") for digit, power in decades if (step := digit * 10.0**power) < 60)
     yield from ((60.0 * minutes, 60.0, "min") for minutes in (1, 2, 5, 10, 20, 30))

@@ -27,33 +27,33 @@ if TYPE_CHECKING:
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's: told apart by the colour-blind too."""
+"""Okabe and Ito's colours, which the colour-blind tell apart."""
 MARKERS, STROKES = "osD^vPX", ("-", "--", "-.", ":")
-"""Curves that lie on one another stay visible."""
+"""Of curves, so that one behind another stays visible."""
 
 WIDTH, HEIGHT, BAR = 6.4, 4.0, 0.6
-"""Inches of a picture, and the width of a bar in one at the least."""
+"""Inches of a picture, and of the narrowest bar."""
 LONG_TICK, LONGEST_TICK = 8, 24
-"""Letters below a bar from which they stand upright, and from which they are cut."""
+"""Letters of a bar's name above which it stands upright, and above which it is cut."""
 MARKED = 60
 """Points of a curve up to which each has a mark."""
 ABOVE_BARS: dict[str, Any] = {"loc": "upper center", "ncols": 3}
 UNDER_ROOF: dict[str, Any] = {"loc": "lower right"}
 HEADROOM = 0.18
-"""Above the highest bar for each line of the legend, so that it stands above all; of the bar."""
+"""Room above the highest bar for each line of the legend, as a share of the bar."""
 MARGIN = 0.05
-"""Above the highest point of the curves; of the height."""
+"""Room above the highest point of the curves, as a share of the height."""
 LETTER = 0.075
-"""Inches of a letter that stands upright below a bar."""
+"""Inches of a letter of a name that stands upright."""
 
 
 def can_draw() -> bool:
-    """Is matplotlib installed?"""
+    """Return True if matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def need_matplotlib() -> Any:
-    """The package. Raises UserError with the remedy where it is not installed."""
+    """Return the package. Raises UserError if it is not installed."""
     try:
         import matplotlib
     except ImportError as error:
@@ -62,12 +62,12 @@ def need_matplotlib() -> Any:
 
 
 def draw(figure: Figure, path: Path) -> Path:
-    """One picture, SVG or PNG by the file's ending; the same bytes for the same numbers. Raises DataError."""
+    """Draw one picture, SVG or PNG by the file's ending, with the same bytes for the same numbers. Raises DataError."""
     return draw_together((figure,), path)
 
 
 def draw_together(figures: Sequence[Figure], path: Path) -> Path:
-    """One picture of these figures, in two columns where there are several; otherwise as `draw`."""
+    """Draw one picture of these figures, several in two columns; otherwise as `draw`."""
     with drawn(figures) as canvas:
         try:
             canvas.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -85,10 +85,10 @@ def drawn(
     titled: bool = True,
     **look: Any,
 ) -> Iterator[Canvas]:
-    """A picture of these figures, of this many inches each. titled: with their titles; look: Matplotlib's rcParams.
+    """Yield a picture of these figures, of this many inches each. Raises UserError without matplotlib.
 
-    margins: shares of the picture, where they need not be measured, which takes long; names that stand upright are.
-    Raises UserError without matplotlib.
+    margins: shares of the picture; None, and names that stand upright, have them measured, which takes long. look:
+    Matplotlib's rcParams.
     """
     matplotlib = need_matplotlib()
     from matplotlib.figure import Figure as Picture
@@ -98,7 +98,7 @@ def drawn(
     fixed = {"svg.hashsalt": figures[0].name, "font.size": 9, "svg.fonttype": "none", "text.parse_math": False}
     with matplotlib.rc_context(fixed | look), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name in letters that the font lacks
-        width, height = (max(of(figure, least) for figure in figures) for of, least in zip(_SIDES, size, strict=True))
+        width, height = (max(sides) for sides in zip(*(_sides(figure, *size) for figure in figures), strict=True))
         measured = margins is None or any(map(_turned, figures))
         canvas = Picture(figsize=(columns * width, rows * height), layout="constrained" if measured else None)
         if margins is not None and not measured:
@@ -125,21 +125,15 @@ def _fill(axes: Axes, figure: Figure, titled: bool) -> None:
         axes.legend(framealpha=0.85, edgecolor="none", **place)
 
 
-def _width(figure: Figure, least: float) -> float:
-    """Inches; more where many bars stand side by side, for what stands below them."""
-    return max(least, BAR * len(figure.ticks)) if figure.stacked and not _turned(figure) else least
-
-
-def _height(figure: Figure, least: float) -> float:
-    """Inches; more for names that stand upright."""
-    return least + LETTER * min(_longest(figure), LONGEST_TICK) if _turned(figure) else least
-
-
-_SIDES = (_width, _height)
+def _sides(figure: Figure, width: float, height: float) -> tuple[float, float]:
+    """Inches; wider for many bars side by side, higher for names that stand upright."""
+    if _turned(figure):
+        return width, height + LETTER * min(_longest(figure), LONGEST_TICK)
+    return max(width, BAR * len(figure.ticks)) if figure.stacked else width, height
 
 
 def _turned(figure: Figure) -> bool:
-    """Whether what stands below the bars is too long to stand side by side."""
+    """Return True if the names of the bars are too long to stand side by side."""
     return figure.stacked and _longest(figure) > LONG_TICK
 
 
@@ -148,7 +142,7 @@ def _longest(figure: Figure) -> int:
 
 
 def _label(name: str) -> str:
-    """Matplotlib shows no name in a legend that begins with a low line."""
+    """The name, which a legend leaves out if it begins with a low line."""
     return f" {name}" if name.startswith("_") else name
 
 
@@ -179,7 +173,6 @@ def _curves(axes: Axes, figure: Figure) -> None:
 
 
 def _bars(axes: Axes, figure: Figure) -> None:
-    """One on top of the other."""
     xs = next(iter(figure.curves.values()))[0]
     below = [0.0] * len(xs)
     for i, (name, (_, ys)) in enumerate(figure.curves.items()):
@@ -187,7 +180,7 @@ def _bars(axes: Axes, figure: Figure) -> None:
         below = [b + y for b, y in zip(below, ys, strict=True)]
     ticks = figure.ticks or [f"{x:g}" for x in xs]
     if _turned(figure):
-        axes.set_xticks(xs, [_short(tick) for tick in ticks], rotation=90)
+        axes.set_xticks(xs, [_cut(tick, LONGEST_TICK) for tick in ticks], rotation=90)
     else:
         axes.set_xticks(xs, ticks)
     axes.set_axisbelow(True)
@@ -195,8 +188,8 @@ def _bars(axes: Axes, figure: Figure) -> None:
     axes.set_ylim(top=(1 + HEADROOM * max(legend, 0.3)) * max(below, default=0.0) or 1.0)
 
 
-def _short(tick: str) -> str:
-    return tick if len(tick) <= LONGEST_TICK else f"{tick[: LONGEST_TICK - 1]}…"
+def _cut(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _lines(axes: Axes, figure: Figure) -> None:
@@ -215,18 +208,18 @@ def _lines(axes: Axes, figure: Figure) -> None:
 
 
 CELL, EDGE, LEAST, MOST = 0.42, 2.6, 4.8, 24.0
-"""Inches: a class in the picture, what stands around, and the picture at the least and at the most."""
+"""Inches of a class, of all around them, and of the smallest and the largest picture."""
 LONGEST = 24
 """Characters of a class's name."""
 MOST_NAMES, MOST_NUMBERS = 50, 30
-"""Classes up to which a picture has their names, and numbers in its cells."""
+"""Classes up to which a picture has names, and numbers in its cells."""
 
 
 def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]], path: Path, *, title: str) -> Path:
-    """Draw which classes are taken for which, in shares of the samples of each; the same bytes for the same numbers.
+    """Draw the confusion of classes, in shares of the samples of each, with the same bytes for the same numbers.
 
-    confusion: samples of the class of the row that were answered with the class of the column. Raises UserError without
-    matplotlib, DataError where the file cannot be written.
+    confusion: samples of the row's class with the column's class for an answer. Raises UserError without matplotlib,
+    DataError if the file cannot be written.
     """
     matplotlib = need_matplotlib()
     from matplotlib.figure import Figure
@@ -238,8 +231,13 @@ def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]], p
         figure = Figure(figsize=(side, side), layout="constrained")
         axes = figure.add_subplot()
         _cells(axes, np.asarray(confusion))
-        _names(axes, [_short_class(name) for name in classes])
-        axes.set_title(_short_class(title, 80), fontsize=10)
+        axes.set_xlabel("answer")
+        axes.set_ylabel("class")
+        if len(classes) <= MOST_NAMES:
+            names = [_cut(clean(name), LONGEST) for name in classes]
+            axes.set_xticks(range(len(names)), names, rotation=90)
+            axes.set_yticks(range(len(names)), names)
+        axes.set_title(_cut(clean(title), 80), fontsize=10)
         try:
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
         except OSError as error:
@@ -248,7 +246,7 @@ def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]], p
 
 
 def _cells(axes: Axes, counts: np.ndarray) -> None:
-    """Shares of each row as shades, with the numbers of samples where there is room."""
+    """Draw shares of each row as shades, with the numbers of samples if there is room."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if len(counts) <= MOST_NUMBERS:
@@ -258,21 +256,8 @@ def _cells(axes: Axes, counts: np.ndarray) -> None:
                 axes.text(column, row, str(n), ha="center", va="center", fontsize=7, color=shade)
 
 
-def _names(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_xlabel("answer")
-    axes.set_ylabel("class")
-    if len(names) <= MOST_NAMES:
-        axes.set_xticks(range(len(names)), names, rotation=90)
-        axes.set_yticks(range(len(names)), names)
-
-
-def _short_class(name: str, most: int = LONGEST) -> str:
-    name = clean(name)
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
 SAMPLE_CELL = 96
-"""Pixels a side that a sample has at most. Smaller samples are enlarged by whole factors."""
+"""Pixels a side of the largest sample. Smaller ones are enlarged by whole factors."""
 _GAP, _NAMES, _LINE, _SIZE, _LEAST = 4, 220, 18, 14, 800
 _BACK, _INK, _GREY = (255, 255, 255), (0, 0, 0), (110, 110, 110)
 _LONGEST = 200
@@ -288,13 +273,9 @@ class SheetRow:
 
 
 def contact_sheet(title: Sequence[str], rows: Sequence[SheetRow], columns: int) -> bytes:
-    """Return a PNG with a line for each class.
-
-    Names are written in ASCII: accents are left out, other letters and control characters are escaped. Long names are
-    cut.
-    """
+    """Return a PNG with a line for each class. Names are in ASCII, other letters escaped; long names are cut."""
     samples = [sample for row in rows for sample in row.samples]
-    factor = _factor(samples)
+    factor = max(1, SAMPLE_CELL // max((max(sample.shape[:2]) for sample in samples), default=SAMPLE_CELL))
     height, width = (factor * max((sample.shape[axis] for sample in samples), default=0) for axis in (0, 1))
     step, across = max(height, 2 * _LINE) + _GAP, width + _GAP
     top = _LINE * len(title) + 2 * _GAP
@@ -308,25 +289,11 @@ def contact_sheet(title: Sequence[str], rows: Sequence[SheetRow], columns: int) 
         _write(draw, font, (_GAP, y), row.name, _NAMES - 2 * _GAP, _INK)
         _write(draw, font, (_GAP, y + _LINE), row.caption, _NAMES - 2 * _GAP, _GREY)
         for j, sample in enumerate(row.samples[:columns]):
-            sheet.paste(Image.fromarray(_enlarged(sample, factor)), (_NAMES + j * across, y))
+            large = sample[:SAMPLE_CELL, :SAMPLE_CELL].repeat(factor, axis=0).repeat(factor, axis=1)
+            sheet.paste(Image.fromarray(np.ascontiguousarray(large)), (_NAMES + j * across, y))
     file = io.BytesIO()
     sheet.save(file, "PNG")
     return file.getvalue()
-
-
-def _factor(samples: Sequence[npt.NDArray[np.uint8]]) -> int:
-    """How many times the samples are enlarged, all alike."""
-    return max(1, SAMPLE_CELL // max((max(sample.shape[:2]) for sample in samples), default=SAMPLE_CELL))
-
-
-def _enlarged(sample: npt.NDArray[np.uint8], factor: int) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(sample[:SAMPLE_CELL, :SAMPLE_CELL].repeat(factor, axis=0).repeat(factor, axis=1))
-
-
-def _in_ascii(text: str) -> str:
-    """Return the text in the letters of Pillow's own font: without accents, and others as their codes."""
-    bare = "".join(c for c in normalize("NFKD", text) if not combining(c))
-    return bare.encode("ascii", "backslashreplace").decode()
 
 
 def _write(
@@ -337,8 +304,9 @@ def _write(
     width: int,
     colour: tuple[int, int, int],
 ) -> None:
-    """Write as much of the text as there is room for."""
-    cut = line = _in_ascii(clean(text[:_LONGEST]))
+    """Write as much of the text as there is room for, in the letters of Pillow's own font: ASCII without accents."""
+    bare = "".join(c for c in normalize("NFKD", clean(text[:_LONGEST])) if not combining(c))
+    cut = line = bare.encode("ascii", "backslashreplace").decode()
     while cut and font.getlength(cut) > width:
         line = line[:-1]
         cut = f"{line}..."
