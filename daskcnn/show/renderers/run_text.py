@@ -25,14 +25,14 @@ from daskcnn.show.text import (
     time_shares,
 )
 from daskcnn.sim.cluster import SimulatedCluster
-from daskcnn.sim.papers_costs import Constants, Cost, Sharding, ceiling, costs
+from daskcnn.sim.papers_costs import Constants, Sharding, ceiling, costs
 
 MOST = 24
-"""Rows of a table, where they are not asked for in full."""
+"""Rows of a table that is not asked for in full."""
 
 
 def format_report(report: RunReport, *, full: bool = False) -> str:
-    """All tables of a run. full: with one of every worker's rounds, and no table shortened."""
+    """Return all tables of a run. full: with every worker's rounds, and no table shortened."""
     found = sections(report, most=None if full else MOST, rounds=full)
     return "\n\n".join("\n".join(_lines(part)) for part in found)
 
@@ -51,8 +51,8 @@ class RunRow:
 
     Attributes
     ----------
-    state : how it ended, or "running", "broken off" (killed before it could say so) or "damaged".
-    accuracy : on the test samples once it has ended, before that on the validation samples; None where none is known.
+    state : how it ended, or "running", "broken off" (killed) or "damaged".
+    accuracy : on the test samples once it has ended, before that on the validation samples; None if unknown.
     seconds : of training; of a run without a summary since it was last started.
     """
 
@@ -64,51 +64,52 @@ class RunRow:
     seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return plain data, for JSON."""
         return asdict(self)
 
 
 def readable_runs(rows: Sequence[RunRow], folder: str) -> str:
-    """A line a run, under a heading."""
+    """Return a line a run, under a heading."""
     if not rows:
         return f"{clean(folder)}: no runs here"
-    cells = [("run", "state", "strategy", "epochs", "accuracy", "duration"), *map(_cells, rows)]
+    cells = [("run", "state", "strategy", "epochs", "accuracy", "duration")]
+    for row in rows:
+        texts = clean(row.run), clean(row.state), clean(row.strategy)
+        cells.append((*texts, f"{row.epochs:.4g}", percent(row.accuracy), duration(row.seconds)))
     return "\n".join(aligned(cells, left=3))
 
 
-def _cells(row: RunRow) -> tuple[str, ...]:
-    epochs, state = f"{row.epochs:.4g}", clean(row.state)
-    return clean(row.run), state, clean(row.strategy), epochs, percent(row.accuracy), duration(row.seconds)
-
-
 Parts = Mapping[str, Any]
-
-
 LABEL = 12
 """Columns of the labels."""
 GLUE = "\N{NO-BREAK SPACE}"
 WHOLE = ("kept in", "checkpoint", "evaluate", "report", "page", "picture", "both need", "resume")
-"""Labels of paths and commands, which are copied as they stand."""
+"""Labels of paths and commands, which are never broken."""
 SPENT = ("busy", "evaluation", "wait", "communication")
-"""What a worker's seconds go to."""
+"""Parts of a worker's seconds."""
 
 
 def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "") -> str:
-    """The summary in aligned lines for people: results, workers, where the run is kept and what to do with it.
+    """Return the summary in aligned lines: results, workers, the run's folder, and commands to go on with.
 
-    Lines longer than `width` columns are broken behind commas; paths and commands are left whole. None: none is.
-    to_draw: the command that installs what pictures need, where it is missing.
+    Lines longer than `width` columns, if it is given, are broken behind commas; paths and commands stay whole.
+    to_draw: the command that installs the packages for pictures, if they are missing.
     """
     rate = f", {count(summary['images_per_second'])} images/s"
     epochs, traffic = plural(f"{summary['epochs']:.4g}", "epoch"), summary["bytes"]
     run, command = clean(summary["run"]), shlex.quote(str(summary["run"]))
+    workers, reason = summary["workers"], summary.get("reason")
+    spent = {kind: sum(w.get(kind, 0.0) for w in workers) for kind in SPENT}
+    time = time_shares((summary["seconds"] or 0.0) * len(workers), **spent)
+    results = {part: summary[part] for part in ("test", "validation") if summary[part]}
+    resumable = summary["checkpoint"] and summary["status"] not in ("done", "diverged")
     lines = [
-        ("status", clean(summary["status"]) + (f": {clean(reason)}" if (reason := summary.get("reason")) else "")),
+        ("status", clean(summary["status"]) + (f": {clean(reason)}" if reason else "")),
         ("training", f"{summary['strategy']}, {epochs} in {duration(summary['seconds'])}{rate}"),
-        *((part, _result(summary[part])) for part in ("test", "validation") if summary[part]),
-        *([("time", time)] if (time := _time(summary)) else []),
+        *((part, judged(found["accuracy"], found["loss"], found.get("auc"))) for part, found in results.items()),
+        *([("time", time)] if time else []),
         ("traffic", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
-        *zip(["workers"] + [""] * len(summary["workers"]), _worker_lines(summary["workers"]), strict=True),
+        *zip(["workers"] + [""] * len(workers), _worker_lines(workers), strict=True),
         ("kept in", run),
         *([("checkpoint", clean(summary["checkpoint"]))] if summary["checkpoint"] else []),
         *([("evaluate", f"daskcnn evaluate {command}")] if summary["checkpoint"] else []),
@@ -116,13 +117,13 @@ def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "
         ("page", f"daskcnn report {command} --html run.html"),
         ("picture", f"daskcnn plot {command} --out run.svg"),
         *([("both need", to_draw)] if to_draw else []),
-        *([("resume", f"python -m daskcnn.run --resume {command}")] if _resumable(summary) else []),
+        *([("resume", f"python -m daskcnn.run --resume {command}")] if resumable else []),
     ]
     return "\n".join(line.rstrip() for label, value in lines for line in _broken(label, value, width))
 
 
 def _broken(label: str, value: str, width: int | None) -> list[str]:
-    """A line, or several where it is too long: continued under its value, or whole on a line of its own."""
+    """A line, or several for a long one: broken under its value, or with its value whole on the next line."""
     if width is None or LABEL + len(value) <= width:
         return [f"{label:<{LABEL}}{value}"]
     if label in WHOLE:
@@ -131,27 +132,9 @@ def _broken(label: str, value: str, width: int | None) -> list[str]:
     if label in ("workers", ""):  # a row of a table
         return [*([label] if label else []), f"  {value}"]
     indent, room = " " * LABEL, max(width - LABEL, 1)
-    first, *more = textwrap.wrap(_glued(value), room, break_long_words=False, break_on_hyphens=False)
+    glued = value.replace(" ", GLUE).replace(f",{GLUE}", ", ")  # lines end behind commas: numbers keep their units
+    first, *more = textwrap.wrap(glued, room, break_long_words=False, break_on_hyphens=False)
     return [line.replace(GLUE, " ") for line in (f"{label:<{LABEL}}{first}", *(f"{indent}{line}" for line in more))]
-
-
-def _glued(value: str) -> str:
-    """The text with spaces that are no place for a line to end, but behind commas: numbers stay with their units."""
-    return value.replace(" ", GLUE).replace(f",{GLUE}", ", ")
-
-
-def _time(summary: Parts) -> str:
-    workers = summary["workers"]
-    spent = {kind: sum(w.get(kind, 0.0) for w in workers) for kind in SPENT}
-    return time_shares((summary["seconds"] or 0.0) * len(workers), **spent)
-
-
-def _resumable(summary: Parts) -> bool:
-    return summary["checkpoint"] is not None and summary["status"] not in ("done", "diverged")
-
-
-def _result(result: Parts) -> str:
-    return judged(result["accuracy"], result["loss"], result.get("auc"))
 
 
 def _worker_lines(workers: Sequence[Parts]) -> list[str]:
@@ -164,34 +147,27 @@ def _worker_lines(workers: Sequence[Parts]) -> list[str]:
 
 
 Formulas = Constants | Sharding
-"""What the papers' formulas say: of a data-parallel job their constants, of sharded kernels the step."""
+"""The papers' formulas: of a data-parallel job their constants, of sharded kernels the step."""
 
 
 def simulation_dict(cluster: SimulatedCluster, report: RunReport, formulas: Formulas) -> dict[str, Any]:
-    """For programs: the report, the costs or the step's parts, and the cluster."""
+    """Return the report, the costs or the step's parts, and the cluster, for JSON."""
     found: dict[str, Any] = {"report": report.to_dict(), "cluster": cluster.model_dump()}
-    if isinstance(formulas, Sharding):
-        return {**found, "step": _step_dict(formulas)}
-    costs_ = {"constants": asdict(formulas), "saturation": formulas.saturation, "table": _cost_dicts(formulas)}
-    return {**found, "costs": costs_}
-
-
-def _cost_dicts(constants: Constants) -> list[dict[str, Any]]:
-    return [asdict(cost) for cost in costs(constants)]
-
-
-def _step_dict(sharding: Sharding) -> dict[str, Any]:
-    return {
-        **asdict(sharding.step()),
-        "serial": sharding.serial,
-        "ceiling": ceiling(sharding.serial),
-        "speedup": sharding.speedup(),
-        "eq2_elements": eq2_elements(sharding.specs),
+    if isinstance(formulas, Constants):
+        table = [asdict(cost) for cost in costs(formulas)]
+        return {**found, "costs": {"constants": asdict(formulas), "saturation": formulas.saturation, "table": table}}
+    step = {
+        **asdict(formulas.step()),
+        "serial": formulas.serial,
+        "ceiling": ceiling(formulas.serial),
+        "speedup": formulas.speedup(),
+        "eq2_elements": eq2_elements(formulas.specs),
     }
+    return {**found, "step": step}
 
 
 def format_simulation(source: str, cluster: SimulatedCluster, report: RunReport, formulas: Formulas) -> str:
-    """For people: the cluster and where it is from, the report of the run, and the formulas' figures beside it."""
+    """Return the cluster and its source, the report of the run, and the formulas' figures, as text."""
     more = _step_lines(formulas) if isinstance(formulas, Sharding) else _cost_lines(formulas)
     if all(look.validation_loss is None for look in report.looks):  # nothing was learnt
         report = replace(report, looks=())
@@ -202,8 +178,10 @@ def _cluster_lines(source: str, cluster: SimulatedCluster) -> str:
     members = cluster.members()
     server, latencies = cluster.server, [member.latency for member in members]
     kinds = ", ".join(f"{sum(m.kind == kind for m in members)} {kind}" for kind in sorted({m.kind for m in members}))
+    low, high = (choose(m.images_per_second for m in members) for choose in (min, max))
+    speeds = count(low) if low == high else f"{count(low)} to {count(high)}"
     lines = [
-        ("cluster", f"{source}: {kinds} of {_span([m.images_per_second for m in members])} images/s"),
+        ("cluster", f"{source}: {kinds} of {speeds} images/s"),
         ("links", f"{_bandwidths([m.bandwidth for m in members])}, {1000 * min(latencies):.3g} ms and more a message"),
         ("server", f"{_bandwidths([server.bandwidth])} each way, merges {_bandwidths([server.merge_rate])}"),
         ("overheads", f"{_ms(cluster.costs.dispatch)} a round, {_ms(cluster.costs.exchange)} an exchange"),
@@ -215,11 +193,6 @@ def _ms(seconds: float) -> str:
     return duration(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-def _span(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return count(low) if low == high else f"{count(low)} to {count(high)}"
-
-
 def _bandwidths(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
@@ -229,7 +202,8 @@ def _bandwidths(values: Sequence[float | None]) -> str:
 
 
 def _cost_lines(c: Constants) -> str:
-    rows = [("rule", "cost", "grows as", "here"), *((x.rule, x.what, x.formula, _value(x)) for x in costs(c))]
+    rows = [("rule", "cost", "grows as", "here")]
+    rows += [(x.rule, x.what, x.formula, size(x.value) if x.unit == "B" else _ms(x.value)) for x in costs(c)]
     saturation = "not known: the server has no limit" if c.saturation is None else f"{c.saturation:.1f} workers"
     head = [
         "costs by Hegde & Usmani",
@@ -240,28 +214,16 @@ def _cost_lines(c: Constants) -> str:
     return "\n".join([*head, *lines, f"  Downpour is saturated by T/tau: {saturation}"])
 
 
-def _value(cost: Cost) -> str:
-    return size(cost.value) if cost.unit == "B" else _ms(cost.value)
-
-
 def _step_lines(sharding: Sharding) -> str:
     step, batch = sharding.step(), sharding.batch
     moved = sum(step.up) + sum(step.down)
+    parts = f"communication {_ms(step.comm)}, convolutions {_ms(step.conv)}, the rest {_ms(step.comp)}"
+    most = f"at most {number(ceiling(sharding.serial))}, as {percent(sharding.serial)} of its step is serial"
+    numbers = eq2_elements(sharding.specs)
+    by_eq2 = f"by eq. 2 {size(sharding.itemsize * numbers)}, which counts {number(numbers)} numbers"
     lines = [
-        (
-            "a step",
-            f"{_ms(step.seconds)}: communication {_ms(step.comm)}, convolutions {_ms(step.conv)}, the rest "
-            f"{_ms(step.comp)}",
-        ),
-        (
-            "speed-up",
-            f"{sharding.speedup():.2f} against {sharding.workers[sharding.home].name} alone; at most "
-            f"{number(ceiling(sharding.serial))}, as {percent(sharding.serial)} of its step is serial",
-        ),
-        (
-            "bytes",
-            f"{size(moved)} a step of {batch}; by eq. 2 {size(sharding.itemsize * eq2_elements(sharding.specs))}, "
-            f"which counts {number(eq2_elements(sharding.specs))} numbers",
-        ),
+        f"a step    {_ms(step.seconds)}: {parts}",
+        f"speed-up  {sharding.speedup():.2f} against {sharding.workers[sharding.home].name} alone; {most}",
+        f"bytes     {size(moved)} a step of {batch}; {by_eq2}",
     ]
-    return "\n".join(["a step of sharded layers", *(f"  {label:<10}{text}" for label, text in lines)])
+    return "\n".join(["a step of sharded layers", *(f"  {line}" for line in lines)])

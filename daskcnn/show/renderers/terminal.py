@@ -1,4 +1,4 @@
-"""What a terminal shows while a command runs: the live display of a run, plain lines, a bar, notes on stderr."""
+"""Displays in a terminal: the live display of a run, plain lines, a bar, notes on stderr."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CHROME_LINES = 9  # of the display besides the workers' lines
 
 
 class TerminalProgress:
-    """A panel that is redrawn in place: the run, its progress, a line a worker; warnings scroll by above it."""
+    """A panel, redrawn in place: the run, its progress, a line a worker; warnings scroll by above it."""
 
     def __init__(self, console: Console, *, now: Callable[[], float] = time.monotonic) -> None:
         self._console, self._now, self._began = console, now, now()
@@ -69,11 +69,10 @@ class TerminalProgress:
                     self._console.print(Text(line, style="dim" if isinstance(event, _GOOD) else "yellow"))
 
     def render(self) -> RenderableType:
-        """The display as of now."""
+        """Return the display as of now."""
         with self._lock:
             board, width = self._board, self._console.width
-            figures = _measuring() if board.calibrating else _figures(board, wide=width >= _WIDE)
-            parts: list[RenderableType] = [self._progress_line(), figures]
+            parts: list[RenderableType] = [self._progress_line(), _figures(board, wide=width >= _WIDE)]
             if board.workers:
                 rows = list(board.workers.values())
                 room = max(3, self._console.height - _CHROME_LINES)
@@ -85,7 +84,7 @@ class TerminalProgress:
                 title=_title(board),
                 title_align="left",
                 border_style="bright_black",
-                width=min(width, 120),
+                width=min(width, _MAX_WIDTH),
             )
 
     def _progress_line(self) -> Table:
@@ -114,11 +113,9 @@ def _title(board: Board) -> Text:
     )
 
 
-def _measuring() -> Text:
-    return Text("workers measure how fast they are before they train", "dim")
-
-
-def _figures(board: Board, *, wide: bool) -> Columns:
+def _figures(board: Board, *, wide: bool) -> Columns | Text:
+    if board.calibrating:
+        return Text("workers measure how fast they are before they train", "dim")
     best = f" (best {percent(board.best_validation)})" if board.best_validation is not None else ""
     figures = [("loss", number(board.loss))]
     if board.accuracy is not None:
@@ -134,14 +131,13 @@ def _figures(board: Board, *, wide: bool) -> Columns:
         figures.append(("", f"{count(board.samples_per_second)} images/s"))
     if wide and board.lr is not None:
         figures.append(("lr", number(board.lr)))
-    return Columns([_figure(*figure) for figure in figures], padding=(0, 2))
+    texts = [
+        Text.assemble((f"{label} " if label else "", "dim"), (value, "bold"), no_wrap=True) for label, value in figures
+    ]
+    return Columns(texts, padding=(0, 2))
 
 
-def _figure(label: str, value: str) -> Text:
-    return Text.assemble((f"{label} " if label else "", "dim"), (value, "bold"), no_wrap=True)
-
-
-# --- the workers' table: a column is a heading, its alignment and what it shows of a row ---
+# --- the workers' table: a column is a heading, its alignment and the cell of a row ---
 
 _Cell = Callable[[WorkerLine], str | Text]
 _Column = tuple[str, Literal["left", "right"], _Cell]
@@ -155,10 +151,6 @@ def _name(width: int) -> _Cell:
         return Text(name if len(name) <= width else f"…{name[1 - width :]}")
 
     return cell
-
-
-def _device(row: WorkerLine) -> Text:
-    return Text(clean(row.device))
 
 
 def _share(index: int) -> _Cell:
@@ -195,13 +187,13 @@ _SAMPLES_AND_LOSS: list[_Column] = [
 
 
 def _columns(board: Board, width: int, *, bars: bool) -> list[_Column]:
-    """The columns that there is room for. bars: whether colours can tell their parts."""
+    """The columns that there is room for. bars: True if colours can tell their parts."""
     wide, narrow = width >= _WIDE, width < _NARROW
     bar: list[_Column] = [("", "left", _bar)] if wide and bars else []
     name: _Column = ("worker", "left", _name(22 if wide else 14))
     if board.calibrating and any(row.doing for row in board.workers.values()):
         return [name, ("measures", "left", _state)]
-    device: _Column = ("device", "left", _device)
+    device: _Column = ("device", "left", lambda row: Text(clean(row.device)))
     columns: list[_Column] = [name] if narrow else [name, device]
     if board.seconds_per_step is not None:
         columns += [("kernels", "left", _kernels(board)), ("conv s", "right", lambda row: number(row.conv_seconds))]
@@ -245,7 +237,7 @@ class Progress(Protocol):
 
 
 class PlainProgress:
-    """A line an epoch, and a line for what is out of the ordinary; no control characters. Each begins with the time."""
+    """A line, behind the time, for each epoch and for all out of the ordinary; without control characters."""
 
     def __init__(self, stream: TextIO, now: Callable[[], datetime] = datetime.now) -> None:
         self._stream, self._now = stream, now
@@ -274,23 +266,21 @@ class WarningsOnly(PlainProgress):
 
 
 def choose(stream: TextIO, json_mode: bool, quiet: bool = False) -> Progress:
-    """The display for a stream: live on a terminal that can show it, plain lines otherwise.
+    """Return the display for a stream: live on a terminal that can show it, plain lines otherwise.
 
     With `json_mode` stdout belongs to the summary, and stderr takes the stream's place. `quiet`: warnings, on stderr.
     """
     if quiet:
         return WarningsOnly(sys.stderr)
     stream = sys.stderr if json_mode else stream
-    return TerminalProgress(Console(file=stream, highlight=False)) if _can_show(stream) else PlainProgress(stream)
-
-
-def _can_show(stream: TextIO) -> bool:
     utf8 = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
-    return stream.isatty() and utf8 and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
+    if stream.isatty() and utf8 and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown"):
+        return TerminalProgress(Console(file=stream, highlight=False))
+    return PlainProgress(stream)
 
 
 def shown(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
-    """Tell a stage once, and every tenth of it."""
+    """Return a function that tells a stage once, and every tenth of it."""
     told: dict[str, int] = {}
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -306,30 +296,30 @@ WARNING = "warning: "
 
 
 def say(message: str) -> None:
-    """A line on stderr. Names in it may come from outside."""
+    """Write a line to stderr. Names in it may come from outside."""
     print(plain(message), file=sys.stderr, flush=True)
 
 
 def say_warnings(message: str) -> None:
-    """Say a message that is a warning, and no other."""
+    """Say a message if it is a warning."""
     if message.startswith(WARNING):
         say(message)
 
 
 def warnings_by(say: Callable[[str], None]) -> Callable[[str], None]:
-    """A function that says a message as a warning: about what a user may not have meant."""
+    """Return a function that says a message as a warning."""
     return lambda message: say(f"{WARNING}{message}")
 
 
 warn = warnings_by(say)
-"""A warning on stderr."""
+"""Says a warning on stderr."""
 
 
 _TURNS = 2  # times a second that the bar is drawn
 
 
 class Counter:
-    """Counts up to a total. A context manager around the work; `done` is what was there before it."""
+    """Counts up to a total. A context manager around the work; `done` counts before it."""
 
     def __init__(self, what: str, total: int, done: int = 0) -> None:
         self._what, self._total, self._done = what, total, done
