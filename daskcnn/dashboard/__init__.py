@@ -1,8 +1,8 @@
 """The page of runs in Dask's dashboard, `/daskcnn`. A scheduler has it by `dask scheduler --preload daskcnn.dashboard`,
 and from a job whose `run.dashboard` is true.
 
-`feed` sends a run's events, `site` hears them in the scheduler's process, `live_run` folds them, `live_figures` says
-what there is to see, and `page` shows it with Bokeh. The scheduler's process does not import Numba or Zarr for it.
+`feed` sends a run's events, `site` hears them in the scheduler's process, `live_run` folds them, and `page` shows them
+with Bokeh. The scheduler's process does not import Numba or Zarr for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The driver's side: a display that also sends a run's events to the page in Dask's dashboard.
+"""The driver's side of the page in Dask's dashboard: a display that also sends a run's events there.
 
-Events are sent in batches by a thread of its own, at most twice a second. Workers send nothing, and the run neither
-waits for the page nor fails with it.
+A thread of its own sends events in batches, at most twice a second. Workers send nothing, and the run neither waits for
+the page nor fails with it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ EVERY = 0.5
 ANSWER, LAST_ANSWER = 10.0, 2.0
 """Seconds within which the scheduler takes a message, and the last one, for which the run's end waits."""
 MOST_WAITING = 5_000
-"""Events that wait for a scheduler that does not answer; older ones are dropped."""
+"""Events that wait for a scheduler without an answer; older ones are dropped."""
 
 
 def fed(
     display: Progress, client: Client, layers: Iterable[LayerSummary], say: Callable[[str], None], *, wanted: bool
 ) -> Progress:
-    """The display; where it is wanted and the scheduler has the page, one that also sends the events there.
+    """Return the display or, if it is wanted and the scheduler has the page, one that also sends the events there.
 
-    say: is told where the page is, or why there is none.
+    say: is told the page's address, or why there is none.
     """
     if not wanted:
         return display
@@ -96,7 +96,7 @@ class LiveFeed:
         self._send(LAST_ANSWER)
 
     def _send(self, within: float) -> None:
-        """Send what waits. What the scheduler does not answer for is sent again: it knows what it has by the number."""
+        """Send what waits; again without an answer, as the scheduler knows by their numbers which records it has."""
         with self._lock:
             first, records = self._first, list(self._waiting)
         if not records:
@@ -109,6 +109,6 @@ class LiveFeed:
                 self._first += done
 
     def deliver(self, message: Message, within: float) -> None:
-        """Have the scheduler take a message. Raises what keeps it from that."""
+        """Have the scheduler take a message. Raises the error that prevents it."""
         call = getattr(self._client.scheduler, HANDLER)
         answer_to(self._client, call(**asdict(message)), within=within)

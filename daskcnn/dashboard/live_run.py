@@ -1,12 +1,8 @@
-"""A run that goes on, folded from its events within bounded memory; and all runs that a scheduler has heard of.
+"""Runs that go on, folded from their events within bounded memory, and their figures, lanes, network and lines.
 
-No Dask, no clock: when a message came is an argument. The folds are those of the terminal's display (`Board`) and of
-the report (`History`), so the page, the display and the report cannot differ.
-
-What there is to see of a run that goes on: figures, lanes, the network, lines. Functions of a `LiveRun`.
-
-Curves of accuracy and loss, lanes and shares are those of the report (`show`). A round is known when it has ended, so
-what is drawn over time ends where the slowest worker's last round has.
+There is no Dask and no clock here: the time of a message is an argument. The folds are those of the terminal's display
+(`Board`) and of the report (`History`), and so are curves, lanes and shares: page, display and report cannot differ. A
+round is known when it has ended, so a drawing over time ends at the last round of the slowest worker.
 """
 
 from __future__ import annotations
@@ -27,11 +23,11 @@ from daskcnn.show.text import clean, clock, count, number, percent, plural, spre
 from daskcnn.show.timeline import Stretch, divided, timeline
 
 MOST_ROUNDS = 1_000
-"""Rounds, looks at the center, troubles, and reports of steps of a run that are kept; at times up to twice as many."""
+"""Rounds, evaluations, troubles, and reports of steps of a run that are kept; at times up to twice as many."""
 MOST_LINES, LONGEST_LINE = 200, 400
 """Lines about events of one run that are kept, and letters of one."""
 MOST_RUNS = 16
-"""Runs that are kept. The one that was heard longest ago goes first, one that has ended before one that has not."""
+"""Runs that are kept. Ended runs go first, and those that were heard longest ago."""
 MOST_LAYERS = 400
 """Layers of a network that are kept."""
 
@@ -60,9 +56,12 @@ class StepsRow:
 class Message:
     """Events of one run, as its driver sends them.
 
-    key: names the run among all. feed: names the driver's process, so that a resumed run is told from a message that
-    came twice. first: number of the first record, counted from 0 through all messages of the feed. layers: of the
-    network, each with the fields of a `LayerRow`; in the first message only.
+    Attributes
+    ----------
+    key : of the run.
+    feed : of the driver's process; it tells a resumed run from a message that came twice.
+    first : number of the first record, from 0, through all messages of the feed.
+    layers : of the network, with the fields of `LayerRow`; in the first message only.
     """
 
     key: str
@@ -74,10 +73,14 @@ class Message:
 
 @dataclass
 class LiveRun:
-    """One run; `hear` is the only thing that changes it.
+    """One run; nothing but `hear` changes it.
 
-    heard: when its last message came, in seconds of the hearer's clock. at: when its last event was logged, in seconds
-    of the driver's. version: events taken in so far. lines: seconds of the run, and what happened.
+    Attributes
+    ----------
+    lines : seconds of the run, and a line of an event.
+    heard : time of the last message, in seconds of the hearer's clock.
+    at : time of the last event, in seconds of the driver's clock.
+    version : events taken in so far.
     """
 
     key: str
@@ -94,12 +97,12 @@ class LiveRun:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The run's name for people."""
         return clean(PurePath(self.board.run).name or self.key)
 
     @property
     def ended(self) -> bool:
-        """Whether it has said how it ended."""
+        """True if its last event came."""
         return self.history.end is not None
 
     def hear(self, message: Message, now: float) -> None:
@@ -151,25 +154,24 @@ class Runs:
             del self.runs[min(others, key=lambda run: (not run.ended, run.heard)).key]
 
     def labels(self) -> list[tuple[str, str]]:
-        """The key and the name of every run, the latest first. Runs of one name are told apart by their keys."""
-        return list(self._labels())[::-1]
-
-    def _labels(self) -> Iterator[tuple[str, str]]:
+        """Return the key and the name of every run, the latest first; runs of one name have their keys behind it."""
         names = Counter(run.name for run in self.runs.values())
-        for key, run in self.runs.items():
-            yield key, run.name if names[run.name] == 1 else f"{run.name} ({clean(key)})"
+        labels = {
+            key: run.name if names[run.name] == 1 else f"{run.name} ({clean(key)})" for key, run in self.runs.items()
+        }
+        return list(labels.items())[::-1]
 
 
 MOST_PARTS, MOST_LANES = 1_500, 32
 """Parts of all lanes together, and workers that have a lane."""
 MOST_COLOURS = 7
-"""Workers that stand in a figure of pushes, each with its colour."""
+"""Workers in a figure of pushes, each with its colour."""
 MOST_BOXES = 60
 """Layers that are drawn."""
 BINS, LEAST_BIN = 120, 0.25
 """Points of a curve of speed, and the least seconds of one."""
 SILENT = 15.0
-"""Seconds without a message after which a run that has not ended is shown as silent. It may be in a long round."""
+"""Seconds without a message after which a run that has not ended counts as silent. It may be in a long round."""
 TITLES = {
     "accuracy": ("Accuracy", "seconds", "accuracy, %"),
     "loss": ("Loss", "epoch", "mean loss per sample"),
@@ -178,12 +180,12 @@ TITLES = {
     "staleness": ("Staleness of pushes", "seconds", "merges between pull and push"),
     "gamma": ("Attenuation γ of pushes", "seconds", "γ"),
 }
-"""Every figure of the page in its order: title, and what its axes measure."""
+"""Every figure of the page in its order: title, and labels of its axes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LanePart:
-    """A part of a lane: the lane's label, what the worker did, and from when to when, in seconds of the run."""
+    """A part of a lane, from begin to end in seconds of the run. lane: the label; kind: one of `SPENT`."""
 
     lane: str
     kind: str
@@ -193,7 +195,7 @@ class LanePart:
 
 @dataclass(frozen=True, slots=True)
 class LayerBox:
-    """A worker's part of a layer, from left to right, 0 to 1. worker: empty where the layer is not divided."""
+    """A worker's part of a layer, from left to right, 0 to 1. worker: empty if the layer is not divided."""
 
     layer: str
     worker: str
@@ -204,7 +206,7 @@ class LayerBox:
 
 @dataclass(frozen=True)
 class ShownRun:
-    """All that a page shows of a run. lanes, layers: labels from the top down. table: a row a layer, and who has it."""
+    """All that a page shows of a run. lanes, layers: labels from the top down. table: a row a layer."""
 
     figures: Mapping[str, Figure]
     lanes: tuple[str, ...]
@@ -216,7 +218,7 @@ class ShownRun:
 
 
 def shown(run: LiveRun) -> ShownRun:
-    """What there is to see now."""
+    """Return all that there is to see now."""
     report = report_of(run.history)
     lanes, parts = _lanes(run, report)
     layers, boxes = _network(run)
@@ -232,7 +234,7 @@ def shown(run: LiveRun) -> ShownRun:
 
 
 def heading(run: LiveRun, now: float) -> str:
-    """The run in a few lines. now: seconds of the clock by which it is heard."""
+    """Return the run in a few lines. now: seconds of the hearer's clock."""
     board, start = run.board, run.history.start
     epochs = f"{board.epoch:.4g} of {board.epochs:g}" if board.epochs else f"{board.epoch:.4g}"
     facts = [f"{board.status}: epoch {epochs}", *([f"step {count(board.step)}"] if board.step is not None else [])]
@@ -260,8 +262,8 @@ def _figures(run: LiveRun, report: RunReport) -> Iterator[tuple[str, Figure]]:
     losses = dict(reported["loss-by-epoch"].curves) if "loss-by-epoch" in reported else {}
     if steps := [(row.epoch, row.loss) for row in run.steps if row.loss is not None]:
         losses["steps"] = thinned(steps)
-    accuracy = reported.get("accuracy-by-time")
-    yield "accuracy", replace(_figure("accuracy", accuracy.curves if accuracy else {}), levels=_tested(accuracy))
+    accuracy = reported.get("accuracy-by-time", _figure("accuracy", {}))
+    yield "accuracy", replace(_figure("accuracy", accuracy.curves), levels=accuracy.levels)
     yield "loss", _figure("loss", losses)
     speeds = _speeds(run)
     yield "throughput", _figure("throughput", {k: v for k, v in speeds.items() if k == "images"})
@@ -277,10 +279,6 @@ def _figure(name: str, curves: Mapping[str, Curve]) -> Figure:
     return Figure(name, title, "", x, y, curves)
 
 
-def _tested(figure: Figure | None) -> Mapping[str, float]:
-    return figure.levels if figure else {}
-
-
 def _pushes(report: RunReport, name: str) -> dict[str, Curve]:
     """Points by worker; none where the rule has no stale pushes, or no γ."""
     found: dict[str, list[tuple[float, float]]] = {}
@@ -293,11 +291,12 @@ def _pushes(report: RunReport, name: str) -> dict[str, Curve]:
 
 
 def _speeds(run: LiveRun) -> dict[str, Curve]:
-    """Images, and bytes up and down in MB, per second: each round's are shared out over its time."""
-    rows = run.history.rows
-    until = _until(run.history)
-    if not rows or until is None:
+    """Images, and MB up and down, per second: those of a round are shared out over its time."""
+    rows, present = run.history.rows, run.history.present
+    last = {row.worker: row.at for row in rows if row.worker in present or not present}
+    if not last:
         return _of_steps(run)
+    until = min(last.values())  # the end of the last round of the worker that is behind all others
     begin = max(0.0, min(row.at - sum(row.spent) for row in rows))
     width = max(LEAST_BIN, (until - begin) / BINS)
     bins = [each for each in divided(list(_moved(rows)), width) if begin <= each.begin and each.end <= until]
@@ -310,15 +309,9 @@ def _speeds(run: LiveRun) -> dict[str, Curve]:
 
 
 def _of_steps(run: LiveRun) -> dict[str, Curve]:
-    """The images of a layer-sharded run, which says more often how fast its steps are."""
+    """Images per second of a layer-sharded run, which reports its steps more often."""
     points = [(row.at, row.images_per_second) for row in run.steps if row.images_per_second is not None]
     return {"images": thinned(points)} if points else {}
-
-
-def _until(history: History) -> float | None:
-    """When the last round of the worker that is behind all others has ended; None before each had one."""
-    last = {row.worker: row.at for row in history.rows if row.worker in history.present or not history.present}
-    return min(last.values(), default=None)
 
 
 def _moved(rows: Iterable[RoundRow]) -> Iterator[Stretch]:
@@ -345,7 +338,7 @@ def _lanes(run: LiveRun, report: RunReport) -> tuple[list[str], list[LanePart]]:
 
 
 def _label(run: LiveRun, name: str) -> str:
-    """The worker, and its samples or kernels; before it trains, what it is doing."""
+    """The worker, and its samples or kernels; before it trains, what it measures."""
     line, kernels = run.board.workers.get(name), sum(run.history.kernels.get(name, {}).values())
     facts = [plural(count(kernels), "kernel")] if kernels else []
     if line is not None:
@@ -367,7 +360,7 @@ def _parts(label: str, stretches: Sequence[Stretch]) -> Iterator[LanePart]:
 
 
 def _network(run: LiveRun) -> tuple[list[str], list[LayerBox]]:
-    """The layers, and who has how much of each. Nothing where the kernels are not divided."""
+    """The layers, and the workers' parts of them; nothing if the kernels are not divided."""
     kernels = run.history.kernels
     if not any(kernels.values()):
         return [], []
@@ -392,7 +385,7 @@ def _boxes(run: LiveRun, row: LayerRow) -> Iterator[LayerBox]:
 
 
 def _layer_cells(run: LiveRun, row: LayerRow) -> tuple[str, ...]:
-    """Name, kind, output, parameters, and who has how much of it."""
+    """Name, kind, output, parameters, and the workers' parts."""
     having = [worker for worker, own in run.history.kernels.items() if own.get(row.name)]
     whose = ", ".join(f"{worker} {run.history.shards[worker][row.name]}" for worker in having)
     cells = (row.name, row.layer, row.output, count(row.parameters) if row.parameters else "", whose)

@@ -1,4 +1,4 @@
-"""The page, with Bokeh: writes down what `live_figures` says, once a second where something has changed."""
+"""The page, with Bokeh, of what `live_run` shows; once a second it is written anew if something has changed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from distributed.dashboard.components import DashboardComponent, add_periodic_ca
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.utils import update
 
-from daskcnn.dashboard.live_run import TITLES, LanePart, LayerBox, Runs, ShownRun, heading, shown
+from daskcnn.dashboard.live_run import TITLES, Runs, ShownRun, heading, shown
 from daskcnn.show.figures import COLOUR_OF, Figure
 from daskcnn.show.renderers.pictures import COLOURS
 
 EVERY = 1000
-"""Milliseconds between two looks at whether there is news."""
+"""Milliseconds between two updates."""
 LANE, HEIGHT = 26, 260
 """Pixels of a lane and of a figure."""
 NARROW, WRAPPED = 340, ":host { flex-wrap: wrap; }"
-"""Least pixels of a figure beside another, and what puts it below the other where there are fewer."""
+"""Least pixels of a figure beside another, and the style that puts it below the other otherwise."""
 UNDIVIDED = "#dddddd"
 NOTHING = "No run has sent an event yet. A job sends them where run.dashboard is true, which is the default."
+_BAR = ("row", "left", "right", "colour", "name", "text")
 LAYER_COLUMNS = ("layer", "kind", "output", "parameters", "kernels of")
 Columns = dict[str, list[Any]]
 
@@ -61,7 +62,7 @@ class CurveFigure:
         self.root.add_layout(_legend(items=items), "above")
 
     def show(self, figure: Figure | None) -> None:
-        """Show the figure; hide the place of one that there is none of."""
+        """Show the figure, or hide its place if there is none."""
         self.root.visible = figure is not None
         if figure is None:
             return
@@ -81,7 +82,7 @@ class Bars:
     """Bars from left to right, in rows with labels: lanes of workers, layers of a network."""
 
     def __init__(self, name: str, title: str, x: str) -> None:
-        self.source = ColumnDataSource(_no("row", "left", "right", "colour", "name", "text"), name=name)
+        self.source = ColumnDataSource(_no(*_BAR), name=name)
         self._rows = FactorRange()
         self.root = plot(
             title=title,
@@ -101,7 +102,7 @@ class Bars:
         self.root.ygrid.visible = False
 
     def show(self, rows: Sequence[str], bars: Columns) -> None:
-        """Show these bars, in these rows from the top down; hide the place where there are no rows."""
+        """Show these bars, in these rows from the top down; hide the place without rows."""
         self.root.visible = bool(rows)
         if (factors := list(dict.fromkeys(reversed(rows)))) != self._rows.factors:
             self._rows.factors = factors
@@ -162,8 +163,11 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
     def _show(self, now: ShownRun) -> None:
         for name, curves in self.curves.items():
             curves.show(now.figures.get(name))
-        self.lanes.show(now.lanes, _lane_columns(now.parts))
-        self.network.show(now.layers, _box_columns(now.boxes))
+        parts = [(p.lane, p.begin, p.end, COLOURS[COLOUR_OF[p.kind]], p.kind, "") for p in now.parts]
+        self.lanes.show(now.lanes, _columns(_BAR, parts))
+        colours = _colours([box.worker for box in now.boxes if box.worker]) | {"": UNDIVIDED}
+        boxes = [(b.layer, b.left, b.right, colours[b.worker], b.worker or "home", b.text) for b in now.boxes]
+        self.network.show(now.layers, _columns(_BAR, boxes))
         update(self.layers.source, _columns(LAYER_COLUMNS, now.table))
         self.layers.visible = bool(now.table)
         self.layers.columns[-1].visible = any(cells[-1] for cells in now.table)  # where kernels are divided
@@ -199,7 +203,6 @@ def _side_by_side(*parts: Any) -> Any:
 
 
 def _legend(**options: Any) -> Legend:
-    """Names in a line, of their own height."""
     look: dict[str, Any] = {"orientation": "horizontal", "padding": 0, "margin": 2, "border_line_color": None}
     return Legend(**look, label_text_font_size="11px", glyph_width=14, glyph_height=14, spacing=8, **options)
 
@@ -214,15 +217,3 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
 
 def _colours(names: Sequence[str]) -> dict[str, str]:
     return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys(names))}
-
-
-_BAR = ("row", "left", "right", "colour", "name", "text")
-
-
-def _lane_columns(parts: Sequence[LanePart]) -> Columns:
-    return _columns(_BAR, [(p.lane, p.begin, p.end, COLOURS[COLOUR_OF[p.kind]], p.kind, "") for p in parts])
-
-
-def _box_columns(boxes: Sequence[LayerBox]) -> Columns:
-    colours = _colours([box.worker for box in boxes if box.worker]) | {"": UNDIVIDED}
-    return _columns(_BAR, [(b.layer, b.left, b.right, colours[b.worker], b.worker or "home", b.text) for b in boxes])

@@ -1,4 +1,4 @@
-"""The scheduler's side: hears the events that drivers send, and adds the page `/daskcnn` to Dask's dashboard."""
+"""The scheduler's side of the page `/daskcnn`: it hears the events that drivers send, and is added to the dashboard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HANDLER = "daskcnn_events"
 
 
 class Site:
-    """What the scheduler has heard of runs; an extension of the scheduler, of which drivers call `hear`."""
+    """The runs of which the scheduler has heard; its extension, of which drivers call `hear`."""
 
     def __init__(self) -> None:
         self.runs = Runs()
@@ -31,15 +31,15 @@ class Site:
 
 
 def _not_closed_early(record: logging.LogRecord) -> bool:
-    """Drop what Bokeh asserts where a reader goes before the page has come: it is nobody's fault."""
+    """Drop the error of Bokeh for a reader who leaves before the page has come: it is nobody's fault."""
     kind = record.exc_info[0] if record.exc_info else None
     return not (kind is AssertionError and f"/{NAME}/ws" in record.getMessage())
 
 
 def add_page(dask_scheduler: Any) -> str:
-    """Add the page to the dashboard of this scheduler, in whose process it is called; once, however often.
+    """Add the page, once, to the dashboard of this scheduler, in whose process it is called.
 
-    Returns why there is no page, for people; empty where there is one.
+    Returns why there is no page, for people; empty if there is one.
     """
     if NAME in dask_scheduler.extensions:
         return ""
