@@ -13,7 +13,7 @@ from daskcnn.show.figures import run_figures, step_parts
 from daskcnn.show.renderers.pictures import draw, draw_together, need_matplotlib
 
 USUAL = ("accuracy-by-time", "loss-by-time", "samples-by-worker", "time-by-worker", "breakdown")
-"""What a picture of runs shows, where nothing else is asked for."""
+"""The figures in a picture of runs by default."""
 
 
 def draw_paper_figures(chosen: Scenario, folder: str, *, suffix: str = "svg", seed: int = 0) -> Iterator[Path]:
@@ -31,8 +31,8 @@ def draw_paper_figures(chosen: Scenario, folder: str, *, suffix: str = "svg", se
 def draw_runs(runs: Sequence[str], file: str, names: Sequence[str] = ()) -> Path:
     """Draw figures of runs, of several in the same axes, into one picture; SVG or PNG by the file's ending.
 
-    names: which of `FIGURES`; `USUAL`, and "breakdown" of layer-sharded runs, where none is given. Raises UserError
-    without matplotlib or for another ending, DataError for a figure that these logs have no numbers for, or on disk.
+    names: of `FIGURES`; by default `USUAL`. Raises UserError without matplotlib or for another ending, DataError for a
+    figure without numbers in these logs, or on disk.
     """
     need_matplotlib()
     path = Path(file)

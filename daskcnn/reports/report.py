@@ -1,7 +1,4 @@
-"""The runs of a folder, and the log of one: what `daskcnn runs` and `daskcnn logs` call.
-
-Reports on finished, broken and running runs: what `daskcnn report` and `daskcnn compare` call.
-"""
+"""Reports on finished, broken and running runs, the runs of a folder, and the log of one, for the command line."""
 
 from __future__ import annotations
 
@@ -30,11 +27,11 @@ from daskcnn.show.report_tables import RunReport, tables
 
 _pause = time.sleep
 LOOK = 0.5
-"""Seconds between two looks at a log that is followed."""
+"""Seconds between two reads of a log that is followed."""
 
 
 def list_runs(folder: str) -> list[RunRow]:
-    """The runs that lie in the folder, the oldest first. Raises DataError where there is no folder."""
+    """Return the runs of the folder, the oldest first. Raises DataError if there is no folder."""
     root = Path(folder)
     if not root.is_dir():
         raise DataError(root, "no such folder", "give the folder that holds the runs (run.dir, `runs` by default)")
@@ -42,7 +39,7 @@ def list_runs(folder: str) -> list[RunRow]:
 
 
 def _row(run: Path) -> RunRow:
-    """What is known of a run. One that cannot be read is shown as such: it must not hide the others."""
+    """The row of a run. One that cannot be read is shown as damaged: it must not hide the others."""
     try:
         found = RunDirectory.open(run)
         if is_written(run):
@@ -59,7 +56,7 @@ def _row(run: Path) -> RunRow:
 
 
 def _by_log(run: Path, state: str, events: list[Event], until: float | None = None) -> RunRow:
-    """A run without a summary. Its seconds are those since it was last started. until: now, where it goes on."""
+    """The row of a run without a summary, with seconds since its last start. until: now, if it goes on."""
     started = [event for event in events if isinstance(event, RunStarted)]
     epochs = [event for event in events if isinstance(event, EpochEnded)]
     judged = [event.validation.accuracy for event in epochs if event.validation]
@@ -76,9 +73,9 @@ def _by_log(run: Path, state: str, events: list[Event], until: float | None = No
 
 
 def log_lines(run: str, *, follow: bool) -> Iterator[str]:
-    """The log of a run as lines for people. follow: go on as long as a driver writes it.
+    """Yield the log of a run as lines for people. follow: go on as long as a driver writes it.
 
-    Raises DataError where there is no log, or where it is damaged.
+    Raises DataError if there is no log, or if it is damaged.
     """
     path = Path(run)
     if not path.is_file():
@@ -95,14 +92,17 @@ def log_lines(run: str, *, follow: bool) -> Iterator[str]:
 
 
 def report(run: str) -> RunReport:
-    """The figures of the run in a folder, or of an event log. Raises DataError where there is none or it is damaged."""
+    """Return the figures of the run in a folder, or of an event log. Raises DataError if it is missing or damaged."""
     found = tables(events(run))
     return replace(found, start=found.start.model_copy(update={"run": run}))  # the folder may have been moved since
 
 
 def events(run: str) -> list[Event]:
-    """The log of the run in a folder, or an event log. Raises DataError where there is none or it is damaged."""
-    log = _log(Path(run))
+    """Return the log of the run in a folder, or an event log. Raises DataError if it is missing or damaged."""
+    log = path if (path := Path(run)).is_file() else path / "events.jsonl"
+    if not log.is_file():
+        RunDirectory.open(path)  # says what is wrong with the folder
+        raise DataError(log, "no such file", "the run was stopped before it began: start it anew")
     found = read_events(log)
     if not found:
         raise DataError(log, "no events", "the run was stopped before it began, or its log is damaged; start it anew")
@@ -110,7 +110,7 @@ def events(run: str) -> list[Event]:
 
 
 def compare(runs: Sequence[str], targets: Sequence[float], *, reached: bool = False) -> Comparison:
-    """Several runs side by side. Raises DataError as `report`, and UserError for fewer than two.
+    """Return several runs side by side. Raises DataError as `report`, and UserError for fewer than two.
 
     reached: leave out targets that no run has reached.
     """
@@ -126,16 +126,16 @@ def _check_several(runs: Sequence[str]) -> None:
 
 
 def reports(runs: Sequence[str]) -> dict[str, RunReport]:
-    """The figures of several runs by the names of their folders, or by whole paths where names are not their own."""
+    """Return the figures of several runs by the names of their folders, or by paths if two names are the same."""
     names = [Path(run).name or run for run in runs]
     own = names if len(set(names)) == len(names) else runs
     return {name: report(run) for name, run in zip(own, runs, strict=True)}
 
 
 def write_page(run: str, path: str, *, full: bool = False) -> Path:
-    """Write all that is known of a run to one HTML file. full: no table is shortened.
+    """Write a run's report to one HTML file. full: no table is shortened.
 
-    Raises UserError without matplotlib, DataError as `report`, and where the file cannot be written.
+    Raises UserError without matplotlib, DataError as `report`, and if the file cannot be written.
     """
     need_matplotlib()
     from daskcnn.show.renderers.page import report_page
@@ -159,7 +159,7 @@ def write_comparison(runs: Sequence[str], targets: Sequence[float], path: str, *
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Leave out the garbage collector: events hold no cycles, and to look for some takes a fifth of the time."""
+    """Stop the garbage collector meanwhile: events hold no cycles, and the search takes a fifth of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -169,18 +169,8 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _log(path: Path) -> Path:
-    if path.is_file():
-        return path
-    log = path / "events.jsonl"
-    if not log.is_file():
-        RunDirectory.open(path)  # says what is wrong with the folder
-        raise DataError(log, "no such file", "the run was stopped before it began: start it anew")
-    return log
-
-
 def rounds_csv(report: RunReport) -> str:
-    """A line for every worker's round, under the names of `ROUND_COLUMNS`."""
+    """Return a line for every worker's round, under the names of `ROUND_COLUMNS`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(ROUND_COLUMNS)
@@ -189,7 +179,7 @@ def rounds_csv(report: RunReport) -> str:
 
 
 def write_rounds(report: RunReport, path: str) -> None:
-    """Write them to a file. Raises DataError where it cannot be written."""
+    """Write every worker's round to a file. Raises DataError if it cannot be written."""
     _write(rounds_csv(report), path)
 
 

@@ -1,16 +1,15 @@
-"""Reads the file of arrays in a checkpoint: safetensors, whose header is checked before anything is allocated.
+"""Checkpoints: after a crash at any moment the previous or the new one loads, never a mixture.
 
-The library's own reader takes three times the file's size, and two kilobytes for each name in a header.
-
-Checkpoints: the previous or the new one loads after a crash at any moment, never a mixture.
-
-A checkpoint is a folder `step-…` of two files, written under a temporary name, synced and renamed in one step:
+A checkpoint is a folder `step-…` of two files:
 
     arrays.safetensors   every named array
     state.json           step, score and state; size and SHA-256 of the arrays, and of itself
 
-Removing goes the other way: renamed to a temporary name first. Temporary names are never loaded, and cleaned up
-by the next `save`. One writer at a time: the run's lock sees to that.
+It is written under a temporary name, synced and renamed in one step, and renamed to such a name before it is removed.
+Temporary names are never loaded; the next `save` removes them. The run's lock keeps out a second writer.
+
+The header of the arrays is checked before anything is allocated. The safetensors library's own reader takes three times
+the file's size, and two kilobytes for each name in a header.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 REMEDY = "take another checkpoint of the run"
 BOUNDS = Bounds(size=4 << 20, values=1 << 19, tables=1 << 17)
-"""What a header may hold: 40,000 arrays."""
+"""Bounds of a header: 40,000 arrays."""
 
 _DTYPES = {
     "F64": "<f8",
@@ -60,7 +59,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where an array lies: the bytes from `start` to `stop` behind the header."""
+    """The place of an array: the bytes from `start` to `stop` behind the header."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -74,7 +73,7 @@ Header = Mapping[str, Stored]
 def read_header(
     source: BufferedReader, file: Path, size: int, *, remedy: str = REMEDY
 ) -> tuple[Header, Mapping[str, str]]:
-    """Return where each array lies, in their order, and the metadata.
+    """Return the places of the arrays, in their order, and the metadata.
 
     Raises DataError for a file of another size, or a damaged one.
     """
@@ -86,7 +85,9 @@ def read_header(
         raise DataError(file, f"a header of {length:,} bytes, more than the file allows", remedy)
     found = parse_json(source.read(length), f"{file}: header", remedy=remedy, bounds=BOUNDS)
     try:
-        metadata = _metadata(found.get("__metadata__", {}))
+        metadata = found.get("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata are no table of strings")
         entries = sorted(
             ((name, _stored(entry)) for name, entry in found.items() if name != "__metadata__"),
             key=lambda entry: (entry[1].start, entry[1].stop),
@@ -95,12 +96,6 @@ def read_header(
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(file, f"not a safetensors file ({type(error).__name__}: {error!s:.80})", remedy) from error
     return dict(entries), metadata
-
-
-def _metadata(found: Any) -> Mapping[str, str]:
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ValueError("its metadata are no table of strings")
-    return found
 
 
 def _stored(entry: Mapping[str, Any]) -> Stored:
@@ -139,10 +134,7 @@ def _read(source: BufferedReader, stored: Stored) -> npt.NDArray[Any]:
 
 Warn = Callable[[str], None]
 Check = Callable[[Mapping[str, Any], Header, Path], None]
-"""Raises DataError where a checkpoint's state, and what its header says of its arrays, are not what is expected.
-
-It is called before the arrays are read.
-"""
+"""Raises DataError for an unexpected state or header of a checkpoint, before its arrays are read."""
 
 _ARRAYS, _STATE, _TEMPORARY = "arrays.safetensors", "state.json", "tmp-"
 _NAME = re.compile(r"step-(\d+)(?:-(\d+))?")
@@ -150,9 +142,13 @@ _NAME = re.compile(r"step-(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What resuming needs. Later steps come later; the score is that on validation samples, higher is better.
+    """All that a run is resumed from.
 
-    `state` is JSON: NaN is kept as None, tuples as lists, keys as strings. `path` is where it was loaded from.
+    Attributes
+    ----------
+    state : JSON: NaN is kept as None, tuples as lists, keys as strings.
+    score : on validation samples; higher is better.
+    path : of its folder, if it was loaded.
     """
 
     arrays: Arrays
@@ -183,8 +179,8 @@ class _Document(_Strict):
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 3) -> Path:
     """Write a checkpoint into `folder` and return its path; the last `keep` and the best one stay, others go.
 
-    Checkpoints of the same or a later step go too: they belong to a past that the run has gone back on.
-    Raises OSError (disk full, read-only, …) with every earlier checkpoint as it was.
+    Checkpoints of the same or a later step go too: the run has gone back behind them. Raises OSError, and then leaves
+    every earlier checkpoint as it was.
     """
     if keep < 1:
         raise ValueError(f"keep={keep}: the checkpoint just written must stay; set run.keep to 1 or more")
@@ -209,24 +205,22 @@ def _any(*_: object) -> None:
 
 
 def load(path: Path, *, check: Check = _any) -> Checkpoint:
-    """The checkpoint in a folder, its checksums and sizes verified. Raises DataError naming the damaged file."""
+    """Return the checkpoint in a folder, with checksums and sizes verified. Raises DataError for a damaged file."""
     document = _read_document(path)
     arrays = _read_arrays(path, document, check)
     return Checkpoint(arrays, document.state, document.step, document.score, path)
 
 
 def latest(folder: Path, *, warn: Warn, check: Check = _any) -> Checkpoint | None:
-    """The newest checkpoint that is whole and passes `check`. None: there are no checkpoints.
+    """Return the newest checkpoint that is whole and passes `check`; None if there are no checkpoints.
 
-    `warn` is told of each damaged one passed over.
-
-    Raises DataError when there are checkpoints and all are damaged.
+    warn: is told of each damaged one. Raises DataError if all are damaged.
     """
     return _first_whole(reversed(_entries(folder)), warn, check)
 
 
 def best(folder: Path, *, warn: Warn, check: Check = _any) -> Checkpoint | None:
-    """The checkpoint of the highest score that is whole, the later of equals; otherwise as `latest`."""
+    """Return the whole checkpoint of the highest score, the later of equals; otherwise as `latest`."""
     scored = [(score, path) for path in _entries(folder) if (score := _score(path)) is not None]
     by_score = sorted(scored, key=lambda s: (s[0], _order(s[1])), reverse=True)
     return _first_whole([path for _, path in by_score], warn, check)
@@ -249,7 +243,12 @@ def _first_whole(paths: Iterable[Path], warn: Warn, check: Check) -> Checkpoint 
 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
-    data = encode({name: _plain(array) for name, array in checkpoint.arrays.items()})
+    data = encode(
+        {  # in native byte order and C order: safetensors copies the bytes behind an array without a look at strides
+            name: np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+            for name, array in checkpoint.arrays.items()
+        }
+    )
     write_synced(folder / _ARRAYS, data)
     document = {
         "format": 1,
@@ -260,11 +259,6 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     }
     write_synced(folder / _STATE, dumps({**document, "sha256": _digest(document)}, indent=1).encode())
     sync(folder)
-
-
-def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array in native byte order and C order: safetensors copies the bytes behind it without a look at strides."""
-    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
 def _digest(document: dict[str, Any]) -> str:
@@ -297,18 +291,15 @@ def _read_document(path: Path) -> _Document:
             raise DataError(file, f"SHA-256 is {actual}, not {document.get('sha256')!r:.80} as written", REMEDY)
         return _Document.model_validate(document)
     except ValidationError as error:
-        raise DataError(file, f"not a checkpoint of this version ({_first_problem(error)})", REMEDY) from error
+        problem = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        raise DataError(file, f"not a checkpoint of this version ({reason})", REMEDY) from error
     except (ValueError, RecursionError) as error:  # a number that JSON does not allow
         raise DataError(file, f"damaged ({error})", REMEDY) from error
 
 
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-
-
 def _read_arrays(path: Path, document: _Document, check: Check) -> Arrays:
-    """The arrays, once their header, what it describes and the checksum are found right: a lie allocates nothing."""
+    """The arrays, once their header, its contents and the checksum were found right: a lie allocates nothing."""
     file, recorded = path / _ARRAYS, document.arrays
     try:
         with open_regular(file) as source:
@@ -351,7 +342,7 @@ def _score(path: Path) -> float | None:
 
 
 def _prune(folder: Path, new: Path, keep: int) -> None:
-    """Remove what need not stay. Never raises: the new checkpoint is safe, and space is the next save's concern."""
+    """Remove other checkpoints. Never raises: the new one is safe, and space is the next save's concern."""
     entries = _entries(folder)
     current = [path for path in entries if path == new or _order(path)[0] < _order(new)[0]]
     scores = [(score, _order(path), path) for path in current if (score := _score(path)) is not None]

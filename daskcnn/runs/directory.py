@@ -1,4 +1,4 @@
-"""The run directory: all that a run leaves behind, and what `--resume` needs.
+"""The run directory: all that a run leaves behind, for reports and for `--resume`.
 
 job.json           the resolved job
 environment.json   Python, packages, processor, command line
@@ -6,8 +6,6 @@ events.jsonl       one JSON object a line: "event", "at" and the event's own fie
 summary.json       how it ended
 checkpoints/       weights and everything else that resuming needs
 lock               held by the driver that writes the run
-
-The job of an earlier run.
 """
 
 from __future__ import annotations
@@ -42,13 +40,13 @@ from daskcnn.runs.log import EventLog, parse_events, read_events
 Warn = Callable[[str], None]
 _logger = logging.getLogger("daskcnn")
 JOB_BOUNDS = Bounds(size=4 << 20, values=50_000, tables=20_000)
-"""What a resolved job may hold: a network of thousands of layers."""
+"""Bounds of a resolved job: a network of thousands of layers."""
 _SUMMARY_BOUNDS = Bounds(size=16 << 20, values=100_000, tables=20_000)
 _WRITABLE = "set run.dir (--run-dir) to a folder that may be written and has room"
 
 
 def near(path: Path) -> str:
-    """The end of a message about what is no run: the run of that name in the usual folder, if there is one."""
+    """Return the end of a message about no run: a run of that name in the usual folder, if there is one."""
     found = Path("runs") / path
     return f"; did you mean {found}?" if (found / "job.json").is_file() else ""
 
@@ -75,15 +73,16 @@ class RunDirectory:
     def create(
         cls, root: str | Path, name: str | None = None, *, strategy: str, now: datetime, warn: Warn | None = None
     ) -> Self:
-        """Make `root/name`, or `root/<time>-<strategy>` under a name not taken yet, and hold its lock.
+        """Make `root/name`, or `root/<time>-<strategy>` under a free name, and hold its lock.
 
-        `warn` is told when an event cannot be logged. Raises DataError: the name is taken or no file name, or
-        the root cannot be written.
+        warn: is told if an event cannot be logged. Raises DataError if the name is taken or no file name, or if the
+        root cannot be written.
         """
         root = Path(root)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            path = _new_folder(root, now, strategy) if name is None else _named_folder(root, name)
+            stem = f"{now:%Y-%m-%dT%H-%M-%S}-{strategy}"
+            path = _numbered_folder(root, stem) if name is None else _named_folder(root, name)
             (path / "checkpoints").mkdir()
             return cls(path, writable=True, warn=warn)
         except OSError as error:
@@ -91,9 +90,9 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, *, writable: bool = False, warn: Warn | None = None) -> Self:
-        """An existing run: to read, or, when `writable`, to go on with it under its lock and with its log repaired.
+        """Open an existing run to read or, if `writable`, to go on under its lock and with its log repaired.
 
-        Raises DataError: it is no run, another driver writes it, or it cannot be written.
+        Raises DataError if it is no run, another driver writes it, or it cannot be written.
         """
         path = Path(path)
         if not (path / "job.json").is_file():
@@ -109,35 +108,35 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder that `checkpoint.save` writes in."""
+        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     def write_job(self, job: Mapping[str, Any]) -> None:
-        """Keep the resolved job. Raises DataError: a run must be able to write at its start."""
+        """Keep the resolved job. Raises DataError if it cannot be written."""
         self._write_at_start("job.json", job)
 
     def lengthen(self, job: Mapping[str, Any]) -> None:
-        """Keep a job of another number of epochs: the run is not done any more. Raises DataError."""
+        """Keep a job of more epochs: the run is not done any more. Raises DataError."""
         (self.path / "summary.json").unlink(missing_ok=True)
         self.write_job(job)
 
     def write_environment(self, command: Sequence[str]) -> None:
-        """Keep what the run runs on and the command line that started it. Raises DataError."""
+        """Keep the run's environment and command line. Raises DataError."""
         self._write_at_start("environment.json", environment(command))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Keep how the run ended. Raises OSError."""
+        """Keep the summary. Raises OSError."""
         write_json(self.path / "summary.json", summary)
 
     @property
     def in_place(self) -> bool:
-        """Whether a writer's directory is still there: it may have been removed, or its disk unmounted."""
+        """True if a writer's directory is still there: it may have been removed, or its disk unmounted."""
         return self._log is not None and self._log.in_place
 
     def restore(self) -> None:
         """Write the run anew at its path after it was removed: lock, job, environment and log, but no checkpoint.
 
-        Raises OSError where that cannot be written, or its disk is not mounted; InUse where another process has it now.
+        Raises OSError if it cannot be written, or its disk is not mounted; InUse if another process has it now.
         """
         if self.in_place:
             return
@@ -156,11 +155,11 @@ class RunDirectory:
 
     @property
     def disk_is_there(self) -> bool:
-        """Whether the run's path leads to the disk that it led to: behind an unmounted one's place there is another."""
+        """True if the run's path leads to the same disk as before, and not to the one below an unmounted disk."""
         return _device_of(self.path) == self._device
 
     def copied_to(self, root: Path) -> Self:
-        """The whole run but for its checkpoints in a new folder in `root`, open for writing. Raises DataError."""
+        """Copy the run without its checkpoints to a new folder in `root`, open for writing. Raises DataError."""
         assert self._log is not None, "opened to write"
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -186,7 +185,7 @@ class RunDirectory:
         return EventLog(path / "events.jsonl")
 
     def flush(self) -> None:
-        """Write the events that could not be written so far. Raises OSError when they still cannot."""
+        """Write the events that could not be written so far. Raises OSError if they still cannot."""
         if self._log is not None:
             self._log.flush()
 
@@ -198,14 +197,14 @@ class RunDirectory:
             raise DataError(self.path / name, error.strerror or error, _WRITABLE) from error
 
     def job(self) -> dict[str, Any]:
-        """The resolved job of the run. Raises DataError when it is damaged."""
+        """Return the resolved job of the run. Raises DataError if it is damaged."""
         job = read_json(self.path / "job.json", remedy="start the run anew", bounds=JOB_BOUNDS)
         if not isinstance(job, dict):
             raise DataError(self.path / "job.json", "not a JSON object", "start the run anew")
         return job
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary; None while the run goes on, or when it was killed. Raises DataError when it is damaged."""
+        """Return the summary; None if the run goes on or was killed. Raises DataError if it is damaged."""
         path, remedy = self.path / "summary.json", "remove it, and resume the run to have it written again"
         if not path.exists():
             return None
@@ -215,15 +214,14 @@ class RunDirectory:
         return summary
 
     def events(self) -> list[Event]:
-        """Every event logged so far. Raises DataError when the log is damaged before its last line."""
+        """Return every event logged so far. Raises DataError if the log is damaged before its last line."""
         path = self.path / "events.jsonl"
         return read_events(path) if self._log is None else parse_events(self._log.content(), path)
 
     def log(self, event: Event, at: datetime | None = None) -> None:
         """Append an event with its time, unless it has one; now by default.
 
-        A full disk does not end a run: `warn` is told once, and again after the log had recovered and fails anew.
-        Events are kept in memory meanwhile.
+        A full disk does not end a run: events are kept in memory, and `warn` is told once each time the log fails.
         """
         if self._log is None:
             raise RuntimeError(f"{self.path}: opened for reading; open it with writable=True to log")
@@ -251,7 +249,7 @@ class RunDirectory:
 
 
 def is_written(run: Path) -> bool:
-    """Whether a driver writes the run now."""
+    """Return True if a driver writes the run now."""
     try:
         with open_regular(run / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -263,13 +261,18 @@ def is_written(run: Path) -> bool:
 
 
 def find_latest(root: str | Path) -> Path | None:
-    """The run under `root` that was written to last; None where there is none."""
+    """Return the run under `root` that was written to last; None if there is none."""
+
+    def written(run: Path) -> int:
+        log = run / "events.jsonl"
+        return (log if log.exists() else run / "job.json").stat().st_mtime_ns
+
     runs = [path.parent for path in Path(root).glob("*/job.json")]
-    return max(runs, key=lambda run: (_last_written(run), run.name), default=None)
+    return max(runs, key=lambda run: (written(run), run.name), default=None)
 
 
 def environment(command: Sequence[str]) -> dict[str, Any]:
-    """What a run runs on: Python, operating system, processor, every installed package's version, command line."""
+    """Return the environment of a run: Python, operating system, processor, versions of packages, command line."""
     cpu = device_profile("cpu", cpu_count())
     return {
         "daskcnn": version("daskcnn"),
@@ -289,11 +292,6 @@ def _packages() -> dict[str, str]:
     return {name: packages[name] for name in sorted(filter(None, packages))}
 
 
-def _last_written(run: Path) -> int:
-    log = run / "events.jsonl"
-    return (log if log.exists() else run / "job.json").stat().st_mtime_ns
-
-
 def _named_folder(root: Path, name: str) -> Path:
     if not name.strip(". ") or Path(name).name != name or not name.isprintable():
         raise DataError(f"run name {name!r}", "not a file name", "set run.name (--name) to one without a slash")
@@ -305,11 +303,6 @@ def _named_folder(root: Path, name: str) -> Path:
         remedy = f"go on with it by --resume {path}, or choose" if is_run else "remove it, or choose"
         raise DataError(path, "exists already", f"{remedy} another name with --name") from None
     return path
-
-
-def _new_folder(root: Path, now: datetime, strategy: str) -> Path:
-    """`root/2026-11-20T20-15-03-sgwu`, with -2, -3, … behind it when runs start in the same second."""
-    return _numbered_folder(root, f"{now:%Y-%m-%dT%H-%M-%S}-{strategy}")
 
 
 def _numbered_folder(root: Path, stem: str) -> Path:
@@ -334,9 +327,9 @@ def _device_of(path: Path) -> int | None:
 
 
 class _Lock:
-    """A run's lock, freed by the system when the process ends. Raises InUse when another process has it.
+    """A run's lock, freed by the system when the process ends. Raises InUse if another process has it.
 
-    There is no soft lock, a mere file, where the file system has no locks: a killed driver would leave it behind.
+    A file system without locks gets no soft lock, a mere file: a killed driver would leave it behind.
     """
 
     def __init__(self, run: Path) -> None:
@@ -347,15 +340,18 @@ class _Lock:
         try:
             self._held.acquire()
         except Timeout:
-            owner = self._owner() or "another process"
+            owner = ""
+            with suppress(OSError), open_regular(self._file) as lock:
+                owner = lock.read(200).decode(errors="replace").strip()
+            owner = owner or "another process"
             raise InUse(run, f"being written by {owner}", "stop that one, or start a run of another name") from None
-        with suppress(OSError):  # who holds it is a courtesy: a full disk must not stop a run from resuming
+        with suppress(OSError):  # naming the owner is a courtesy: a full disk must not stop a run from resuming
             self._file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
         self._stat = os.stat(self._file)
 
     @property
     def in_place(self) -> bool:
-        """Whether the file at the path is the one that is locked: no other gets its inode while it is open."""
+        """True if the file at the path is the locked one: no other gets its inode while it is open."""
         try:
             return os.path.samestat(os.stat(self._file), self._stat)
         except OSError:
@@ -365,14 +361,9 @@ class _Lock:
         """Give the lock back; the file stays."""
         self._held.release()
 
-    def _owner(self) -> str:
-        with suppress(OSError), open_regular(self._file) as lock:
-            return lock.read(200).decode(errors="replace").strip()
-        return ""
-
 
 def kept_job(run: RunDirectory) -> Job:
-    """The job of an earlier run. Raises DataError or JobError where its file is damaged or of another version."""
+    """Return the job of an earlier run. Raises DataError or JobError if its file is damaged or of another version."""
     try:
         job = resolve(run.job())
     except JobError as error:

@@ -17,11 +17,11 @@ from daskcnn.events import DamagedEvent, Event, parsed
 from daskcnn.files import check_regular, open_regular
 
 LINE = Bounds(size=16 << 20, values=100_000, tables=20_000)
-"""What a line may hold: an event with twenty fields of each of thousands of workers."""
+"""Bounds of a line: an event with twenty fields of each of thousands of workers."""
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The line's object; None for what is none, or is larger than any event."""
+    """The line's object; None if it is none, or larger than any event."""
     try:
         event = parse_json(line, "line", remedy="", bounds=LINE)
     except DataError:
@@ -40,33 +40,33 @@ def _sound_length(file: BinaryIO) -> int:
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a log, oldest first, but for kinds that this version does not know; a missing log is empty.
+    """Return the events of a log, oldest first, without kinds that this version does not know; [] if it is missing.
 
-    Raises DataError naming the line that is damaged and what to do, or where the log cannot be read.
+    Raises DataError naming a damaged line, or if the log cannot be read.
     """
     with _opened(path) as file:
         return _events(file, path)
 
 
 def parse_events(data: bytes, path: Path) -> list[Event]:
-    """The events of a log's bytes, as `read_events` has them."""
+    """Return the events of a log's bytes, as `read_events` does."""
     return _events(io.BytesIO(data), path)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Every line of a log as its JSON object, oldest first; a torn last line is left out, a missing log is empty.
+    """Return every line of a log as its JSON object, oldest first, without a torn last line; [] if it is missing.
 
-    Raises DataError where a line before the last is damaged, or the log cannot be read.
+    Raises DataError if a line before the last is damaged, or the log cannot be read.
     """
     with _opened(path) as file:
         return list(_records(file, path))
 
 
 def followed(path: Path, more: Callable[[], bool]) -> Iterator[Event]:
-    """The events of a log as they are written, oldest first, until no more will come.
+    """Yield the events of a log as they are written, oldest first, until no more will come.
 
-    more : called where all that is written was read: waits for a moment, and returns whether more may come.
-    Raises DataError as `read_events`, and where the log is missing.
+    more: waits for a moment once all was read; returns False if no more will come. Raises DataError as `read_events`,
+    and if the log is missing.
     """
     may_come, number = True, 0
     try:
@@ -94,7 +94,7 @@ def _events(file: BinaryIO, path: Path, first: int = 1) -> list[Event]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The log, open to read; an empty one where it is missing. Raises DataError."""
+    """The log, open to read; an empty one if it is missing. Raises DataError."""
     try:
         with open_regular(path) if path.exists() else io.BytesIO() as file:
             yield file
@@ -131,13 +131,13 @@ class EventLog:
         self._file.truncate(self._end)
 
     def append(self, event: Event, at: datetime) -> None:
-        """Write one event and its time, unless it has one. Raises OSError when it cannot; it then waits in memory."""
+        """Write one event and its time, unless it has one. Raises OSError if it cannot, and keeps it in memory."""
         record = {"event": event.kind, "at": at.isoformat(timespec="milliseconds"), **event.record()}
         self._waiting.append((dumps(record) + "\n").encode())
         self.flush()
 
     def flush(self) -> None:
-        """Write the events that could not be written before. Raises OSError when they still cannot."""
+        """Write the events that could not be written before. Raises OSError if they still cannot."""
         while self._waiting:
             self._write(self._waiting[0])
             self._waiting.popleft()
@@ -154,14 +154,14 @@ class EventLog:
 
     @property
     def in_place(self) -> bool:
-        """Whether the file is still the one at its path: it may have been removed, or its disk unmounted."""
+        """True if the file is still the one at its path: it may have been removed, or its disk unmounted."""
         try:
             return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
         except OSError:
             return False
 
     def content(self) -> bytes:
-        """The whole log, with the events that wait, also where the file was removed; without what cannot be read."""
+        """Return all that can be read of the log, also of a removed one, with the events that wait."""
         written = bytearray()
         with suppress(OSError):
             while piece := os.pread(self._file.fileno(), self._end - len(written), len(written)):

@@ -1,7 +1,4 @@
-"""What a checkpoint keeps as JSON beside its arrays: checked before anything goes on from it.
-
-A training state as a checkpoint, and back.
-"""
+"""A training state as a checkpoint, and back; the JSON beside the arrays is checked before a run goes on from it."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class _Rounds(_StateFields):
 
 
 class _Book(_StateFields):
-    """What the coordinator goes on from."""
+    """The coordinator's state."""
 
     rounds: _Rounds | None = None
     server_epoch: Count = 0
@@ -63,10 +60,9 @@ class Record(_StateFields):
     ----------
     epoch : presentations a sample so far, on average
     seconds : trained so far
-    book : what the coordinator goes on from
-    optimizer_steps : that the optimizer of each replica has made
-    validation : summed loss, right answers (None where the loss knows none) and samples of the last look, and the
-        answers a sample has if it has several; None where there was none
+    optimizer_steps : of each replica
+    validation : summed loss, right answers (None for a loss without) and samples of the last evaluation, and the
+        answers a sample has if it has several; None before the first evaluation
     """
 
     epoch: NonNegativeFloat
@@ -77,7 +73,7 @@ class Record(_StateFields):
 
     @property
     def score(self) -> Score | None:
-        """The last look at the validation samples."""
+        """The last evaluation on the validation samples."""
         if self.validation is None:
             return None
         loss, correct, samples, *more = self.validation
@@ -87,7 +83,7 @@ class Record(_StateFields):
 
     @property
     def allocation(self) -> Allocation | None:
-        """The samples of each worker; None where that was not kept. Raises ValueError where it is damaged."""
+        """The samples of each worker; None if they were not kept. Raises ValueError if it is damaged."""
         return None if self.book.rounds is None else Allocation.from_dict(self.book.rounds.allocation)
 
 
@@ -97,8 +93,9 @@ def parse_record(state: Mapping[str, Any], path: Path | None) -> Record:
     try:
         _check_count(state)
         record = Record.model_validate(state)
-        if record.book.rounds is not None:
-            _check_workers(record.book.rounds, record.allocation)
+        rounds, allocation = record.book.rounds, record.allocation
+        if rounds and allocation and not allocation.ranges.keys() == rounds.seconds.keys() == rounds.numbers.keys():
+            raise ValueError("book.rounds: its tables are of different workers")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         reason = f"{'.'.join(map(str, first['loc'])):.80} = {first['input']!r:.60}: {first['msg']}"
@@ -117,18 +114,17 @@ def _check_count(state: Mapping[str, Any]) -> None:
             raise ValueError(f"{len(table):,} workers, at most {_MOST_WORKERS:,}")
 
 
-def _check_workers(rounds: _Rounds, allocation: Allocation | None) -> None:
-    assert allocation is not None, "there are rounds"
-    if not allocation.ranges.keys() == rounds.seconds.keys() == rounds.numbers.keys():
-        raise ValueError("book.rounds: its tables are of different workers")
-
-
 @dataclass(frozen=True)
 class TrainingState:
-    """All that resuming needs. step: merges or minibatches so far; epoch: presentations a sample, on average.
+    """All that a run is resumed from.
 
-    weights (size,) and the optimizers' states by replica lie on the host; book is JSON and the strategy's own.
-    rule_state: what the update rule keeps on the server, by name.
+    Attributes
+    ----------
+    step : merges or minibatches so far.
+    epoch : presentations a sample, on average.
+    weights : (size,) on the host, as are the optimizers' states, by replica.
+    book : JSON of the strategy's own.
+    rule_state : vectors that the update rule keeps on the server, by name.
     """
 
     step: int
@@ -143,13 +139,13 @@ class TrainingState:
 RULE = "rule:"
 _ONE_RUN = "use the job and the checkpoint of one run"
 _SMALL = 1 << 20
-"""Numbers that are allocated without a second thought."""
+"""Numbers that are allocated without a check."""
 
 
 def to_checkpoint(
     state: TrainingState, layout: Layout, images: Described, seconds: float, vectors: Sequence[str] = ()
 ) -> Checkpoint:
-    """The state as arrays and JSON.
+    """Return the state as arrays and JSON.
 
     Weights have the network's own names. A vector of an optimizer has its own name and that of its replica, such as
     velocity:cpu-0. seconds: trained so far. vectors: names of the optimizers' vectors.
@@ -161,29 +157,26 @@ def to_checkpoint(
         for vector, row in zip(vectors, own.vectors, strict=True)
     }
     rule_state = {f"{RULE}{name}": v for name, v in state.rule_state.items()}
-    validation = state.validation
+    score, kept_score = state.validation, None
+    if score is not None:  # as version 0.1.0 wrote it, with the answers of a sample behind it if it has several
+        kept_score = [score.loss_sum, score.correct, score.samples, *([score.answers] if score.answers > 1 else [])]
     record = {
         "epoch": state.epoch,
         "seconds": seconds,
         "book": dict(state.book),
         "images": Facts.of(images).to_dict(),
-        "validation": validation and _kept(validation),
+        "validation": kept_score,
         "optimizer_steps": {replica: own.count for replica, own in state.optimizers.items()},
     }
-    score = validation.quality if validation else None
-    return Checkpoint({**arrays, **kept, **rule_state}, record, state.step, score)
-
-
-def _kept(score: Score) -> list[float | None]:
-    """The score as versions before several labels wrote it, with the answers a sample has where it has several."""
-    return [score.loss_sum, score.correct, score.samples, *([score.answers] if score.answers > 1 else [])]
+    return Checkpoint({**arrays, **kept, **rule_state}, record, state.step, score.quality if score else None)
 
 
 def to_state(checkpoint: Checkpoint, job: Job) -> TrainingState:
-    """The inverse of `to_checkpoint`. Raises DataError where it is damaged, or not of the job's network."""
+    """Return the inverse of `to_checkpoint`. Raises DataError if it is damaged, or not of the job's network."""
     weights = weights_of(checkpoint, job, facts_of(checkpoint))
     layout, _ = initial_weights(job, facts_of(checkpoint))
-    rule_state, wanted = _beginning_with(RULE, checkpoint), np.empty(layout.size, layout.dtype)
+    rule_state = {name.removeprefix(RULE): a for name, a in checkpoint.arrays.items() if name.startswith(RULE)}
+    wanted = np.empty(layout.size, layout.dtype)
     for name, vector in rule_state.items():
         _check_like(checkpoint.path, f"{RULE}{name}", wanted, vector)
     _check_rule_state(checkpoint.path, rule_state, job)
@@ -199,16 +192,16 @@ def _name_of(vector: str, replica: str) -> str:
 
 
 def replicas_of(checkpoint: Checkpoint) -> set[str]:
-    """The replicas that the checkpoint keeps an optimizer's state of."""
+    """Return the replicas of which the checkpoint keeps an optimizer's state."""
     return {name.partition(":")[2] for name in checkpoint.arrays if ":" in name and not name.startswith(RULE)}
 
 
 def _optimizers(
     checkpoint: Checkpoint, job: Job, layout: Layout, steps: Mapping[str, int]
 ) -> dict[str, OptimizerState]:
-    """The optimizers' states by replica. Raises DataError where they are none of the job's optimizer.
+    """The optimizers' states by replica. Raises DataError if they are of another optimizer than the job's.
 
-    Version 0.1.0 had SGD alone, and counted no steps, which it does not go by.
+    Version 0.1.0 had SGD alone, and counted no steps: SGD does not need them.
     """
     names, wanted = optimizer_of(job).vectors, np.empty(layout.parameter_size, layout.dtype)
     replicas = sorted(replicas_of(checkpoint))
@@ -235,7 +228,7 @@ def _check_like(path: Path | None, name: str, wanted: Any, found: Any) -> None:
 
 
 def _check_rule_state(path: Path | None, found: Mapping[str, Any], job: Job) -> None:
-    """Raise DataError where the rule keeps other vectors than these; none stands for those before the first merge."""
+    """Raise DataError if the rule keeps other vectors than these; there are none before the first merge."""
     wanted = set() if job.rule is None else set(job.rule.init(np.zeros(1, job.model.dtype)))
     if found and set(found) != wanted:
         names = ", ".join(sorted(wanted)) or "nothing"
@@ -243,17 +236,13 @@ def _check_rule_state(path: Path | None, found: Mapping[str, Any], job: Job) -> 
         raise DataError(path, reason, _ONE_RUN)
 
 
-def _beginning_with(prefix: str, checkpoint: Checkpoint) -> dict[str, Any]:
-    return {name.removeprefix(prefix): a for name, a in checkpoint.arrays.items() if name.startswith(prefix)}
-
-
 def facts_of(checkpoint: Checkpoint) -> Facts:
-    """What the checkpoint says of the images. Raises DataError where it is damaged."""
+    """Return the facts of the images. Raises DataError if they are damaged."""
     return Facts.from_dict(checkpoint.state.get("images", {}))
 
 
 def check_of(job: Job) -> Check:
-    """What looks at a checkpoint of this job before its arrays are read."""
+    """Return the check of a checkpoint of this job before its arrays are read."""
 
     def check(state: Mapping[str, Any], header: Header, path: Path) -> None:
         parse_record(state, path)
@@ -277,7 +266,7 @@ def _check_size(path: Path | None, job: Job, facts: Facts, sizes: Mapping[str, i
 
 
 def weights_of(checkpoint: Checkpoint, job: Job, facts: Facts) -> Any:
-    """The checkpoint's weights as one vector. Raises DataError where they are not those of the job's network."""
+    """Return the checkpoint's weights as one vector. Raises DataError if they are not of the job's network."""
     _check_size(checkpoint.path, job, facts, {name: array.size for name, array in checkpoint.arrays.items()})
     layout, weights = initial_weights(job, facts)
     for tree in layout.views(weights):

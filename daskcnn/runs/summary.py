@@ -93,7 +93,7 @@ _EVALUATION_REMEDY = "remove it, or run daskcnn evaluate --keep again"
 
 
 class ClassFigures(BaseModel):
-    """How well one class, or label, is told."""
+    """The figures of one class, or label."""
 
     model_config = ConfigDict(extra="ignore", serialize_by_alias=True)
     name: str = Field(alias="class")
@@ -104,7 +104,7 @@ class ClassFigures(BaseModel):
 
 
 class KeptEvaluation(BaseModel):
-    """The fields of an evaluation that a report shows; `trained.evaluate` says what they mean."""
+    """The fields of an evaluation that a report shows, as `trained.evaluate` defines them."""
 
     model_config = ConfigDict(extra="ignore", serialize_by_alias=True)
     checkpoint: str
@@ -139,7 +139,7 @@ def keep_evaluation(run: Path, result: Mapping[str, Any]) -> None:
 
 
 def kept_evaluation(run: Path) -> dict[str, Any] | None:
-    """The result that is kept in a run directory; None where there is none. Raises DataError where it is damaged."""
+    """Return the result that is kept in a run directory, or None. Raises DataError if it is damaged."""
     path = run / NAME
     if not path.exists():
         return None

@@ -111,8 +111,11 @@ def size(nbytes: float | None) -> str:
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
     """Return lines of equal columns: the first `left` ones to the left, the others, of numbers, to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    pads = [str.ljust] * left + [str.rjust] * (len(widths) - left)
-    return ["  ".join(pad(*each) for pad, *each in zip(pads, row, widths, strict=False)).rstrip() for row in rows]
+    lines = []
+    for row in rows:
+        cells = enumerate(zip(row, widths, strict=True))
+        lines.append("  ".join(text.ljust(n) if i < left else text.rjust(n) for i, (text, n) in cells).rstrip())
+    return lines
 
 
 Row = TypeVar("Row")
