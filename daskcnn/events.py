@@ -67,7 +67,7 @@ class UnknownEvent(Event):
 
 
 class Judged(Fields):
-    """How good a network is on some samples."""
+    """The quality of a network on some samples."""
 
     accuracy: Annotated[float | None, "Share of right classes or labels, 0 to 1; none for `reconstruction`."] = None
     loss: Annotated[float | None, "Mean loss per sample; all samples count alike."] = None

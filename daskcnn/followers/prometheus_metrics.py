@@ -102,7 +102,7 @@ class Tally:
 
     def figures_of(self, worker: str) -> RunFigures:
         """Return those of one worker alone."""
-        stale = {labels: value for labels, value in self._figures[STALENESS].items() if labels == (worker,)}
+        stale: Figures = {labels: value for labels, value in self._figures[STALENESS].items() if labels == (worker,)}
         return self._shown([self._totals.of(worker)], {STALENESS: stale}, worker)
 
     def _shown(self, workers: Iterable[WorkerTotals], others: Mapping[Metric, Figures], worker: str) -> RunFigures:

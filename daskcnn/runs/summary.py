@@ -1,4 +1,4 @@
-"""What a run has come to, as files of its directory: its summary, and the evaluation of its network.
+"""Results of a run, as files of its directory: its summary, and the evaluation of its network.
 
 `summary.json` says how the run ended, what it did, and with which workers. `evaluation.json` is what
 `daskcnn evaluate --keep` found of its network.
@@ -20,26 +20,26 @@ Known = Annotated[float | None, BeforeValidator(jsonable)]
 """None if it was not measured, or is not finite."""
 
 
-class _Strict(BaseModel):
+class _SummaryFields(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, from_attributes=True)
 
 
-class Evaluated(_Strict):
-    """How good the network is on some samples."""
+class Evaluated(_SummaryFields):
+    """The quality of the network on some samples."""
 
     accuracy: Known
     loss: Known
     auc: Known = None
 
 
-class Traffic(_Strict):
+class Traffic(_SummaryFields):
     """Bytes of all workers."""
 
     up: int
     down: int
 
 
-class WorkerSummary(_Strict):
+class WorkerSummary(_SummaryFields):
     """A worker's totals, in seconds and samples."""
 
     name: str
@@ -51,7 +51,7 @@ class WorkerSummary(_Strict):
     evaluation: float = 0.0
 
 
-class Summary(_Strict):
+class Summary(_SummaryFields):
     """The summary as `summary.json` and `--json` have it.
 
     Attributes

@@ -1,1 +1,1 @@
-"""What people see of a run: live display, tables, figures. Functions of events and run directories."""
+"""Views of a run for people: live display, tables, figures. Functions of events and run directories."""

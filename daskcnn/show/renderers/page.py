@@ -74,9 +74,9 @@ def inline_svg(figure: Figure) -> str:
             parent.remove(style)
     _rename(root, figure.name)
     for each in root.iter():
-        if style := each.attrib.get("style"):
-            style = re.sub(r"#[0-9a-f]{6}\b", lambda found: PAGE_COLOURS.get(found[0], found[0]), style)
-            each.set("style", re.sub(r"font: ([\d.]+px) [^;]+", r"font: \1 var(--sans)", style))
+        if look := each.attrib.get("style"):
+            look = re.sub(r"#[0-9a-f]{6}\b", lambda found: PAGE_COLOURS.get(found[0], found[0]), look)
+            each.set("style", re.sub(r"font: ([\d.]+px) [^;]+", r"font: \1 var(--sans)", look))
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     _describe(root, figure)
