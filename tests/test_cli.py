@@ -34,8 +34,7 @@ from daskcnn.run import main as run
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import open_dataset
 from daskcnn.store.chunk_source import CACHE
-from daskcnn.trained.trained_run import load_trained
-from daskcnn.training.trained_network import to_classifier
+from daskcnn.trained.place import find_network
 from tests.special_files import SPECIAL, special
 from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 
@@ -512,9 +511,9 @@ def test_evaluate(trained: Path, path: str) -> None:
 
 
 def test_evaluate_gives_the_auc_of_the_probabilities(trained: Path, path: str) -> None:
-    job, checkpoint = load_trained(str(trained), "last", print)
+    network = find_network(str(trained), "last", print).classifier
     images, labels = open_dataset(path).test.read(0, 60)
-    expected = area_under_curve(to_classifier(checkpoint, job).predict(images), labels)
+    expected = area_under_curve(network.predict(images), labels)
     assert json.loads(invoke(daskcnn, "evaluate", trained, "--json").stdout)["auc"] == pytest.approx(expected)
 
 
@@ -535,7 +534,7 @@ def test_evaluate_on_other_data(trained: Path, tmp_path: Path) -> None:
 
 
 def test_evaluate_names_what_is_not_there(trained: Path, tmp_path: Path, path: str) -> None:
-    assert "not a run directory" in refused(2, daskcnn, "evaluate", tmp_path)
+    assert "no trained network there" in refused(2, daskcnn, "evaluate", tmp_path)
     shutil.move(path, f"{path}.away")
     assert f"{path}: no data set here" in refused(2, daskcnn, "evaluate", trained)
     shutil.rmtree(trained / "checkpoints")
@@ -626,8 +625,8 @@ def test_predict_on_arrays(twelve: Path, order: Any) -> None:
     values = np.random.default_rng(0).integers(0, 256, (8, 8, 12), dtype=np.uint8)
     np.save("a.npy", np.asarray(values, order=order))
     found = json.loads(invoke(daskcnn, "predict", twelve, "a.npy", "--top", "10", "--json").stdout)
-    job, checkpoint = load_trained(str(twelve), "last", pytest.fail)
-    expected = to_classifier(checkpoint, job).predict(values[None])[0]
+    network = find_network(str(twelve), "last", pytest.fail).classifier
+    expected = network.predict(values[None])[0]
     chances = {c["class"]: c["probability"] for c in found[0]["classes"]}
     np.testing.assert_allclose([chances[name] for name in CLASSES], expected, rtol=1e-5)
 

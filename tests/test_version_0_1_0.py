@@ -108,7 +108,7 @@ def test_a_run_would_be_resumed_from_its_checkpoint(run: str) -> None:
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_s_network_is_as_good_as_it_was(run: str) -> None:
     (end,) = [event for event in RunDirectory.open(run).events() if isinstance(event, RunEnded)]
-    found = evaluate(run, which="last", path=None, say=pytest.fail)
+    found = evaluate(run, checkpoint="last", path=None, say=pytest.fail)
     assert end.test is not None
     assert found["accuracy"] == pytest.approx(end.test.accuracy)
     assert found["loss"] == pytest.approx(end.test.loss, rel=1e-4)

@@ -25,10 +25,10 @@ from daskcnn.show.renderers.network_text import (
 from daskcnn.show.renderers.terminal import say
 from daskcnn.trained import evaluate as evaluating
 from daskcnn.trained import predict as predicting
-from daskcnn.trained import trained_run as exporting
-from daskcnn.trained.predictions.sources import Which as Part
+from daskcnn.trained.place import CheckpointChoice
+from daskcnn.trained.place import export as export_network
+from daskcnn.trained.predictions.sources import PartChoice
 from daskcnn.trained.predictions.whole import predict_whole
-from daskcnn.trained.trained_run import Which
 
 
 @click.command(cls=Command)
@@ -80,7 +80,7 @@ def models(as_json: bool, **_: Any) -> None:
 @verbose
 def evaluate(
     run: str,
-    checkpoint: Which,
+    checkpoint: CheckpointChoice,
     path: str | None,
     csv_file: str | None,
     picture: str | None,
@@ -92,7 +92,8 @@ def evaluate(
     """Print accuracy, loss and AUC of RUN's network on the test samples, and precision and recall of each class."""
     if csv_file == "-" and as_json:
         raise click.UsageError("--json and --csv -: each prints a form of its own; give one of them")
-    result = evaluating.evaluate(run, which=checkpoint, path=path, say=say, picture=picture, keep=keep, views=views)
+    how: dict[str, Any] = {"checkpoint": checkpoint, "path": path, "picture": picture, "keep": keep, "views": views}
+    result = evaluating.evaluate(run, say=say, **how)
     if csv_file == "-":
         tell(evaluating.evaluation_csv(result), nl=False)
         return
@@ -116,10 +117,10 @@ def evaluate(
 def predict(
     run: str,
     data: tuple[str, ...],
-    checkpoint: Which,
+    checkpoint: CheckpointChoice,
     top: int | None,
     out: str | None,
-    part: Part | None,
+    part: PartChoice | None,
     skip_bad: bool,
     views: Views | None,
     as_json: bool,
@@ -136,13 +137,13 @@ def predict(
         if top is not None:
             raise click.UsageError("--top: a table has the probabilities of all classes; leave it out")
         there = cluster_of(cluster) or Cluster()
-        how: dict[str, Any] = {"which": checkpoint, "part": part, "skip_bad": skip_bad, "views": views}
+        how: dict[str, Any] = {"checkpoint": checkpoint, "part": part, "skip_bad": skip_bad, "views": views}
         done = predict_whole(run, data, out, cluster=there, say=say, **how)
         tell(json.dumps(done, indent=2) if as_json else readable_table(done))
         return
     if part or skip_bad or any(cluster.values()):
         raise click.UsageError("--part, --skip-bad, --scheduler, --scheduler-file, --workers and --wait need --out")
-    result = predicting.predict(run, data, which=checkpoint, top=top or 3, say=say, views=views)
+    result = predicting.predict(run, data, checkpoint=checkpoint, top=top or 3, say=say, views=views)
     tell(json.dumps(result, indent=2) if as_json else readable_predictions(result))
 
 
@@ -152,10 +153,10 @@ def predict(
 @click.option("--out", metavar="FILE", help="File to write.  [default: model.onnx, .py or .safetensors in RUN]")
 @checkpoint_option
 @verbose
-def export(run: str, to: str, out: str | None, checkpoint: Which, **_: Any) -> None:
+def export(run: str, to: str, out: str | None, checkpoint: CheckpointChoice, **_: Any) -> None:
     """Write RUN's network for other programs.
 
     RUN is a run directory, one of its checkpoints, or a model that was exported to safetensors.
     """
-    for file in exporting.export(run, to, out=out, which=checkpoint, say=say):
+    for file in export_network(run, to, out=out, checkpoint=checkpoint, say=say):
         tell(file)

@@ -23,7 +23,8 @@ from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import samples_first
 from daskcnn.store import Dataset, verify
 from daskcnn.store.augmentation import image_problems
-from daskcnn.trained.fine_tuning import Pretrained, Start, names_network, read_trained, start_of, with_network
+from daskcnn.trained.fine_tuning import Start, names_network, start_of, with_network
+from daskcnn.trained.place import FoundNetwork, find_network
 from daskcnn.training.weighting import weighting_of
 
 Progress = Callable[[str, int, int], None]
@@ -102,11 +103,11 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
     return Prepared(_with_loss(job, dataset), dataset, layout, start, tuple(doubts(given, job.train)))
 
 
-def _with_trained(job: Job, dataset: Dataset, *, begins: bool) -> tuple[Job, Pretrained | None]:
+def _with_trained(job: Job, dataset: Dataset, *, begins: bool) -> tuple[Job, FoundNetwork | None]:
     """The trained weights that the job names, if they are needed, and the job with their network if it names none."""
     if job.model.from_ is None or not (begins or not names_network(job)):
         return job, None
-    trained = read_trained(job.model.from_)
+    trained = find_network(job.model.from_, "best")
     return with_network(job, trained, dataset), trained
 
 

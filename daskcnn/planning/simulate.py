@@ -34,7 +34,8 @@ from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 from daskcnn.store import DATASETS, Dataset, Described, open_dataset
 from daskcnn.store.image_facts import Facts
-from daskcnn.trained.fine_tuning import names_network, read_trained, start_of, with_network
+from daskcnn.trained.fine_tuning import names_network, start_of, with_network
+from daskcnn.trained.place import find_network
 from daskcnn.training.replica import Replica
 
 
@@ -142,7 +143,7 @@ def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
     images, train, name = _images(job)
     job = on_data(job, name, images.shape, len(images.classes), train)
     if job.model.from_ is not None and not names_network(job):
-        job = with_network(job, read_trained(job.model.from_), images)
+        job = with_network(job, find_network(job.model.from_, "best"), images)
     samples = train - job.data.validation
     if samples < max(1, job.train.increments or 1):
         raise JobError(
@@ -235,7 +236,7 @@ def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
 def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
     """Return a maker of replicas that compute in earnest, all on this process's processor."""
     device = Device.of("cpu", threads=job.train.threads or cpu_count(), exact=job.train.exact)
-    start = job.model.from_ and start_of(job, read_trained(job.model.from_), dataset)
+    start = job.model.from_ and start_of(job, find_network(job.model.from_, "best"), dataset)
 
     def made() -> Learner:
         replica = Replica(job, dataset, device, clock=lambda: 0.0)

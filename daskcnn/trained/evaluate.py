@@ -1,4 +1,4 @@
-"""How good a trained network is: `daskcnn evaluate`."""
+"""Figures of a trained network on test samples: `daskcnn evaluate`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import io
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.datasets.job_dataset import is_missing
@@ -21,17 +17,14 @@ from daskcnn.errors import DataError, UserError
 from daskcnn.job.dataset import opened
 from daskcnn.nn.network import Views
 from daskcnn.nn.score import MOST_CONFUSED, TOP, ClassAnswers, ClassScores, LabelAnswers, shares
-from daskcnn.runs.state import to_state
 from daskcnn.runs.summary import keep_evaluation
 from daskcnn.show.renderers.pictures import draw_confusion, need_matplotlib
-from daskcnn.store import Dataset, Described, Split, open_dataset
+from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import INDEX, read_index
 from daskcnn.store.chunk_source import CACHE
-from daskcnn.store.image_facts import Facts
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
-from daskcnn.trained.trained_run import Which, load_trained, views_of
+from daskcnn.trained.place import CheckpointChoice, FoundNetwork, find_network
 from daskcnn.training.replica import Replica
-from daskcnn.training.trained_network import to_classifier
 
 ONE_PASS = 2 * MAX_CHUNK_BYTES
 """Bytes of chunks that are kept while all are read in their order."""
@@ -40,56 +33,69 @@ _NO_CLASSES: dict[str, Any] = {f"top{TOP}": None, "auc_samples": 0, "classes": [
 
 
 def evaluate(
-    run: str,
+    place: str,
     *,
-    which: Which,
+    checkpoint: CheckpointChoice,
     path: str | None,
     say: Callable[[str], None],
     picture: str | None = None,
     keep: bool = False,
     views: Views | None = None,
 ) -> dict[str, Any]:
-    """Accuracy, loss and AUC of a run's network on the test samples of its data set, or of another; and by class.
+    """Return accuracy, loss and AUC of a trained network on test samples, and figures of each class.
 
-    The samples are read batch by batch. AUC: of each class against the rest, the mean over the classes; None where
-    there is only one. With more than a million class scores it is that of every n-th sample; `auc_samples` says how
-    many that are. A network that reconstructs images has a loss alone: `labels` is "image" then. picture: a file for
-    the confusion matrix to be drawn into, SVG or PNG. views: of each image, whose scores are averaged; None for those
-    of the job. keep: write the result into the run directory too, for the page of its report. Raises UserError without
-    matplotlib, for another ending, where there is no such matrix (several labels a sample, too many classes, or none),
-    and for views that the images do not have; DataError where the result cannot be kept.
+    The samples are read batch by batch. The AUC is the mean over the classes of each one's against the rest; None where
+    there is one class only. With more than a million class scores it is that of every n-th sample; `auc_samples` is
+    their number. A network that reconstructs images has a loss alone; `labels` is "image" then.
+
+    Parameters
+    ----------
+    place, checkpoint, views : as for `find_network`.
+    path : a data set; None for that of the run's job.
+    picture : a file to draw the confusion matrix into, SVG or PNG.
+    keep : whether to write the result into the run directory too, for the page of its report.
+
+    Raises
+    ------
+    UserError : matplotlib is missing, the picture's ending is another, or there is no confusion matrix (several labels
+        a sample, too many classes, or none); the images do not have such views; a model file comes without a data set.
+    DataError : the network or the data set cannot be read, or the result cannot be kept.
     """
     if picture is not None:
-        _check_picture(picture)
-    job, checkpoint = load_trained(run, which, say)
-    index = read_index(Path(run) / INDEX) if job.data.in_place else None
-    if not path and was_given(job.data.path) and is_missing(job.data):
-        raise arrays_gone(run)
-    dataset = open_dataset(path) if path else opened(job.data, index)
-    classifier = to_classifier(checkpoint, job)
-    of_image = classifier.reconstructs
-    if dataset.shape != classifier.facts.shape or (not of_image and _kind(dataset) != _kind(classifier.facts)):
-        raise DataError(
-            dataset.path, f"other images or classes than {run} was trained on", "give a data set like its own"
-        )
-    answers = None if of_image else _answers(dataset)
-    if picture is not None and not _confuses(answers):
+        need_matplotlib()
+        if Path(picture).suffix not in (".svg", ".png"):
+            raise UserError(picture, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
+    found = find_network(place, checkpoint, say, views=views)
+    classifier, run = found.classifier, found.run
+    if keep and run is None:
+        raise UserError(place, "a model file has no run directory that keeps the result", "leave --keep out")
+    dataset, of_image = open_dataset(path) if path else _dataset_of(place, found), classifier.reconstructs
+    alike = of_image or (dataset.classes, dataset.labels) == (classifier.classes, classifier.facts.labels)
+    if dataset.shape != classifier.facts.shape or not alike:
+        reason = f"other images or classes than {place} was trained on"
+        raise DataError(dataset.path, reason, "give a data set like its own")
+    answers: ClassAnswers | LabelAnswers | None = None
+    if not of_image:
+        answers = (ClassAnswers if dataset.labels == "classes" else LabelAnswers)(len(dataset.classes))
+    if picture is not None and not (isinstance(answers, ClassAnswers) and answers.confusion is not None):
         reason = f"{dataset.path} has several labels a sample, or more than {MOST_CONFUSED:,} classes"
-        reason = f"{run} reconstructs images" if of_image else reason
+        reason = f"{place} reconstructs images" if of_image else reason
         raise UserError(picture, f"{reason}, so there is no confusion matrix", "leave --picture out")
-    device = Device.of("cpu", threads=cpu_count(), exact=job.train.exact)
-    replica = Replica(job, _as_trained(dataset, classifier.facts), device, clock=time.perf_counter)
-    replica.adopt(to_state(checkpoint, job).weights)
-    samples, seen = len(dataset.test), views_of(classifier, views)
+    # the network sees other data as it saw its own: shifted and scaled by the statistics of the training samples
+    seen = dataset.scaled(classifier.facts.mean.tolist(), classifier.facts.deviation.tolist())
+    device = Device.of("cpu", threads=cpu_count(), exact=classifier.job.train.exact)
+    replica = Replica(classifier.job, seen, device, clock=time.perf_counter)
+    replica.adopt(classifier.weights)
+    samples = len(dataset.test)
     with single_threaded_blas(), _small_cache():
         look = None if answers is None else answers.add
-        score = replica.evaluate(dataset.test, 0, samples, whole=samples, look=look, views=seen)
+        score = replica.evaluate(seen.test, 0, samples, whole=samples, look=look, views=classifier.views)
     result = {
-        "run": run,
-        "checkpoint": str(checkpoint.path),
+        "run": place,
+        "checkpoint": str(found.source),
         "data": dataset.path,
         "samples": score.samples,
-        "views": seen,
+        "views": classifier.views,
         "labels": "image" if of_image else dataset.labels,
         "accuracy": score.accuracy,
         "loss": score.loss,
@@ -97,10 +103,20 @@ def evaluate(
         **(_by_class(dataset.classes, answers, score.classes, score.samples) if answers else _NO_CLASSES),
     }
     if picture is not None:
-        draw_confusion(dataset.classes, result["confusion"], Path(picture), title=f"{run}: {dataset.name}")
-    if keep:
-        keep_evaluation(Path(run), result)
+        draw_confusion(dataset.classes, result["confusion"], Path(picture), title=f"{place}: {dataset.name}")
+    if keep and run is not None:
+        keep_evaluation(run, result)
     return result
+
+
+def _dataset_of(place: str, found: FoundNetwork) -> Dataset:
+    """Open the data set of the run that a network is from."""
+    data = found.classifier.job.data
+    if found.run is None:
+        raise UserError(place, "a model file does not say which data set it was trained on", "give one: --data PATH")
+    if was_given(data.path) and is_missing(data):
+        raise arrays_gone(place)
+    return opened(data, read_index(found.run / INDEX) if data.in_place else None)
 
 
 @contextmanager
@@ -111,40 +127,6 @@ def _small_cache() -> Iterator[None]:
         yield
     finally:
         CACHE.limit = before
-
-
-def _kind(images: Described) -> tuple[Any, ...]:
-    return images.classes, images.labels
-
-
-@dataclass(frozen=True)
-class _AsTrained:
-    """The part of a `store.Dataset` that a replica judges on, with the means and deviations of the training samples."""
-
-    train: Split
-    test: Split
-    classes: tuple[str, ...]
-    shape: tuple[int, int, int]
-    mean: npt.NDArray[np.float64]
-    deviation: npt.NDArray[np.float64]
-    labels: Literal["classes", "several"]
-    nodata: float | None
-    sample_bytes: int
-
-
-def _as_trained(dataset: Dataset, facts: Facts) -> Dataset:
-    """The data set in the eyes of a network: other data are not shifted and scaled by their own statistics."""
-    seen = dataset.train, dataset.test, dataset.classes, dataset.shape, facts.mean, facts.deviation
-    return cast(Dataset, _AsTrained(*seen, dataset.labels, dataset.nodata, dataset.sample_bytes))
-
-
-def _answers(dataset: Dataset) -> ClassAnswers | LabelAnswers:
-    classes = len(dataset.classes)
-    return ClassAnswers(classes) if dataset.labels == "classes" else LabelAnswers(classes)
-
-
-def _confuses(answers: ClassAnswers | LabelAnswers | None) -> bool:
-    return isinstance(answers, ClassAnswers) and answers.confusion is not None
 
 
 def _by_class(
@@ -167,12 +149,6 @@ def _by_class(
         "classes": [dict(zip(COLUMNS, row, strict=True)) for row in zip(*columns, strict=True)],
         "confusion": confusion,
     }
-
-
-def _check_picture(picture: str) -> None:
-    need_matplotlib()
-    if Path(picture).suffix not in (".svg", ".png"):
-        raise UserError(picture, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
 
 
 def evaluation_csv(result: Mapping[str, Any]) -> str:

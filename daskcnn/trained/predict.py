@@ -16,7 +16,7 @@ from daskcnn.store import Described
 from daskcnn.store.chunk_facts import check_finite, missing_pixels
 from daskcnn.store.making.images import decode, dimensions, read_file
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
-from daskcnn.trained.trained_run import Which, load_classifier
+from daskcnn.trained.place import CheckpointChoice, find_network
 from daskcnn.training.trained_network import Classifier
 
 
@@ -24,16 +24,16 @@ def predict(
     run: str,
     images: Sequence[str],
     *,
-    which: Which,
+    checkpoint: CheckpointChoice,
     top: int,
     say: Callable[[str], None],
     views: Views | None = None,
 ) -> list[dict[str, Any]]:
     """The likeliest classes of each image file, resized to what the network saw in training, or array file.
 
-    A network that reconstructs images has a loss for each. views: as `load_classifier` has them.
+    A network that reconstructs images has a loss for each. views: as `find_network` has them.
     """
-    classifier = load_classifier(run, which, say, views=views)
+    classifier = find_network(run, checkpoint, say, views=views).classifier
     for path in images:
         if os.path.isdir(path):
             raise DataError(

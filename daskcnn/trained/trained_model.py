@@ -16,15 +16,13 @@ from dask.delayed import delayed
 
 from daskcnn.arrays import Array
 from daskcnn.datasets.array_sources import array_of
-from daskcnn.files import local_path
 from daskcnn.job.tables import Job
 from daskcnn.markup import as_table
 from daskcnn.nn import Layer, map_leaves, summarise
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint
-from daskcnn.show.renderers.terminal import say
-from daskcnn.trained.trained_run import Which, load_classifier
+from daskcnn.trained.place import CheckpointChoice, find_network
 from daskcnn.training.trained_network import Classifier
 
 
@@ -164,12 +162,13 @@ def _probabilities(images: Array, classifier: Classifier) -> Array:
     return found
 
 
-def load(source: str | Path, *, checkpoint: Which = "last") -> TrainedModel:
+def load(source: str | Path, *, checkpoint: CheckpointChoice = "last") -> TrainedModel:
     """Load a trained network, in any process.
 
     Parameters
     ----------
-    source : a run directory, one of its checkpoints, or a file that `daskcnn export --to safetensors` wrote.
+    source : a run directory, one of its checkpoints or a file of one, or a model that `daskcnn export --to
+        safetensors` wrote.
     checkpoint : which one of a run directory: "last", or "best" by validation accuracy.
 
     Raises
@@ -182,7 +181,4 @@ def load(source: str | Path, *, checkpoint: Which = "last") -> TrainedModel:
     >>> daskcnn.load(run)
     <TrainedModel: images 8x8x3, 10 classes, 298 weights>
     """
-    path = local_path(source)
-    if path.suffix == ".safetensors" and path.parent.parent.name == "checkpoints":
-        path = path.parent
-    return TrainedModel(load_classifier(str(path), checkpoint, say))
+    return TrainedModel(find_network(source, checkpoint).classifier)

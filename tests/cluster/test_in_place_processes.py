@@ -47,7 +47,7 @@ def test_two_processes_read_the_arrays_and_train_on_them(client: Client, tmp_pat
     assert result.summary["status"] == "done"
     assert [worker["samples"] > 0 for worker in result.summary["workers"]] == [True, True]
     assert read_index(result.run / INDEX) == index_of(outline(arrays))
-    told = evaluate(str(result.run), which="last", path=None, say=lambda _: None)
+    told = evaluate(str(result.run), checkpoint="last", path=None, say=lambda _: None)
     assert told["accuracy"] == pytest.approx(result.summary["test"]["accuracy"])
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from daskcnn.job.resolve import resolve
 from daskcnn.store import open_dataset
-from daskcnn.trained.trained_run import load_classifier
+from daskcnn.trained.place import find_network
 from tests.rounding_of_networks import of_probabilities
 from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 
@@ -52,7 +52,7 @@ def check(folder: Path, run: Path, path: str, samples: int) -> None:
         found = list(csv.DictReader(file))
     assert [int(row["sample"]) for row in found] == list(range(samples))
     images, _ = open_dataset(path).train.read(0, samples)
-    network = load_classifier(str(run), "last", pytest.fail)
+    network = find_network(str(run), "last", pytest.fail).classifier
     expected, allowed = network.predict(images), of_probabilities(network, images[:100])
     numbers = np.array([[float(row[f"p_{name}"]) for name in CLASSES] for row in found])
     np.testing.assert_allclose(numbers, expected, rtol=allowed, atol=1e-7)

@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 from daskcnn.ps import RULES
-from daskcnn.trained.fine_tuning import read_trained
+from daskcnn.trained.trained_model import load
 from tests.cluster.cluster_jobs import Watch, counted_seconds, run, small_job
 from tests.cluster.conftest import RuleRuns
 
@@ -70,7 +70,7 @@ def test_run_from_trained_weights_goes_on_without_the_other_run(
     job = small_job(synthetic, runs, model=model, train={"strategy": strategy}, run={"dir": runs, "keep": 100})
     tuned = run(three_workers, job)
     assert [event["epoch"] for event in tuned.history]
-    kernels = read_trained(str(first.run)).arrays["conv1/w"]
+    kernels = load(first.run, checkpoint="best").weights["conv1"]["w"]
     np.testing.assert_array_equal(tuned.model.weights["conv1"]["w"], kernels)
     assert tuned.model.job.model.layers == first.model.job.model.layers
 

@@ -88,7 +88,7 @@ def test_a_run_reads_the_array_once_and_the_next_one_not_again(
     train_job(resolve(raw), client=client, say=said.append)
     assert not any("statistics" in line for line in said)
     assert len(chunks) <= 15 + 1, "each chunk once for training; the first one to see whether it can be read"
-    told = evaluate(str(result.run), which="last", path=None, say=said.append)
+    told = evaluate(str(result.run), checkpoint="last", path=None, say=said.append)
     assert told["samples"] == 60
     assert told["accuracy"] == pytest.approx(result.summary["test"]["accuracy"])
 

@@ -33,9 +33,8 @@ from daskcnn.store.image_facts import Facts
 from daskcnn.store.making import folder_plan
 from daskcnn.store.making.folder_plan import Appearance
 from daskcnn.store.making.images import decode, read_file
+from daskcnn.trained.place import find_network
 from daskcnn.trained.predict import predict
-from daskcnn.trained.trained_run import load_trained
-from daskcnn.training.trained_network import to_classifier
 from tests.special_files import special
 from tests.tiny_runs import random_state, tiny_job, tiny_run
 
@@ -138,10 +137,10 @@ def test_predict_looks_at_an_image_as_training_did(folder: Path, tmp_path: Path)
     data = prepare_folder(folder, tmp_path / "x.zarr", size=(8, 8), fit="crop", name="synthetic")
     raw = tiny_job(data.path, model={"layers": [{"layer": "dense", "units": 3}]}, data={"validation": 5})
     run = tiny_run(tmp_path, raw, random_state(resolve(raw)))
-    told = predict(str(run), [str(file)], which="last", top=3, say=lambda _: None)
-    job, checkpoint = load_trained(str(run), "last", lambda _: None)
+    told = predict(str(run), [str(file)], checkpoint="last", top=3, say=lambda _: None)
+    network = find_network(str(run), "last", lambda _: None).classifier
     pixels = decode(read_file(file), name="x", size=(8, 8), fit="crop")
-    expected = to_classifier(checkpoint, job).predict(pixels[None])
+    expected = network.predict(pixels[None])
     chances = {entry["class"]: entry["probability"] for entry in told[0]["classes"]}
     assert [chances[name] for name in data.classes] == pytest.approx(expected[0].tolist())
 

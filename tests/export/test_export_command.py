@@ -18,7 +18,7 @@ from daskcnn.errors import installing
 from daskcnn.export import FORMATS, read_model
 from daskcnn.job.resolve import resolve
 from daskcnn.nn import LAYERS
-from daskcnn.trained.trained_run import load_classifier
+from daskcnn.trained.place import find_network
 from tests.export.test_onnx import Unknown
 from tests.rounding_of_networks import of_probabilities
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
@@ -57,7 +57,7 @@ def test_onnx_of_a_run_answers_as_predict_does(run: Path) -> None:
     invoke("export", run, "--to", "onnx", "--out", "m.onnx")
     images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
     session = onnxruntime.InferenceSession("m.onnx", providers=["CPUExecutionProvider"])
-    network = load_classifier(str(run), "last", pytest.fail)
+    network = find_network(str(run), "last", pytest.fail).classifier
     expected, allowed = network.predict(images), of_probabilities(network, images)
     np.testing.assert_allclose(session.run(None, {"images": images})[0], expected, rtol=allowed)
     assert session.get_modelmeta().custom_metadata_map["run"] == run.name
@@ -96,7 +96,7 @@ def test_what_cannot_be_written_is_named(run: Path) -> None:
 
 
 def test_no_run_is_named() -> None:
-    assert "not a run directory" in refused("export", "elsewhere", "--to", "onnx")
+    assert "no trained network there" in refused("export", "elsewhere", "--to", "onnx")
 
 
 def test_a_layer_without_converter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,16 +20,18 @@ from safetensors.numpy import save as encode
 from daskcnn.cli import main
 from daskcnn.errors import ClusterError, UserError
 from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Job
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Rounds
-from daskcnn.runs.state import to_state
+from daskcnn.runs.checkpoint import Checkpoint, latest
+from daskcnn.runs.directory import RunDirectory, kept_job
+from daskcnn.runs.state import check_of, to_state
 from daskcnn.store import open_dataset, verify
 from daskcnn.trained.evaluate import evaluate
 from daskcnn.trained.predict import predict
-from daskcnn.trained.trained_run import load_trained
 from tests.hostile.hostile_files import canonical
 from tests.hostile.mutations import Document, mutations
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
@@ -89,9 +91,18 @@ def signed(document: Document) -> str:
     return json.dumps({**body, "sha256": digest})
 
 
+def last_of(run: Path) -> tuple[Job, Checkpoint]:
+    """The run's job and its last checkpoint."""
+    directory = RunDirectory.open(run)
+    job = kept_job(directory)
+    found = latest(directory.checkpoints, warn=quiet, check=check_of(job))
+    assert found is not None
+    return job, found
+
+
 def resumed(run: Path) -> None:
     """What a driver does with a checkpoint before the cluster comes in."""
-    job, checkpoint = load_trained(str(run), "last", quiet)
+    job, checkpoint = last_of(run)
     prepared = prepare_job(job, progress=lambda *_: None, warn=quiet)
     runner._check_same_data(checkpoint, prepared)
     state = to_state(checkpoint, job)
@@ -113,7 +124,7 @@ def test_a_checkpoint_with_one_wrong_value(run: Path, mutated: Mutated) -> None:
     def tries() -> Iterator[tuple[str, Callable[[], object]]]:
         for name, document in mutated(json.loads(file.read_text())):
             file.write_text(signed(document))
-            yield f"predict {name}", lambda: predict(str(run), ["x.png"], which="last", top=3, say=quiet)
+            yield f"predict {name}", lambda: predict(str(run), ["x.png"], checkpoint="last", top=3, say=quiet)
             yield f"resume {name}", lambda: resumed(run)
 
     assert "\n".join(unforeseen(tries())) == ""
@@ -126,7 +137,7 @@ def test_means_of_another_number_than_the_channels_are_refused(run: Path) -> Non
         document["state"]["images"]["mean"] = mean
         file.write_text(signed(document))
         with pytest.raises(UserError, match=f"{len(mean)} channel means for 3 channels"):
-            predict(str(run), ["x.png"], which="last", top=3, say=quiet)
+            predict(str(run), ["x.png"], checkpoint="last", top=3, say=quiet)
 
 
 def test_a_checkpoint_with_one_wrong_array(run: Path) -> None:
@@ -149,7 +160,7 @@ def test_a_checkpoint_with_one_wrong_array(run: Path) -> None:
             (folder / "arrays.safetensors").write_bytes(data)
             digest = hashlib.sha256(data).hexdigest()
             (folder / "state.json").write_text(signed(document | {"arrays": {"bytes": len(data), "sha256": digest}}))
-            yield f"predict {name}", lambda: predict(str(run), ["x.png"], which="last", top=3, say=quiet)
+            yield f"predict {name}", lambda: predict(str(run), ["x.png"], checkpoint="last", top=3, say=quiet)
             yield f"resume {name}", lambda: resumed(run)
 
     assert "\n".join(unforeseen(tries())) == ""
@@ -170,7 +181,7 @@ def test_a_header_of_arrays_with_one_wrong_value(run: Path, mutated: Mutated) ->
             (folder / "arrays.safetensors").write_bytes(content)
             digest = hashlib.sha256(content).hexdigest()
             (folder / "state.json").write_text(signed(document | {"arrays": {"bytes": len(content), "sha256": digest}}))
-            yield name, lambda: load_trained(str(run), "last", quiet)
+            yield name, lambda: last_of(run)
 
     assert "\n".join(unforeseen(tries())) == ""
 
@@ -181,7 +192,7 @@ def test_a_job_with_one_wrong_value(run: Path, mutated: Mutated) -> None:
     def tries() -> Iterator[tuple[str, Callable[[], object]]]:
         for name, document in mutated(json.loads(file.read_text())):
             file.write_text(json.dumps(document))
-            yield f"predict {name}", lambda: predict(str(run), ["x.png"], which="last", top=3, say=quiet)
+            yield f"predict {name}", lambda: predict(str(run), ["x.png"], checkpoint="last", top=3, say=quiet)
 
     assert "\n".join(unforeseen(tries())) == ""
 
@@ -236,8 +247,8 @@ def test_a_network_far_too_wide_is_refused_by_each_command(run: Path) -> None:
         job["model"]["layers"] = [{"layer": "dense", "units": units}, {"layer": "dense", "units": 10}]
         file.write_text(json.dumps(job))
         with pytest.raises(UserError, match=by_command):
-            predict(str(run), ["x.png"], which="last", top=3, say=quiet)
+            predict(str(run), ["x.png"], checkpoint="last", top=3, say=quiet)
         with pytest.raises(UserError, match=by_command):
-            evaluate(str(run), which="last", path=None, say=quiet)
+            evaluate(str(run), checkpoint="last", path=None, say=quiet)
         with pytest.raises(UserError, match=by_job):
             prepare_job(resolve(job), progress=lambda *_: None, warn=quiet)

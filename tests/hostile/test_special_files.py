@@ -65,7 +65,7 @@ def test_commands_on_such_a_run_end_in_words(run: Path, kind: str, name: str) ->
         (run / name).rename(run / "away")
     special(run / name, kind)
     with pytest.raises(UserError, match=r".*; .*"):
-        predict(str(run), [str(run / "x.png")], which="last", top=1, say=quiet)
+        predict(str(run), [str(run / "x.png")], checkpoint="last", top=1, say=quiet)
     with pytest.raises(UserError, match=r".*; .*"):
         report(str(run))
 

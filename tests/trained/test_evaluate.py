@@ -27,8 +27,7 @@ from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
 from daskcnn.trained import evaluate
-from daskcnn.trained.trained_run import load_trained
-from daskcnn.training.trained_network import to_classifier
+from daskcnn.trained.place import find_network
 from tests.tiny_runs import CLASSES, random_state, tiny_job, tiny_run
 from tests.toy_data import toy_dataset
 
@@ -52,9 +51,9 @@ def _json(run: Path, *args: object) -> dict[str, Any]:
 
 def test_the_figures_are_those_of_the_networks_answers(trained: Path, path: str) -> None:
     found = _json(trained)
-    job, checkpoint = load_trained(str(trained), "last", print)
+    network = find_network(str(trained), "last", print).classifier
     images, labels = open_dataset(path).test.read(0, 60)
-    probabilities = to_classifier(checkpoint, job).predict(images)
+    probabilities = network.predict(images)
     answers, order = probabilities.argmax(axis=1), np.argsort(-probabilities, axis=1)
     expected = [[int(((labels == a) & (answers == b)).sum()) for b in range(10)] for a in range(10)]
     assert found["confusion"] == expected
@@ -152,8 +151,8 @@ def test_other_data_are_seen_as_the_training_data_were(trained: Path, path: str,
     images, labels = open_dataset(path).test.read(0, 60)
     source = Source("synthetic", CLASSES, (images // 4, labels), (images // 2, labels), {})
     write(source, describe(source, chunk=50, order="shuffled", seed=0), str(dark), lambda _: None)
-    job, checkpoint = load_trained(str(trained), "last", print)
-    right = to_classifier(checkpoint, job).predict(images // 2).argmax(axis=1) == labels
+    network = find_network(str(trained), "last", print).classifier
+    right = network.predict(images // 2).argmax(axis=1) == labels
     assert _json(trained, "--data", dark)["accuracy"] == pytest.approx(right.mean())
 
 
@@ -183,9 +182,9 @@ def by_label(tmp_path: Path) -> tuple[Path, Dataset]:
 def test_several_labels_have_figures_each_and_no_matrix(by_label: tuple[Path, Dataset], tmp_path: Path) -> None:
     run, data = by_label
     found = _json(run)
-    job, checkpoint = load_trained(str(run), "last", print)
+    network = find_network(str(run), "last", print).classifier
     images, rows = data.test.read(0, 40)
-    probabilities = to_classifier(checkpoint, job).predict(images)
+    probabilities = network.predict(images)
     yes = probabilities > 0.5
     assert 0 < yes.mean() < 1
     assert found["accuracy"] == pytest.approx((yes == rows).mean())
@@ -218,8 +217,7 @@ def test_predict_gives_the_likeliest_labels_each_with_its_own_probability(
     np.save(tmp_path / "image.npy", image[0])
     args = ["predict", str(run), str(tmp_path / "image.npy"), "--top", "10", "--json"]
     (found,) = json.loads(CliRunner().invoke(daskcnn, args).stdout)
-    job, checkpoint = load_trained(str(run), "last", print)
-    classifier = to_classifier(checkpoint, job)
+    classifier = find_network(str(run), "last", print).classifier
     params, state = classifier.layout.views(classifier.weights)
     scores = predict(classifier.model, params, state, normalise(data, image), Context(Device()))[0]
     expected = sorted(zip(1 / (1 + np.exp(-scores.astype(np.float64))), CLASSES, strict=True), reverse=True)

@@ -28,8 +28,7 @@ from daskcnn.store import open_dataset
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
 from daskcnn.trained.evaluate import evaluate
-from daskcnn.trained.fine_tuning import read_trained
-from daskcnn.trained.trained_run import load_classifier
+from daskcnn.trained.place import find_network
 from tests.tiny_runs import CLASSES, LAYERS, random_state, tiny_data, tiny_job, tiny_run
 
 HEAD: dict[str, Any] = {"layer": "dense", "units": 10}
@@ -103,7 +102,7 @@ def test_the_network_and_all_weights_of_the_best_checkpoint(run: Path, store: st
 
 def test_an_exported_model(tmp_path: Path, run: Path, store: str) -> None:
     file = tmp_path / "model.safetensors"
-    write_model(load_classifier(str(run), "best", lambda _: None), "trained", file)
+    write_model(find_network(str(run), "best", lambda _: None).classifier, "trained", file)
     of_run, of_file = (prepared_from(place, store).start for place in (run, file))
     assert of_run is not None
     assert of_file is not None
@@ -193,8 +192,8 @@ def test_no_layer_in_common_is_refused(tmp_path: Path, store: str) -> None:
 
 
 def test_places_without_a_trained_network_are_refused(tmp_path: Path, run: Path, store: str) -> None:
-    for place in (tmp_path / "nowhere", tmp_path, run / "job.json", run / "checkpoints"):
-        with pytest.raises(DataError, match=r"no trained network there \(model.from\); give the folder of a run"):
+    for place in (tmp_path / "nowhere", tmp_path, run / "checkpoints"):
+        with pytest.raises(DataError, match=r"no trained network there; give a run directory"):
             prepared_from(place, store)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(DataError, match="no checkpoint yet"):
@@ -204,7 +203,7 @@ def test_places_without_a_trained_network_are_refused(tmp_path: Path, run: Path,
 def test_a_damaged_checkpoint_is_refused(run: Path, store: str) -> None:
     file = run / "checkpoints" / "step-000000005" / "arrays.safetensors"
     file.write_bytes(file.read_bytes()[:-3] + b"xyz")
-    assert read_trained(str(run)).source.endswith("step-000000009"), "the next best"
+    assert find_network(run, "best", lambda _: None).source.name == "step-000000009", "the next best"
     with pytest.raises(UserError, match="SHA-256"):
         prepared_from(file.parent, store)
 
@@ -295,7 +294,7 @@ def test_a_run_keeps_its_start_and_goes_on_without_the_other_run(
     np.testing.assert_array_equal(resumed.weights, state.weights)
     assert (resumed.step, resumed.epoch, dict(resumed.book)) == (0, 0.0, {})
     assert set(resumed.optimizers) == ({"layer"} if strategy == "layer" else set())
-    assert evaluate(str(own), which="last", path=None, say=pytest.fail)["samples"] == 60
+    assert evaluate(str(own), checkpoint="last", path=None, say=pytest.fail)["samples"] == 60
     with pytest.raises(DataError, match="no trained network there"):
         fitted(kept_job(RunDirectory.open(own)), open_dataset(store))
 

@@ -30,12 +30,12 @@ from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.image_facts import Facts
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
+from daskcnn.trained.place import find_network
 from daskcnn.trained.predictions import parts as kept
 from daskcnn.trained.predictions import parts as task
 from daskcnn.trained.predictions import sources, tables, whole
 from daskcnn.trained.predictions.parts import Columns, Predicted
 from daskcnn.trained.predictions.sources import Part
-from daskcnn.trained.trained_run import load_classifier
 from daskcnn.training.trained_network import Classifier
 from tests.export.networks import classifier, facts
 from tests.rounding_of_networks import of_probabilities
@@ -104,7 +104,7 @@ def run(tmp_path: Path, store: str) -> Path:
 
 @pytest.fixture
 def network(run: Path) -> Classifier:
-    return load_classifier(str(run), "last", pytest.fail)
+    return find_network(str(run), "last", pytest.fail).classifier
 
 
 def invoke(*args: object) -> Result:

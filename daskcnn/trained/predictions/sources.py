@@ -24,7 +24,7 @@ from daskcnn.store.making.folder import SUFFIXES as IMAGE_SUFFIXES
 from daskcnn.store.manifest import PARTS
 from daskcnn.trained.predict import pixels
 
-Which = Literal["train", "test", "all"]
+PartChoice = Literal["train", "test", "all"]
 Key = Literal["sample", "file"]
 SUFFIXES = frozenset((*IMAGE_SUFFIXES, ".npy"))
 """Files of a folder that are predicted: those that a data set is made of, and arrays. Others are passed over."""
@@ -124,14 +124,14 @@ class StoreSource:
     """Parts of a prepared data set, each of whole chunks."""
 
     path: str
-    which: Which
+    which: PartChoice
     expected: str
     """The data set's fingerprint: a worker that sees another one is refused."""
 
     key: ClassVar[Key] = "sample"
 
     @classmethod
-    def at(cls, path: str, which: Which) -> StoreSource:
+    def at(cls, path: str, which: PartChoice) -> StoreSource:
         """Return the data set at a path or URL. Raises DataError."""
         path = path if is_url(path) else str(local_path(path).absolute())
         return cls(path, which, open_dataset(path).fingerprint)
@@ -303,7 +303,7 @@ class ArraySource:
         return Samples(self.images.as_images(self.images.read(part.index)))
 
 
-def source_of(data: Sequence[str], which: Which | None, facts: Facts, *, skip_bad: bool) -> PredictedSource:
+def source_of(data: Sequence[str], which: PartChoice | None, facts: Facts, *, skip_bad: bool) -> PredictedSource:
     """Return what these paths name: a prepared data set, a zarr array, a folder of images, or image files.
 
     `which` is the part of a data set, the test samples by default. Raises DataError where nothing fits the network.
@@ -332,7 +332,7 @@ def _check_images(path: str, images: Dataset | ImageArray, facts: Facts, remedy:
         raise DataError(path, f"images {found[0]} {found[1]}, the network takes {wanted[0]} {wanted[1]}", remedy)
 
 
-def _no_part(which: Which | None, reason: str) -> None:
+def _no_part(which: PartChoice | None, reason: str) -> None:
     if which is not None:
         raise DataError(f"--part {which}", reason, "leave it out, or give a prepared data set")
 

@@ -21,11 +21,10 @@ from daskcnn.errors import DataError, Interrupted, Lost, UserError
 from daskcnn.job.tables import Cluster
 from daskcnn.nn.network import Views
 from daskcnn.show.renderers.terminal import Counter, warnings_by
+from daskcnn.trained.place import CheckpointChoice, find_network
 from daskcnn.trained.predictions.parts import Columns, KeptParts, Predicted, PredictionTask, identity, predict_part
-from daskcnn.trained.predictions.sources import Part, PredictedSource, Which, source_of
+from daskcnn.trained.predictions.sources import Part, PartChoice, PredictedSource, source_of
 from daskcnn.trained.predictions.tables import check_table, write_table
-from daskcnn.trained.trained_run import Which as WhichCheckpoint
-from daskcnn.trained.trained_run import load_classifier
 from daskcnn.training.trained_network import Classifier
 
 Say = Callable[[str], None]
@@ -37,8 +36,8 @@ def predict_whole(
     data: Sequence[str],
     out: str,
     *,
-    which: WhichCheckpoint,
-    part: Which | None,
+    checkpoint: CheckpointChoice,
+    part: PartChoice | None,
     cluster: Cluster,
     skip_bad: bool,
     say: Say,
@@ -46,13 +45,13 @@ def predict_whole(
 ) -> dict[str, Any]:
     """Predict all samples of a data set or all image files into a table; returns what was done.
 
-    Parts that an earlier call has kept are not predicted again. views: as `load_classifier` has them. Raises
+    Parts that an earlier call has kept are not predicted again. views: as `find_network` has them. Raises
     UserError; then what is done is kept.
     """
     target = Path(out)
     check_table(target)
     check_scheduler(cluster)
-    classifier = load_classifier(run, which, say, views=views)
+    classifier = find_network(run, checkpoint, say, views=views).classifier
     if classifier.reconstructs:
         reason = "a table has the probabilities of classes, and this network reconstructs images"
         raise UserError(run, reason, f"use daskcnn.load({run!r}).predict(images) in Python, which takes Dask arrays")

@@ -1,0 +1,116 @@
+"""Places of trained networks: every command and function that takes one finds it here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from daskcnn.errors import DataError, UserError
+from daskcnn.export import FORMATS, read_model
+from daskcnn.files import local_path
+from daskcnn.nn.network import Views, views_problem
+from daskcnn.runs.checkpoint import best, latest, load
+from daskcnn.runs.directory import RunDirectory, kept_job, near
+from daskcnn.runs.state import check_of
+from daskcnn.show.renderers.terminal import say
+from daskcnn.training.trained_network import Classifier, to_classifier
+
+CheckpointChoice = Literal["last", "best"]
+"""The checkpoint of the last epoch, or of the best validation accuracy."""
+_PLACES = (
+    "give a run directory, one of its checkpoints (RUN/checkpoints/step-…), "
+    "or a file of `daskcnn export --to safetensors`"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class FoundNetwork:
+    """A trained network and where it was found.
+
+    Attributes
+    ----------
+    classifier : the network with its job, its weights and the description of the images it was trained on
+    source : the checkpoint's folder or the model file
+    run : the run directory; None for a model file
+    """
+
+    classifier: Classifier
+    source: Path
+    run: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the run, or of the model file."""
+        return os.path.basename(os.path.abspath(self.run or self.source))
+
+
+def find_network(
+    place: str | Path,
+    checkpoint: CheckpointChoice = "last",
+    say: Callable[[str], None] = say,
+    *,
+    views: Views | None = None,
+) -> FoundNetwork:
+    """Find the trained network at a place and load it.
+
+    Parameters
+    ----------
+    place : a run directory, one of its checkpoints or a file of one, or a model that `daskcnn export` wrote.
+    checkpoint : the choice among those of a run directory.
+    say : is told of damaged checkpoints that are passed over.
+    views : of each image; None for those of the run's job. A model file has none of its own.
+
+    Raises
+    ------
+    DataError : there is no trained network, or it is damaged.
+    JobError : the run's job is damaged or of another version.
+    UserError : its images do not have such views.
+    """
+    found = _find(local_path(place), checkpoint, say)
+    own = found.classifier
+    if views is not None:
+        if problem := views_problem(views, own.facts.shape, reconstructs=own.reconstructs):
+            raise UserError(f"views = {problem}")
+        own.views = views
+    return found
+
+
+def _find(place: Path, choice: CheckpointChoice, say: Callable[[str], None]) -> FoundNetwork:
+    folder = place.parent if place.name in ("arrays.safetensors", "state.json") and place.is_file() else place
+    run = Path(os.path.normpath(folder / ".." / ".."))
+    if folder.absolute().parent.name == "checkpoints" and folder.is_dir() and (run / "job.json").exists():
+        job = kept_job(RunDirectory.open(run))
+        return FoundNetwork(to_classifier(load(folder, check=check_of(job)), job), folder, run)
+    if place.exists() and not place.is_dir():
+        return FoundNetwork(read_model(place), place)
+    if not (place / "job.json").exists():
+        raise DataError(place, "no trained network there", f"{_PLACES}{near(place)}")
+    directory = RunDirectory.open(place)
+    job, folder = kept_job(directory), directory.checkpoints
+    check = check_of(job)
+    kept = best(folder, warn=say, check=check) if choice == "best" else None
+    kept = kept or latest(folder, warn=say, check=check)
+    if kept is None or kept.path is None:
+        raise DataError(place, "no checkpoint yet", "wait for the first epoch, or resume the run")
+    return FoundNetwork(to_classifier(kept, job), kept.path, place)
+
+
+def export(
+    place: str | Path, to: str, *, out: str | None, checkpoint: CheckpointChoice, say: Callable[[str], None]
+) -> tuple[Path, ...]:
+    """Write the network at a place in one of `FORMATS` and return the files; those that are there are replaced.
+
+    Without `out` the file is `model` with the format's suffix, in the run directory or beside the model file.
+    Raises UserError.
+    """
+    kind, found = FORMATS[to], find_network(place, checkpoint, say)
+    file = Path(out) if out else (found.run or found.source.parent) / f"model{kind.suffix}"
+    if found.run is None and file.exists() and file.samefile(found.source):
+        raise DataError(file, "this is the model itself", "give another file to write")
+    try:
+        return kind.write(found.classifier, found.name, file)
+    except OSError as error:
+        raise DataError(file, error.strerror or error, "give a file that can be written") from error
