@@ -1,14 +1,14 @@
-"""What users give an estimator, as images and labels that a data set can hold. Nothing here needs a cluster.
+"""A convolutional network as an estimator of scikit-learn: `daskcnn.CNNClassifier`.
 
-A convolutional network as a classifier of scikit-learn's kind.
+The functions above the class turn a user's arrays into images and labels that a data set can hold.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -24,14 +24,7 @@ from daskcnn.cluster.link.client import checked_client
 from daskcnn.cluster.link.own_process import SHARED, apart_from_tasks
 from daskcnn.datasets.array_sources import array_of
 from daskcnn.datasets.own_data import OwnData, new_path, stored
-from daskcnn.errors import JobError
-from daskcnn.estimator.scikit import (
-    BaseEstimator,
-    ClassifierMixin,
-    checked_array,
-    checked_labels,
-    require_fitted,
-)
+from daskcnn.errors import JobError, UserError, installing
 from daskcnn.job.network import reconstructs
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import LAYER, Job
@@ -40,15 +33,22 @@ from daskcnn.launch.training import Result, train_job
 from daskcnn.trained.trained_model import TrainedModel
 from daskcnn.training.trained_network import Classifier
 
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+except ModuleNotFoundError as error:
+    raise UserError("package scikit-learn", "it is not installed", installing("sklearn")) from error
+
 ImageShape = tuple[int, int, int]
 
 _STORED = ("uint8", "uint16", "int16", "float16", "float32", "float64")
 
 
 def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """The number type that a data set keeps such images in: the type itself, or the smallest one that holds its values.
+    """Return the number type that a data set keeps such images in: the type itself, or the smallest that holds it.
 
-    Integers of 32 and 64 bits become float64. Raises ValueError for what is no real number.
+    Integers of 32 and 64 bits become float64. Raises ValueError for a type that is not of real numbers.
     """
     found = np.dtype(dtype)
     if found.kind not in "buif":
@@ -59,7 +59,7 @@ def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def image_shape_of(shape: Sequence[int], wanted: Sequence[int] | None) -> ImageShape:
-    """(H, W, C) of the images in an array of this shape.
+    """Return (H, W, C) of the images in an array of this shape.
 
     Parameters
     ----------
@@ -90,38 +90,30 @@ def image_shape_of(shape: Sequence[int], wanted: Sequence[int] | None) -> ImageS
 
 
 def as_images(X: Any, shape: ImageShape) -> Any:
-    """The array as (N, H, W, C), in a number type that a data set keeps; a Dask array stays one."""
+    """Return the array as (N, H, W, C), in a number type that a data set keeps; a Dask array stays one."""
     images = X if X.shape[1:] == shape else X.reshape((X.shape[0], *shape))
     return images.astype(stored_dtype(X.dtype), copy=False)
 
 
 def encode_labels(y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Sorted classes, and each label's place among them.
-
-    Raises
-    ------
-    ValueError : there is one class only.
-    """
+    """Return the sorted classes, and each label's place among them. Raises ValueError for one class only."""
     classes, labels = np.unique(y, return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(
-            f"y has 1 class ({classes[:1].tolist()[0]!r}): a classifier needs samples of 2 classes or more"
-        )
+        only = classes[:1].tolist()[0]
+        raise ValueError(f"y has 1 class ({only!r}): a classifier needs samples of 2 classes or more")
     return classes, labels.reshape(-1)
 
 
 def class_names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
-    """Names of the classes in the data set: as they print, or numbered where two print alike."""
+    """Return the classes' names in the data set: as they print, or numbered where two print alike."""
     names = tuple(str(each) for each in classes.tolist())
     return names if len(set(names)) == len(names) else tuple(f"{i}: {name}" for i, name in enumerate(names))
 
 
 def checked_weights(weights: Any, samples: int) -> npt.NDArray[np.float32] | None:
-    """One weight a sample, (N,); None where all samples count alike.
+    """Return one weight a sample, (N,); None where all samples count alike.
 
-    Raises
-    ------
-    ValueError : not one for each sample, not finite, negative, or none above zero.
+    Raises ValueError unless there is one for each sample, all are finite, none is negative and one is above zero.
     """
     if weights is None:
         return None
@@ -141,11 +133,9 @@ def checked_weights(weights: Any, samples: int) -> npt.NDArray[np.float32] | Non
 
 
 def held_out(samples: int, fraction: float) -> int:
-    """Samples of the validation part: this fraction of all, one at least.
+    """Return the size of the validation part: this fraction of the samples, at least one; one is left to train on.
 
-    Raises
-    ------
-    ValueError : the fraction is none, or nothing would be left to train on.
+    Raises ValueError unless the fraction lies between 0 and 1.
     """
     if not 0 < fraction < 1:
         raise ValueError(f"validation_fraction={fraction}: give a number between 0 and 1")
@@ -153,31 +143,50 @@ def held_out(samples: int, fraction: float) -> int:
 
 
 def plain_number(value: Any) -> Any:
-    """A number of NumPy's, such as a search over `np.arange` sets, as one of Python's; anything else as it is."""
+    """Return a NumPy number, such as a search over `np.arange` sets, as a Python number; other values as they are."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def checked_array(estimator: Any, X: Any, *, reset: bool) -> npt.NDArray[Any]:
+    """Return X as a finite array of numbers: two-dimensional, or images. reset: whether it sets `n_features_in_`."""
+    shape = np.shape(X) if isinstance(X, list | tuple) else getattr(X, "shape", ())
+    if len(shape) > 2:
+        return check_array(X, ensure_2d=False, allow_nd=True, input_name="X", estimator=estimator)
+    return validate_data(estimator, X, reset=reset)
+
+
+def checked_labels(estimator: Any, y: Any) -> npt.NDArray[Any]:
+    """Return the labels as a one-dimensional array. Raises ValueError for what is no label of a class."""
+    if y is None:
+        raise ValueError(f"This {type(estimator).__name__} estimator requires y to be passed, but the target y is None")
+    found = column_or_1d(y, warn=True)
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise ValueError("Input y contains NaN or infinity")
+    check_classification_targets(found)
+    return found
 
 
 _TRAINING = ("strategy", "epochs", "batch_size", "lr", "optimizer")
 """Parameters that are always shown."""
 _NEVER = 1e9
-"""Epochs between two checkpoints of a fit: there is one at its end."""
+"""Epochs between two checkpoints of a fit, which is more than it has: it keeps one, at its end."""
 
 
 class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
-    """A convolutional network that is trained by daskcnn, as an estimator of scikit-learn's kind.
+    """A convolutional network that is trained by daskcnn, as an estimator of scikit-learn.
 
     Parameters
     ----------
     model : name of a network, such as "quick", or a list of layers; a last dense layer without `units` has one for each
-        class. None for "quick", or for one convolution where images are smaller than 8×8.
+        class. None: "quick", or one convolution where images are smaller than 8×8.
     strategy : how the workers train together, as `train.strategy` of a job.
     epochs, lr, optimizer : as the keys of `[train]`. "sgd" wants another learning rate, such as 0.005.
-    batch_size : samples in a minibatch. "auto" for 32, or 16 for up to 1,000 samples to train on, 8 for up to 200.
+    batch_size : samples in a minibatch. "auto": 32, but 16 for up to 1,000 samples to train on, and 8 for up to 200.
     image_shape : (H, W) or (H, W, C) of the images in a two-dimensional X. None: 1 × features × 1.
     client : a client of the cluster to train on. None: one worker in this process, which all fits share.
     warm_start : whether a fit starts from the weights of the fit before.
     validation_fraction : part of the samples that is not trained on; the network is judged on it after every epoch.
-    random_state : seed of weights and order: a number, a NumPy generator, or None for a new one each time.
+    random_state : seed of weights and order: a number, a NumPy generator, or None for a new seed each time.
     job : tables of a job that are laid over those that the other parameters make, such as
         ``{"train": {"clip": 1.0}}``.
     data_dir : folder or URL that every worker sees, for the data set of a fit while it lasts. None: a folder for
@@ -267,7 +276,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return self
 
     def _samples(self, X: Any, y: Any, sample_weight: Any) -> OwnData:
-        """What is to be trained on, checked. Sets what is known of it."""
+        """Return the checked samples. Sets the attributes that describe them."""
         X = array_of(X)
         if not is_dask_collection(X):
             X = checked_array(self, X, reset=True)
@@ -285,14 +294,15 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return OwnData(images, labels, class_names(self.classes_), weights, validation)
 
     def _trained(self, samples: OwnData) -> Result:
-        with self._cluster() as client, TemporaryDirectory(prefix="daskcnn-") as folder:
+        shared = SHARED.client() if self.client is None else nullcontext(checked_client(self.client))
+        with shared as client, TemporaryDirectory(prefix="daskcnn-") as folder:
             path = new_path(str(self.data_dir or folder))
-            job = self._job(samples, path, Path(folder))  # what is wrong with it is said before samples are written
+            job = self._job(samples, path, Path(folder))  # before samples are written: it may be wrong
             with stored(samples, path, seed=job.train.seed, client=client):
                 return train_job(job, client=client, on_event=self.on_event)
 
     def _job(self, samples: OwnData, path: str, folder: Path) -> Job:
-        """The job of a fit on the data set at this path. Raises JobError."""
+        """Return the job of a fit on the data set at this path. Raises JobError."""
         places = {"data": {"path": path}, "run": {"dir": str(self.run_dir or folder / "runs")}}
         tables = merged(self._tables(samples, _seed(self.random_state)), places)
         if self.warm_start and hasattr(self, "model_"):
@@ -303,7 +313,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return job
 
     def _tables(self, samples: OwnData, seed: int) -> dict[str, dict[str, Any]]:
-        """The tables of the fit's job, but for its places."""
+        """Return the tables of the fit's job without its places."""
         numbers = {"epochs": self.epochs, "lr": self.lr}
         numbers |= {} if self.batch_size == "auto" else {"batch_size": self.batch_size}
         train = {key: plain_number(value) for key, value in numbers.items()}
@@ -316,7 +326,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             "model": self._network(len(samples.classes)),
             "train": {**train, "seed": seed},
             "cluster": {"settle": 0.0},
-            # nothing goes on with a fit that was cut short
+            # a fit that was cut short is never resumed
             "run": {} if self.run_dir is not None else {"checkpoint_every": _NEVER, "keep": 1},
         }
 
@@ -330,16 +340,11 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             given[-1].setdefault("units", classes)
         return {"layers": given}
 
-    @contextmanager
-    def _cluster(self) -> Iterator[Client]:
-        with SHARED.client() if self.client is None else nullcontext(checked_client(self.client)) as client:
-            yield client
-
     # --- predicting ---
 
     def predict_proba(self, X: Any) -> Any:
-        """Probability of each class, (N, classes), in the order of `classes_`; of a Dask array a lazy Dask array."""
-        require_fitted(self)
+        """Return probabilities (N, classes), in the order of `classes_`; of a Dask array a lazy Dask array."""
+        check_is_fitted(self, "model_")
         X = array_of(X)
         lazy = is_dask_collection(X)
         if not lazy:
@@ -347,17 +352,13 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         shape = image_shape_of(X.shape, self.image_shape_ if X.ndim == 2 else None)
         if shape != self.image_shape_:
             raise ValueError(f"X has images of shape {shape}, {type(self).__name__} was fitted on {self.image_shape_}")
-        return self._of_type(stored_dtype(X.dtype)).predict(as_images(X, shape))
-
-    def _of_type(self, dtype: np.dtype[Any]) -> TrainedModel:
-        """The network for images of another number type than those that it was fitted on."""
-        own = self.model_.classifier
-        if own.facts.dtype == dtype:
-            return self.model_
-        return TrainedModel(Classifier(own.job, replace(own.facts, dtype=dtype), own.weights))
+        model, own, dtype = self.model_, self.model_.classifier, stored_dtype(X.dtype)
+        if own.facts.dtype != dtype:  # the images may be of another number type than those of the fit
+            model = TrainedModel(Classifier(own.job, replace(own.facts, dtype=dtype), own.weights))
+        return model.predict(as_images(X, shape))
 
     def predict(self, X: Any) -> Any:
-        """The likeliest class of each sample, (N,); of a Dask array a lazy Dask array."""
+        """Return the likeliest class of each sample, (N,); of a Dask array a lazy Dask array."""
         proba = self.predict_proba(X)
         if not is_dask_collection(proba):
             return _likeliest(proba, self.classes_)
@@ -366,7 +367,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     # --- parameters and copies ---
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
-        """Return the parameters that training goes by, and the others that are not as by default."""
+        """Return the parameters of the training, and those of the others that are not their defaults."""
         defaults, own = inspect.signature(type(self)).parameters, self.get_params(deep=False)
         shown = [name for name in defaults if name in _TRAINING or own[name] is not defaults[name].default]
         text = ", ".join(f"{name}={own[name]!r}" for name in shown)
@@ -384,7 +385,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return self
 
     def __sklearn_clone__(self) -> Self:
-        """An unfitted copy with the same parameters: the same client, a copy of all else."""
+        """Return an unfitted estimator with the same client and copies of the other parameters."""
         own = {name: value for name, value in self.get_params(deep=False).items() if name != "client"}
         found = type(self)(**copy.deepcopy(own), client=self.client)
         for name in ("_metadata_request", "_sklearn_output_config"):
@@ -393,9 +394,8 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """The estimator without its client: a pickled one predicts anywhere, and fits in its own process."""
-        state = super().__getstate__()
-        return {**(vars(self) if state is None else state), "client": None}
+        """Return the state without the client: a pickled estimator predicts anywhere, and fits in its own process."""
+        return {**super().__getstate__(), "client": None}
 
 
 def _likeliest(proba: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -405,7 +405,7 @@ def _likeliest(proba: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArra
 
 
 def _seed(random_state: Any) -> int:
-    """A seed for a job."""
+    """Return a seed for a job."""
     if isinstance(random_state, int | np.integer):
         return int(random_state)
     if random_state is None or isinstance(random_state, np.random.Generator):
@@ -414,7 +414,7 @@ def _seed(random_state: Any) -> int:
 
 
 def merged(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with those keys laid over them, table by table."""
+    """Return the tables with those keys laid over them, table by table."""
     found = dict(tables)
     for key, value in over.items():
         below = found.get(key)
