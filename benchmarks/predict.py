@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,11 @@ from daskcnn.cluster.spread.spread import spread
 from daskcnn.job.network import initial_weights
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
+from daskcnn.store import open_dataset
 from daskcnn.store.image_facts import Facts
-from daskcnn.trained.predictions.parts import Columns, KeptParts, PredictionTask, identity, predict_part
-from daskcnn.trained.predictions.sources import Part, StoreSource
-from daskcnn.trained.predictions.tables import write_table
+from daskcnn.trained.predictions.parts import KeptParts, PredictionTask, identity
+from daskcnn.trained.predictions.sources import Part, Source, of_store
+from daskcnn.trained.predictions.tables import Columns, write_table
 from daskcnn.training.trained_network import Classifier
 
 BAR = 0.92
@@ -43,11 +43,11 @@ PROCESSES = 2
 Timed = Callable[[], dict[str, float]]
 
 
-def task_of(path: str, model: str) -> PredictionTask:
+def task_of(path: str, model: str) -> tuple[PredictionTask, Source]:
     """The network, with first weights, and all training images."""
-    source = StoreSource.at(path, "train")
-    job, facts = resolve({"model": {"name": model}}), Facts.of(source.dataset)
-    return PredictionTask(Classifier(job, facts, initial_weights(job, facts)[1]), source)
+    dataset = open_dataset(path)
+    source, job, facts = of_store(path, "train", dataset), resolve({"model": {"name": model}}), Facts.of(dataset)
+    return PredictionTask(Classifier(job, facts, initial_weights(job, facts)[1]), source.read), source
 
 
 def forget() -> None:
@@ -59,20 +59,20 @@ def forget() -> None:
 
 def independent(number: int, task: PredictionTask, parts: list[Part], pipe: Any) -> None:
     """A process by itself: at every word from the pipe it predicts its parts, and answers."""
-    predict_part(task, parts[0], "cpu", 1)
+    task.predict(parts[0], "cpu", 1)
     pipe.send("ready")
     while pipe.recv():
         forget()
         anew = replace(task)  # of which a predictor is made, as a worker makes one for every call
         for part in parts:
-            predict_part(anew, part, "cpu", 1)
+            anew.predict(part, "cpu", 1)
         pipe.send("done")
 
 
 @contextmanager
-def processes(task: PredictionTask) -> Iterator[Timed]:
+def processes(task: PredictionTask, source: Source) -> Iterator[Timed]:
     """Two processes that know nothing of each other."""
-    parts, context = task.source.parts(), get_context("spawn")
+    parts, context = source.parts, get_context("spawn")
     os.environ.update(MEMORY | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
     pipes = []
     for number in range(PROCESSES):
@@ -98,10 +98,10 @@ def processes(task: PredictionTask) -> Iterator[Timed]:
 
 
 @contextmanager
-def cluster(task: PredictionTask, folder: Path) -> Iterator[Timed]:
+def cluster(task: PredictionTask, source: Source, folder: Path) -> Iterator[Timed]:
     """Two workers of a local cluster."""
     settings = Cluster(workers=Workers(cpu=PROCESSES))
-    parts, source = task.source.parts(), task.source
+    parts = source.parts
     columns = Columns(source.key, False, task.classifier.classes, source.label_names)
     with connect(settings, server=False) as client:
         client.wait_for_workers(PROCESSES)
@@ -109,7 +109,7 @@ def cluster(task: PredictionTask, folder: Path) -> Iterator[Timed]:
 
         def predict(some: tuple[Part, ...], out: Path) -> KeptParts:
             kept = KeptParts(out, identity(task.classifier, source), len(task.classifier.classes))
-            for part, found in spread(client, partial(predict_part, task), some, settings, whole=True, warn=print):
+            for part, found in spread(client, task.predict, some, settings, whole=True, warn=print):
                 kept.keep(part, found)
             return kept
 
@@ -130,9 +130,13 @@ def cluster(task: PredictionTask, folder: Path) -> Iterator[Timed]:
 
 def measure(path: str, model: str, rounds: int) -> dict[str, Any]:
     """Seconds of each way by turns; the one that begins takes turns too."""
-    task = task_of(path, model)
+    task, source = task_of(path, model)
     found: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as folder, processes(task) as alone, cluster(task, Path(folder)) as together:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        processes(task, source) as alone,
+        cluster(task, source, Path(folder)) as together,
+    ):
         for number in range(rounds):
             both = (alone, together) if number % 2 else (together, alone)
             found.append({name: seconds for way in both for name, seconds in way().items()})
@@ -142,7 +146,7 @@ def measure(path: str, model: str, rounds: int) -> dict[str, Any]:
     return {
         "machine": {"processor": cpu.name, "cores": cpu.threads, "load": os.getloadavg()[0]},
         "model": model,
-        "images": sum(map(len, task.source.parts())),
+        "images": sum(map(len, source.parts)),
         "seconds": found,
         "ratios": [round(ratio, 3) for ratio in ratios],
         "median": round(statistics.median(ratios), 3),

@@ -32,10 +32,10 @@ from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
 from daskcnn.trained.place import find_network
 from daskcnn.trained.predictions import parts as kept
-from daskcnn.trained.predictions import parts as task
 from daskcnn.trained.predictions import sources, tables, whole
-from daskcnn.trained.predictions.parts import Columns, Predicted
+from daskcnn.trained.predictions.parts import Predicted
 from daskcnn.trained.predictions.sources import Part
+from daskcnn.trained.predictions.tables import Columns
 from daskcnn.training.trained_network import Classifier
 from tests.export.networks import classifier, facts
 from tests.rounding_of_networks import of_probabilities
@@ -186,11 +186,11 @@ def test_small_chunks_are_joined(run: Path, store: str, monkeypatch: pytest.Monk
 
 
 def test_a_worker_that_sees_another_data_set_is_refused(run: Path, store: str, tmp_path: Path) -> None:
-    source = sources.StoreSource.at(store, "test")
-    other = sources.StoreSource(store, "test", "0" * 64)
-    assert len(source.read(source.parts()[0]).images) == 50
+    source = sources.of_store(store, "test", open_dataset(store))
+    other = sources.StoreReader(store, "0" * 64)
+    assert len(source.read(source.parts[0]).images) == 50
     with pytest.raises(DataError, match="another data set than the driver sees"):
-        other.read(source.parts()[0])
+        other(source.parts[0])
 
 
 def test_a_data_set_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
@@ -619,7 +619,7 @@ def test_a_table_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_identity_of_a_task_is_that_of_its_numbers(store: str) -> None:
-    source = sources.StoreSource.at(store, "test")
+    source = sources.of_store(store, "test", open_dataset(store))
     same = [kept.identity(classifier({"name": "5:7"}, facts(), seed), source) for seed in (0, 0, 1)]
     assert same[0] == same[1] != same[2]
     other = kept.identity(classifier({"name": "5:7", "relu": False}, facts()), source)
@@ -631,11 +631,12 @@ def test_a_worker_keeps_freed_memory_while_it_predicts(
 ) -> None:
     """Dask has it return at once what every part takes anew."""
     told: list[str] = []
-    monkeypatch.setattr(task, "keep_freed_memory", lambda: told.append("keep"))
-    monkeypatch.setattr(task, "release_freed_memory", lambda: told.append("release"))
-    work = task.PredictionTask(network, sources.StoreSource.at(store, "test"))
-    for part in work.source.parts():
-        task.predict_part(work, part, "cpu", 1)
+    monkeypatch.setattr(kept, "keep_freed_memory", lambda: told.append("keep"))
+    monkeypatch.setattr(kept, "release_freed_memory", lambda: told.append("release"))
+    source = sources.of_store(store, "test", open_dataset(store))
+    work = kept.PredictionTask(network, source.read)
+    for part in source.parts:
+        work.predict(part, "cpu", 1)
     assert told == ["keep"]
     del work
     gc.collect()

@@ -1,11 +1,8 @@
-"""What a part came to: probabilities, and labels where they are known. Workers send it, the driver keeps it.
+"""Parts of a prediction: a worker predicts each, and the driver keeps it beside the output.
 
-The parts that are done, beside the output: a second call with the same network and data goes on with them.
-
-`OUT.parts/` holds `task.json`, which says what is predicted by which network, and a file a part. With another network
-or other data the folder is refused: hours of work are not thrown away without a word.
-
-What a worker does with a part: read the samples, and let the network look at them.
+`OUT.parts/` holds `task.json`, which identifies network and data, and a file for each part. A second call with the same
+network and data predicts the missing parts only. With others the folder is refused: hours of work are never discarded
+silently.
 """
 
 from __future__ import annotations
@@ -14,11 +11,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary, finalize
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +26,7 @@ from daskcnn.documents import Bounds, parse_json
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular, read_regular, replace_file
 from daskcnn.runs.checkpoint import read_arrays, read_header
-from daskcnn.trained.predictions.sources import Part, PredictedSource
+from daskcnn.trained.predictions.sources import Part, Samples, Source
 from daskcnn.training.trained_network import Classifier, Predictor
 
 
@@ -41,7 +38,7 @@ class Predicted:
     ----------
     probabilities : (n, classes) float32; NaN for a file that could not be read
     labels : (n,) or (n, L), None where none are known
-    bad : what is said of files that could not be read
+    bad : messages about samples without a prediction
     """
 
     probabilities: npt.NDArray[np.float32]
@@ -49,93 +46,26 @@ class Predicted:
     bad: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns of a table.
-
-    Attributes
-    ----------
-    key : "sample" or "file"
-    split : whether a column names the part of the data set
-    classes : names of the classes that have probabilities
-    labels : names that labels stand for, None where none are known
-    several : whether a sample may have any number of the labels
-    """
-
-    key: str
-    split: bool
-    classes: tuple[str, ...]
-    labels: tuple[str, ...] | None
-    several: bool = False
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all columns, in order."""
-        split, label = ["part"] if self.split else [], [] if self.labels is None else ["label"]
-        return [*split, self.key, *label, "predicted", *self.probabilities]
-
-    @property
-    def probabilities(self) -> list[str]:
-        """Names of the columns of probabilities."""
-        return [f"p_{text(name)}" for name in self.classes]
-
-    def keys(self, part: Part) -> list[Any]:
-        """Return the samples' numbers in their part of the data set, or the files' paths."""
-        return [text(file) for file in part.files] if self.key == "file" else list(range(part.lo, part.hi))
-
-    def label_texts(self, found: Predicted) -> list[str]:
-        """Return the names of the labels of each sample."""
-        assert self.labels is not None, "known"
-        assert found.labels is not None, "known"
-        if found.labels.ndim == 2:
-            return [_joined(self.labels, row) for row in found.labels]
-        return [text(self.labels[number]) for number in found.labels]
-
-    def predicted_texts(self, found: Predicted) -> list[str]:
-        """Return the name of the likeliest class of each sample, or of all labels of at least one half.
-
-        It is empty for a file that could not be read.
-        """
-        if self.several:
-            return [_joined(self.classes, row >= 0.5) for row in found.probabilities]
-        return ["" if number < 0 else text(self.classes[number]) for number in likeliest(found)]
-
-
-def likeliest(found: Predicted) -> npt.NDArray[np.int64]:
-    """Return the number of the likeliest class of each sample, -1 for a file that could not be read."""
-    numbers = np.where(np.isnan(found.probabilities), -1, found.probabilities).argmax(axis=1)
-    return np.where(np.isnan(found.probabilities).all(axis=1), -1, numbers)
-
-
-def text(name: str) -> str:
-    """Return a name as UTF-8 can have it: bytes of a path that are none appear as escapes."""
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
-def _joined(names: Sequence[str], chosen: npt.NDArray[Any]) -> str:
-    return ";".join(text(name) for name, yes in zip(names, chosen, strict=True) if yes)
-
-
 _BOUNDS = Bounds(size=1 << 16, values=100, tables=10)
 _TASK = "task.json"
 _MOST_BAD = 20  # unreadable files of a part that are named
 
 
-def identity(classifier: Classifier, source: PredictedSource) -> dict[str, Any]:
-    """Return what a network's predictions of these samples depend on."""
+def identity(classifier: Classifier, source: Source) -> dict[str, Any]:
+    """Return plain data that differ if the predictions of a network may differ."""
     digest = hashlib.sha256(repr(classifier.model).encode())
     digest.update(json.dumps(classifier.facts.to_dict(), sort_keys=True).encode())
     if classifier.views != "none":
         digest.update(classifier.views.encode())
     digest.update(np.ascontiguousarray(classifier.weights).view(np.uint8).data)
-    return {"format": 1, "network": digest.hexdigest(), "data": source.fingerprint(), "parts": len(source.parts())}
+    return {"format": 1, "network": digest.hexdigest(), "data": source.fingerprint, "parts": len(source.parts)}
 
 
 class KeptParts:
     """The folder of parts of an output."""
 
     def __init__(self, out: Path, task: dict[str, Any], classes: int) -> None:
-        """Make the folder, or go on with the one that is there. Raises DataError where it is of another task."""
+        """Make the folder, or continue with the one that is there. Raises DataError where it is of another task."""
         self._folder, self._classes = out.with_name(f"{out.name}.parts"), classes
         try:
             self._folder.mkdir(exist_ok=True)
@@ -159,7 +89,7 @@ class KeptParts:
             raise DataError(self._folder, "parts of other data", again)
 
     def has(self, part: Part) -> bool:
-        """Whether a part is done and whole."""
+        """Return True if a part is done and whole."""
         return self._file(part).exists() and self._read(part) is not None
 
     def keep(self, part: Part, found: Predicted) -> None:
@@ -192,7 +122,7 @@ class KeptParts:
         return self._folder / f"part-{part.index:06d}.safetensors"
 
     def _read(self, part: Part) -> Predicted | None:
-        """A part, None where its file is damaged."""
+        """Return a part, None where its file is damaged."""
         file = self._file(part)
         try:
             with open_regular(file) as source:
@@ -209,33 +139,31 @@ class KeptParts:
         return Predicted(probabilities, labels, tuple(bad.values()))
 
 
-@dataclass(frozen=True, eq=False)
+_UNKNOWN = "has NaN or infinities, which a network trained without data.nodata does not take"
+
+
+@dataclass(eq=False)
 class PredictionTask:
-    """What every part's task needs; a worker gets it once."""
+    """The work on every part. A worker gets it once, and keeps in it all that depends on the weights alone."""
 
     classifier: Classifier
-    source: PredictedSource
+    read: Callable[[Part], Samples]
+    _predictor: Predictor | None = field(default=None, init=False)
 
-
-_UNKNOWN = "has NaN or infinities, which a network trained without data.nodata does not take"
-_PREDICTORS: WeakKeyDictionary[PredictionTask, Predictor] = WeakKeyDictionary()
-"""The predictors of this process: what depends on the weights alone is made once, not for every part."""
-
-
-def predict_part(task: PredictionTask, part: Part, kind: DeviceKind, threads: int) -> Predicted:
-    """Predict a part on this process's device. Raises DataError where its samples cannot be read."""
-    samples = task.source.read(part)
-    if (predictor := _PREDICTORS.get(task)) is None:
-        # Dask's workers return freed memory at once: every part would take fresh pages, for a quarter of its time
-        keep_freed_memory()
-        finalize(task, release_freed_memory)
-        train = task.classifier.job.train
-        limit = train.workspace_mib << 20
-        device = Device.of(kind, threads=threads, workspace_limit=limit, exact=train.exact)
-        predictor = _PREDICTORS[task] = task.classifier.on(device)
-    probabilities = predictor.probabilities(samples.images).astype(np.float32)
-    probabilities[[place for place, _ in samples.bad]] = np.nan
-    bad = dict(samples.bad)
-    unknown = np.flatnonzero(np.isnan(probabilities).any(axis=1)).tolist()
-    problems = tuple(bad.get(place) or f"{part.sample(place)}: {_UNKNOWN}" for place in unknown)
-    return Predicted(probabilities, samples.labels, problems)
+    def predict(self, part: Part, kind: DeviceKind, threads: int) -> Predicted:
+        """Predict a part on this process's device. Raises DataError where its samples cannot be read."""
+        samples = self.read(part)
+        if self._predictor is None:
+            # Dask's workers return freed memory at once: every part would take fresh pages, for a quarter of its time
+            keep_freed_memory()
+            finalize(self, release_freed_memory)
+            train = self.classifier.job.train
+            limit = train.workspace_mib << 20
+            device = Device.of(kind, threads=threads, workspace_limit=limit, exact=train.exact)
+            self._predictor = self.classifier.on(device)
+        probabilities = self._predictor.probabilities(samples.images).astype(np.float32)
+        probabilities[[place for place, _ in samples.bad]] = np.nan
+        bad = dict(samples.bad)
+        unknown = np.flatnonzero(np.isnan(probabilities).any(axis=1)).tolist()
+        problems = tuple(bad.get(place) or f"{part.sample(place)}: {_UNKNOWN}" for place in unknown)
+        return Predicted(probabilities, samples.labels, problems)

@@ -1,14 +1,14 @@
-"""What is predicted: a prepared data set, a zarr array, or image files. Each part is read by the worker that has it."""
+"""Samples to predict: of a prepared data set, a zarr array, or image files. Each worker reads its own parts."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,8 @@ from daskcnn.store.manifest import PARTS
 from daskcnn.trained.predict import pixels
 
 PartChoice = Literal["train", "test", "all"]
-Key = Literal["sample", "file"]
 SUFFIXES = frozenset((*IMAGE_SUFFIXES, ".npy"))
-"""Files of a folder that are predicted: those that a data set is made of, and arrays. Others are passed over."""
+"""Files of a folder that are predicted: images and arrays. Others are passed over."""
 FILES = 128
 """Files of a part."""
 _OF_ZARR = ("zarr.json", ".zarray")
@@ -38,7 +37,7 @@ _LEAST_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A task's part of the samples.
+    """The samples of one task.
 
     Attributes
     ----------
@@ -63,19 +62,19 @@ class Part:
         return f"{self.split or ('files' if self.files else 'samples')} {self.lo} to {self.hi - 1}"
 
     def sample(self, place: int) -> str:
-        """Return what one of its samples is called."""
+        """Return the name of one of its samples."""
         return self.files[place] if self.files else f"{self.split or 'sample'} {self.lo + place}"
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A part as a worker has read it.
+    """The samples of a part, as a worker has read them.
 
     Attributes
     ----------
     images : (n, H, W, C)
     labels : (n,), (n, L), or None where none are known
-    bad : which of the images could not be read, and why, by their place
+    bad : (place, reason) of images that could not be read
     """
 
     images: npt.NDArray[Any]
@@ -83,246 +82,135 @@ class Samples:
     bad: tuple[tuple[int, str], ...] = ()
 
 
-class PredictedSource(Protocol):
-    """What is predicted. It travels to the workers; a part of it is read there."""
+@dataclass(frozen=True)
+class Source:
+    """Samples to predict, cut into parts.
 
-    @property
-    def key(self) -> Key:
-        """The column that names a sample."""
-        ...
+    Attributes
+    ----------
+    place : for messages
+    read : gives a part's samples on the worker, to which it travels. Raises DataError.
+    parts : in order; they are the same whatever the cluster
+    fingerprint : tells these samples from others
+    key : the column that names a sample, "sample" or "file"
+    label_names : None where no labels are known
+    splits : the parts of the data set, in order; one without a name for arrays and files
+    """
 
-    @property
-    def place(self) -> str:
-        """Where it lies, for messages."""
-        ...
+    place: str
+    read: Callable[[Part], Samples]
+    parts: tuple[Part, ...]
+    fingerprint: str
+    key: Literal["sample", "file"] = "sample"
+    label_names: tuple[str, ...] | None = None
+    splits: tuple[str, ...] = ("",)
 
-    @property
-    def label_names(self) -> tuple[str, ...] | None:
-        """Names of the labels, None where no labels are known."""
-        ...
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The parts of a data set that it has, in order; one without a name for files."""
-        ...
+def source_of(data: Sequence[str], choice: PartChoice | None, facts: Facts, *, skip_bad: bool) -> Source:
+    """Return the samples at these paths: a prepared data set, a zarr array, a folder of images, or image files.
 
-    def parts(self) -> tuple[Part, ...]:
-        """Return the parts, in order. They are the same whatever the cluster."""
-        ...
+    choice : the part of a data set, the test samples by default. Raises DataError where nothing fits the network.
+    """
+    if len(data) == 1 and (is_url(data[0]) or any((Path(data[0]) / name).exists() for name in _OF_ZARR)):
+        path = data[0] if is_url(data[0]) else str(local_path(data[0]).absolute())
+        if (array := array_at(path)) is None:
+            dataset = open_dataset(path)
+            _check_images(path, dataset, facts, "give a data set like the one that it was trained on")
+            if dataset.labels != facts.labels:
+                raise DataError(path, "other labels than the network's: one a sample, or several", "give others")
+            return of_store(path, choice or "test", dataset)
+        _no_part(choice, "an array has no parts")
+        return _of_array(path, array, facts)
+    _no_part(choice, "files have no parts")
+    files = tuple(str(Path(file).absolute()) for path in data for file in _files_at(path))
+    return _of_files(data[0] if len(data) == 1 else f"{len(files):,} files", files, facts, skip_bad=skip_bad)
 
-    def fingerprint(self) -> str:
-        """Return what tells these samples from others."""
-        ...
 
-    def read(self, part: Part) -> Samples:
-        """Return a part's samples. Raises DataError."""
-        ...
+def _cut(total: int, size: int, split: str = "", first: int = 0) -> Iterator[Part]:
+    """Yield parts of this size, numbered from `first`."""
+    for i, lo in enumerate(range(0, total, size), first):
+        yield Part(i, split, lo, min(lo + size, total))
+
+
+def of_store(path: str, choice: PartChoice, dataset: Dataset) -> Source:
+    """Return a data set's samples, in parts of one chunk, or of several small ones."""
+    manifest = dataset.manifest
+    size = manifest.chunk * max(1, _LEAST_BYTES // (manifest.chunk * manifest.sample_bytes))
+    splits, parts = PARTS if choice == "all" else (choice,), list[Part]()
+    for name in splits:
+        parts += _cut(len(_split(dataset, name)), size, name, first=len(parts))
+    read, fingerprint = StoreReader(path, dataset.fingerprint), f"{dataset.fingerprint} {choice}"
+    names = dataset.classes
+    return Source(f"{path} ({choice})", read, tuple(parts), fingerprint, label_names=names, splits=splits)
 
 
 @dataclass(frozen=True)
-class StoreSource:
-    """Parts of a prepared data set, each of whole chunks."""
+class StoreReader:
+    """Reads parts of a data set. A worker that sees another one than the driver's, by its fingerprint, is refused."""
 
     path: str
-    which: PartChoice
     expected: str
-    """The data set's fingerprint: a worker that sees another one is refused."""
 
-    key: ClassVar[Key] = "sample"
-
-    @classmethod
-    def at(cls, path: str, which: PartChoice) -> StoreSource:
-        """Return the data set at a path or URL. Raises DataError."""
-        path = path if is_url(path) else str(local_path(path).absolute())
-        return cls(path, which, open_dataset(path).fingerprint)
-
-    @property
-    def place(self) -> str:
-        """Path and part."""
-        return f"{self.path} ({self.which})"
+    def __call__(self, part: Part) -> Samples:
+        """Return images and labels. Raises DataError if a chunk is damaged."""
+        return Samples(*_split(self._dataset, part.split).read(part.lo, part.hi))
 
     @cached_property
-    def dataset(self) -> Dataset:
-        """The data set, opened once in a process. Raises DataError where it is another one."""
+    def _dataset(self) -> Dataset:
+        """The data set, opened once in a process."""
         found = open_dataset(self.path)
         if found.fingerprint != self.expected:
             raise DataError(self.path, "another data set than the driver sees", "give all machines the same")
         return found
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the fields alone."""
-        return {name: self.__dict__[name] for name in ("path", "which", "expected")}
 
-    @property
-    def label_names(self) -> tuple[str, ...] | None:
-        """The classes."""
-        return self.dataset.classes
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The data set's parts."""
-        return PARTS if self.which == "all" else (self.which,)
-
-    def parts(self) -> tuple[Part, ...]:
-        """Return parts of one chunk, or of several small ones."""
-        manifest = self.dataset.manifest
-        size = manifest.chunk * max(1, _LEAST_BYTES // (manifest.chunk * manifest.sample_bytes))
-        found: list[Part] = []
-        for name in self.splits:
-            total = len(self._split(name))
-            found += (
-                Part(len(found) + i, name, lo, min(lo + size, total)) for i, lo in enumerate(range(0, total, size))
-            )
-        return tuple(found)
-
-    def fingerprint(self) -> str:
-        """Return the data set's, and the part's name."""
-        return f"{self.expected} {self.which}"
-
-    def read(self, part: Part) -> Samples:
-        """Return images and labels. Raises DataError if a chunk is damaged."""
-        return Samples(*self._split(part.split).read(part.lo, part.hi))
-
-    def _split(self, name: str) -> Any:
-        return self.dataset.train if name == "train" else self.dataset.test
+def _split(dataset: Dataset, name: str) -> Any:
+    return dataset.train if name == "train" else dataset.test
 
 
-@dataclass(frozen=True)
-class FileSource:
-    """Image files, and arrays as `.npy` files.
-
-    Attributes
-    ----------
-    files : their paths, absolute
-    labels : the class of each file by its folder's name; None where the folders are not named after classes
-    facts : of the images that the network takes
-    skip_bad : whether files that cannot be read are passed over
-    """
-
-    place: str
-    files: tuple[str, ...]
-    labels: tuple[int, ...] | None
-    label_names: tuple[str, ...] | None
-    facts: Facts
-    skip_bad: bool
-
-    key: ClassVar[Key] = "file"
-    splits: ClassVar[tuple[str, ...]] = ("",)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the fields without the files and their labels: each part has its own."""
-        return self.__dict__ | {"files": (), "labels": None}
-
-    def parts(self) -> tuple[Part, ...]:
-        """Return parts of `FILES` files."""
-        labels = self.labels
-        return tuple(
-            Part(
-                i,
-                "",
-                lo,
-                min(lo + FILES, len(self.files)),
-                self.files[lo : lo + FILES],
-                labels and labels[lo : lo + FILES],
-            )
-            for i, lo in enumerate(range(0, len(self.files), FILES))
-        )
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the files' names, sizes and times of change."""
-        digest = hashlib.sha256()
-        for path in self.files:
-            found = os.stat(path)
-            digest.update(os.fsencode(path) + f"\0{found.st_size} {found.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
-
-    def read(self, part: Part) -> Samples:
-        """Return the images, resized to the network's size; a file that is passed over is black."""
-        images, bad = [], []
-        for place, path in enumerate(part.files):
-            try:
-                images.append(pixels(path, self.facts, lambda _: None))
-            except DataError as error:
-                if not self.skip_bad:
-                    raise DataError(
-                        error.value, error.reason, f"{error.remedy}, or pass over it: skip_bad=True, --skip-bad"
-                    ) from error
-                images.append(np.zeros(self.facts.shape, self.facts.dtype))
-                bad.append((place, str(error)))
-        labels = None if part.labels is None else np.array(part.labels, np.int64)
-        return Samples(np.stack(images), labels, tuple(bad))
+def _of_array(path: str, found: ImageArray, facts: Facts) -> Source:
+    """Return a zarr array's images, in the order of axes that the network takes, in parts of a few chunks."""
+    if found.shape != facts.shape and (other := open_images(path, "NCHW")).shape == facts.shape:
+        found = other
+    _check_images(path, found, facts, "give an array (N, H, W, C) or (N, C, H, W) like those of training")
+    fingerprint = f"{found.path} {found.digest} {found.layout} {storage_version(found.files)}"
+    return Source(found.path, partial(_read_array, found), tuple(_cut(found.samples, found.chunk)), fingerprint)
 
 
-@dataclass(frozen=True)
-class ArraySource:
-    """A zarr array of somebody else, in parts of whole chunks.
-
-    Attributes
-    ----------
-    images : the array, in the order of axes in which it has the network's images
-    seen : what is known of its files, as the driver sees them
-    """
-
-    images: ImageArray
-    seen: str
-
-    key: ClassVar[Key] = "sample"
-    label_names: ClassVar[None] = None
-    splits: ClassVar[tuple[str, ...]] = ("",)
-
-    @classmethod
-    def at(cls, path: str, facts: Facts) -> ArraySource | None:
-        """Return the array at a path or URL; None where there is something else.
-
-        Raises DataError where its images are not such as the network takes.
-        """
-        path = path if is_url(path) else str(local_path(path).absolute())
-        if (found := array_at(path)) is None:
-            return None
-        if found.shape != facts.shape and (other := open_images(path, "NCHW")).shape == facts.shape:
-            found = other
-        _check_images(path, found, facts, "give an array (N, H, W, C) or (N, C, H, W) like those of training")
-        return cls(found, storage_version(found.files))
-
-    @property
-    def place(self) -> str:
-        """Where it lies."""
-        return self.images.path
-
-    def parts(self) -> tuple[Part, ...]:
-        """Return parts of a few chunks."""
-        size, total = self.images.chunk, self.images.samples
-        return tuple(Part(i, "", lo, min(lo + size, total)) for i, lo in enumerate(range(0, total, size)))
-
-    def fingerprint(self) -> str:
-        """Return what its metadata and its storage say."""
-        return f"{self.images.path} {self.images.digest} {self.images.layout} {self.seen}"
-
-    def read(self, part: Part) -> Samples:
-        """Return the images. Raises DataError if a chunk cannot be read."""
-        return Samples(self.images.as_images(self.images.read(part.index)))
+def _read_array(images: ImageArray, part: Part) -> Samples:
+    return Samples(images.as_images(images.read(part.index)))
 
 
-def source_of(data: Sequence[str], which: PartChoice | None, facts: Facts, *, skip_bad: bool) -> PredictedSource:
-    """Return what these paths name: a prepared data set, a zarr array, a folder of images, or image files.
+def _of_files(place: str, files: Sequence[str], facts: Facts, *, skip_bad: bool) -> Source:
+    """Return images of files, with labels where each file's folder has the name of a class."""
+    numbers = {name: number for number, name in enumerate(facts.classes)}
+    found = [numbers.get(os.path.basename(os.path.dirname(path))) for path in files]
+    labels = None if facts.labels == "several" or None in found else tuple(n for n in found if n is not None)
+    parts = tuple(
+        replace(p, files=files[p.lo : p.hi], labels=labels and labels[p.lo : p.hi]) for p in _cut(len(files), FILES)
+    )
+    digest = hashlib.sha256()
+    for path in files:
+        stat = os.stat(path)
+        digest.update(os.fsencode(path) + f"\0{stat.st_size} {stat.st_mtime_ns}\n".encode())
+    names, read = None if labels is None else facts.classes, partial(_read_files, facts, skip_bad)
+    return Source(place, read, parts, digest.hexdigest(), key="file", label_names=names)
 
-    `which` is the part of a data set, the test samples by default. Raises DataError where nothing fits the network.
-    """
-    if len(data) == 1 and (is_url(data[0]) or any((Path(data[0]) / name).exists() for name in _OF_ZARR)):
-        if (array := ArraySource.at(data[0], facts)) is not None:
-            _no_part(which, "an array has no parts")
-            return array
-        store = StoreSource.at(data[0], which or "test")
-        _check_images(store.path, store.dataset, facts, "give a data set like the one that it was trained on")
-        if store.dataset.labels != facts.labels:
-            raise DataError(store.path, "other labels than the network's: one a sample, or several", "give others")
-        return store
-    _no_part(which, "files have no parts")
-    files = tuple(str(Path(file).absolute()) for path in data for file in _files_at(path))
-    labels = _labels(files, facts.classes) if facts.labels == "classes" else None
-    names = None if labels is None else facts.classes
-    place = data[0] if len(data) == 1 else f"{len(files):,} files"
-    return FileSource(place, files, labels, names, facts, skip_bad)
+
+def _read_files(facts: Facts, skip_bad: bool, part: Part) -> Samples:
+    """Return the images, resized to the network's size; a file that is passed over is black."""
+    images, bad = [], []
+    for place, path in enumerate(part.files):
+        try:
+            images.append(pixels(path, facts, lambda _: None))
+        except DataError as error:
+            if not skip_bad:
+                remedy = f"{error.remedy}, or pass over it: skip_bad=True, --skip-bad"
+                raise DataError(error.value, error.reason, remedy) from error
+            images.append(np.zeros(facts.shape, facts.dtype))
+            bad.append((place, str(error)))
+    labels = None if part.labels is None else np.array(part.labels, np.int64)
+    return Samples(np.stack(images), labels, tuple(bad))
 
 
 def _check_images(path: str, images: Dataset | ImageArray, facts: Facts, remedy: str) -> None:
@@ -332,34 +220,29 @@ def _check_images(path: str, images: Dataset | ImageArray, facts: Facts, remedy:
         raise DataError(path, f"images {found[0]} {found[1]}, the network takes {wanted[0]} {wanted[1]}", remedy)
 
 
-def _no_part(which: PartChoice | None, reason: str) -> None:
-    if which is not None:
-        raise DataError(f"--part {which}", reason, "leave it out, or give a prepared data set")
+def _no_part(choice: PartChoice | None, reason: str) -> None:
+    if choice is not None:
+        raise DataError(f"--part {choice}", reason, "leave it out, or give a prepared data set")
 
 
 def _files_at(path: str) -> Iterable[str]:
-    """The file itself, or the images in a folder and all folders below, by name."""
+    """Return the file itself, or the images in a folder and all folders below, by name."""
     if not os.path.isdir(path):
         if not os.path.exists(path):
             raise DataError(path, "there is no such file", "correct the path")
         return [path]
-    found = sorted(_below(path, lambda name: os.path.splitext(name)[1].lower() in SUFFIXES))
+    found = sorted(_below(path))
     if not found:
         raise DataError(path, "a folder without images", f"give files that end in {', '.join(sorted(SUFFIXES))}")
     return found
 
 
-def _below(folder: str, wanted: Callable[[str], bool]) -> Iterator[str]:
+def _below(folder: str) -> Iterator[str]:
     def fail(error: OSError) -> None:
         raise DataError(error.filename, error.strerror or error, "make it readable") from error
 
     for place, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (os.path.join(place, name) for name in names if wanted(name) and not name.startswith("."))
-
-
-def _labels(files: Sequence[str], classes: tuple[str, ...]) -> tuple[int, ...] | None:
-    """The class that each file's folder is named after; None unless all are."""
-    numbers = {name: number for number, name in enumerate(classes)}
-    found = [numbers.get(os.path.basename(os.path.dirname(path))) for path in files]
-    return None if None in found else tuple(number for number in found if number is not None)
+        for name in names:
+            if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith("."):
+                yield os.path.join(place, name)

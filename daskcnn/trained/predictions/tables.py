@@ -1,19 +1,22 @@
-"""Predictions as a file: CSV, Parquet or Zarr. It is written a part at a time, and takes its place when it is whole."""
+"""Predictions as a file: CSV, Parquet or Zarr. It is written part by part, and renamed into place when it is whole."""
 
 from __future__ import annotations
 
 import csv
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 
 from daskcnn.errors import DataError, UserError, installing
-from daskcnn.trained.predictions.parts import Columns, Predicted, likeliest
+from daskcnn.trained.predictions.parts import Predicted
 from daskcnn.trained.predictions.sources import Part
 
 _GROUP = 65_536
@@ -22,115 +25,138 @@ _CHUNK = 16_384
 """Rows of a chunk of Zarr."""
 
 
-class Table(Protocol):
-    """A table that is being written; parts come in order. It is a context manager that closes its file."""
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a table.
 
-    def write(self, part: Part, found: Predicted) -> None:
-        """Write the rows of a part."""
-        ...
+    Attributes
+    ----------
+    key : "sample" or "file"
+    split : whether a column names the part of the data set
+    classes : names of the classes that have probabilities
+    labels : names that labels stand for, None where none are known
+    several : whether a sample may have any number of the labels
+    """
 
-    def __enter__(self) -> Self: ...
+    key: str
+    split: bool
+    classes: tuple[str, ...]
+    labels: tuple[str, ...] | None
+    several: bool = False
 
-    def __exit__(self, *error: object) -> None: ...
+    @property
+    def names(self) -> list[str]:
+        """Names of all columns, in order."""
+        split, label = ["part"] if self.split else [], [] if self.labels is None else ["label"]
+        return [*split, self.key, *label, "predicted", *self.probabilities]
 
+    @property
+    def probabilities(self) -> list[str]:
+        """Names of the columns of probabilities."""
+        return [f"p_{text(name)}" for name in self.classes]
 
-class CsvTable:
-    """Comma-separated values with a line of names, in UTF-8; probabilities have the digits that float32 needs."""
+    def keys(self, part: Part) -> list[Any]:
+        """Return the samples' numbers in their part of the data set, or the files' paths."""
+        return [text(file) for file in part.files] if self.key == "file" else list(range(part.lo, part.hi))
 
-    def __init__(self, path: Path, columns: Columns, rows: int) -> None:
-        self._columns = columns
-        self._file = open(path, "w", encoding="utf-8", newline="")  # noqa: SIM115 `__exit__` closes it
-        self._writer = csv.writer(self._file)
-        self._writer.writerow(columns.names)
+    def before(self, part: Part, found: Predicted) -> list[list[Any]]:
+        """Return the columns before those of the probabilities.
 
-    def write(self, part: Part, found: Predicted) -> None:
-        """Write the rows of a part."""
-        columns = self._columns
-        texts = [columns.keys(part)]
-        texts += [] if columns.labels is None else [columns.label_texts(found)]
-        texts.append(columns.predicted_texts(found))
-        split = [part.split] if columns.split else []
-        for *first, numbers in zip(*texts, found.probabilities, strict=True):
-            self._writer.writerow([*split, *first, *(f"{p:.9g}" for p in numbers.tolist())])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-
-class ParquetTable:
-    """Parquet, by pyarrow."""
-
-    def __init__(self, path: Path, columns: Columns, rows: int) -> None:
-        self._pa, parquet = _pyarrow()
-        self._columns = columns
-        self._waiting: list[Any] = []
-        self._rows = 0
-        self._writer = parquet.ParquetWriter(path, self._schema())
-
-    def _schema(self) -> Any:
-        pa, columns = self._pa, self._columns
-        types = {name: pa.string() for name in columns.names} | dict.fromkeys(columns.probabilities, pa.float32())
-        types |= {columns.key: pa.int64()} if columns.key == "sample" else {}
-        return pa.schema([(name, types[name]) for name in columns.names])
-
-    def write(self, part: Part, found: Predicted) -> None:
-        """Write the rows of a part, several parts at a time."""
-        columns, arrays = self._columns, []
-        arrays += [[part.split] * len(part)] if columns.split else []
-        arrays.append(columns.keys(part))
-        arrays += [] if columns.labels is None else [columns.label_texts(found)]
-        arrays.append(columns.predicted_texts(found))
-        arrays += list(np.ascontiguousarray(found.probabilities.T))
-        schema = self._schema()
-        made = [self._pa.array(values, type=field.type) for values, field in zip(arrays, schema, strict=True)]
-        self._waiting.append(self._pa.Table.from_arrays(made, schema=schema))
-        self._rows += len(part)
-        if self._rows >= _GROUP:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._waiting:
-            self._writer.write_table(self._pa.concat_tables(self._waiting))
-        self._waiting, self._rows = [], 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None:
-            self._flush()
-        self._writer.close()
+        The predicted class is the likeliest one, or all labels of at least one half. It is empty for a file that could
+        not be read.
+        """
+        columns = [*([[part.split] * len(part)] if self.split else []), self.keys(part)]
+        if self.labels is not None:
+            assert found.labels is not None, "known"
+            several, names = found.labels.ndim == 2, self.labels
+            columns.append([_joined(names, row) if several else text(names[row]) for row in found.labels])
+        if self.several:
+            columns.append([_joined(self.classes, row >= 0.5) for row in found.probabilities])
+        else:
+            columns.append(["" if number < 0 else text(self.classes[number]) for number in likeliest(found)])
+        return columns
 
 
-class ZarrTable:
-    """A Zarr group: `probabilities` (N, classes), `predicted`, `sample` or `file`, `label` and `part` where there are.
+def likeliest(found: Predicted) -> npt.NDArray[np.int64]:
+    """Return the number of the likeliest class of each sample, -1 for a file that could not be read."""
+    numbers = np.where(np.isnan(found.probabilities), -1, found.probabilities).argmax(axis=1)
+    return np.where(np.isnan(found.probabilities).all(axis=1), -1, numbers)
+
+
+def text(name: str) -> str:
+    """Return a name as UTF-8 can have it: bytes of a path that are none appear as escapes."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _joined(names: Sequence[str], chosen: npt.NDArray[Any]) -> str:
+    return ";".join(text(name) for name, yes in zip(names, chosen, strict=True) if yes)
+
+
+Write = Callable[[Part, Predicted], None]
+"""Writes the rows of a part. Parts come in order."""
+
+
+@contextmanager
+def csv_table(path: Path, columns: Columns, rows: int) -> Iterator[Write]:
+    """Open comma-separated values with a line of names, in UTF-8; probabilities have the digits that float32 needs."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns.names)
+
+        def write(part: Part, found: Predicted) -> None:
+            for *first, numbers in zip(*columns.before(part, found), found.probabilities, strict=True):
+                writer.writerow([*first, *(f"{p:.9g}" for p in numbers.tolist())])
+
+        yield write
+
+
+@contextmanager
+def parquet_table(path: Path, columns: Columns, rows: int) -> Iterator[Write]:
+    """Open a Parquet file, which pyarrow writes several parts at a time."""
+    pa, parquet = _pyarrow()
+    types = {name: pa.string() for name in columns.names} | dict.fromkeys(columns.probabilities, pa.float32())
+    types |= {columns.key: pa.int64()} if columns.key == "sample" else {}
+    schema, waiting = pa.schema([(name, types[name]) for name in columns.names]), []
+
+    with parquet.ParquetWriter(path, schema) as writer:
+
+        def write(part: Part, found: Predicted) -> None:
+            arrays = [*columns.before(part, found), *np.ascontiguousarray(found.probabilities.T)]
+            made = [pa.array(values, type=field.type) for values, field in zip(arrays, schema, strict=True)]
+            waiting.append(pa.Table.from_arrays(made, schema=schema))
+            if sum(map(len, waiting)) >= _GROUP:
+                writer.write_table(pa.concat_tables(waiting))
+                waiting.clear()
+
+        yield write
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting))
+
+
+@contextmanager
+def zarr_table(path: Path, columns: Columns, rows: int) -> Iterator[Write]:
+    """Open a Zarr group: `probabilities` (N, classes), `predicted`, `sample` or `file`, `label` and `part` if known.
 
     `predicted` and `label` are class numbers, -1 for a file that could not be read, or rows of 0 and 1 where a sample
     may have several labels. The attributes hold the names.
     """
+    names = {"classes": columns.classes, "labels": columns.labels}
+    group = zarr.open_group(path, mode="w", zarr_format=3, attributes={k: list(v) for k, v in names.items() if v})
+    wide = len(columns.classes)
+    kinds: dict[str, tuple[tuple[int, ...], Any]] = {"probabilities": ((rows, wide), np.float32)}
+    kinds["predicted"] = ((rows, wide), np.uint8) if columns.several else ((rows,), np.int64)
+    kinds[columns.key] = (rows,), "string" if columns.key == "file" else np.int64
+    kinds |= {"part": ((rows,), "string")} if columns.split else {}
+    if columns.labels is not None:
+        kinds["label"] = ((rows, len(columns.labels)), np.uint8) if columns.several else ((rows,), np.int64)
+    arrays = {
+        name: group.create_array(name, shape=shape, chunks=(min(_CHUNK, rows), *shape[1:]), dtype=dtype)
+        for name, (shape, dtype) in kinds.items()
+    }
+    written = 0
 
-    def __init__(self, path: Path, columns: Columns, rows: int) -> None:
-        self._columns, self._at = columns, 0
-        names = {"classes": columns.classes, "labels": columns.labels}
-        group = zarr.open_group(path, mode="w", zarr_format=3, attributes={k: list(v) for k, v in names.items() if v})
-        wide = len(columns.classes)
-        kinds: dict[str, tuple[tuple[int, ...], Any]] = {"probabilities": ((rows, wide), np.float32)}
-        kinds["predicted"] = ((rows, wide), np.uint8) if columns.several else ((rows,), np.int64)
-        kinds[columns.key] = (rows,), "string" if columns.key == "file" else np.int64
-        kinds |= {"part": ((rows,), "string")} if columns.split else {}
-        if columns.labels is not None:
-            kinds["label"] = ((rows, len(columns.labels)), np.uint8) if columns.several else ((rows,), np.int64)
-        self._arrays = {
-            name: group.create_array(name, shape=shape, chunks=(min(_CHUNK, rows), *shape[1:]), dtype=dtype)
-            for name, (shape, dtype) in kinds.items()
-        }
-
-    def write(self, part: Part, found: Predicted) -> None:
-        """Write the rows of a part."""
-        columns, place = self._columns, slice(self._at, self._at + len(part))
+    def write(part: Part, found: Predicted) -> None:
+        nonlocal written
         values: dict[str, Any] = {
             "probabilities": found.probabilities,
             "predicted": (found.probabilities >= 0.5).astype(np.uint8) if columns.several else likeliest(found),
@@ -138,27 +164,23 @@ class ZarrTable:
             "label": found.labels,
             "part": np.full(len(part), part.split, object),
         }
-        for name, array in self._arrays.items():
-            array[place] = values[name]
-        self._at = place.stop
+        for name, array in arrays.items():
+            array[written : written + len(part)] = values[name]
+        written += len(part)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
+    yield write
 
 
-TABLES: Mapping[str, Callable[[Path, Columns, int], Table]] = {
-    ".csv": CsvTable,
-    ".parquet": ParquetTable,
-    ".zarr": ZarrTable,
+TABLES: Mapping[str, Callable[[Path, Columns, int], AbstractContextManager[Write]]] = {
+    ".csv": csv_table,
+    ".parquet": parquet_table,
+    ".zarr": zarr_table,
 }
-"""By the suffix of the file: (path, columns, number of rows) -> the table."""
+"""By the suffix of the file: (path, columns, number of rows) -> the open table."""
 
 
 def check_table(out: Path) -> None:
-    """Raise UserError for a file that no table is written to, before anything starts."""
+    """Raise UserError for a file that a table cannot be written to."""
     if out.suffix not in TABLES:
         raise DataError(out, "its format is not known", f"end its name with one of {', '.join(TABLES)}")
     if os.path.lexists(out):
@@ -169,14 +191,14 @@ def check_table(out: Path) -> None:
         _pyarrow()
 
 
-def write_table(out: Path, columns: Columns, rows: int, parts: Any) -> None:
-    """Write the parts, pairs of `Part` and `Predicted` in order, to a file that is there when it is whole."""
+def write_table(out: Path, columns: Columns, rows: int, parts: Iterable[tuple[Part, Predicted]]) -> None:
+    """Write the parts, pairs of `Part` and `Predicted` in order, to a file that appears when it is whole."""
     temporary = out.with_name(f".{out.name}.tmp")
     _remove(temporary)
     try:
-        with TABLES[out.suffix](temporary, columns, rows) as table:
+        with TABLES[out.suffix](temporary, columns, rows) as write:
             for part, found in parts:
-                table.write(part, found)
+                write(part, found)
         os.rename(temporary, out)
     except BaseException:
         _remove(temporary)

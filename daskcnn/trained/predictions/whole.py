@@ -1,11 +1,10 @@
-"""Predict everything: parts to the workers, results into files beside the output, and the output from these."""
+"""Predict whole data sets: workers predict parts, which are kept in files; the output is made of these."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,16 @@ from daskcnn.job.tables import Cluster
 from daskcnn.nn.network import Views
 from daskcnn.show.renderers.terminal import Counter, warnings_by
 from daskcnn.trained.place import CheckpointChoice, find_network
-from daskcnn.trained.predictions.parts import Columns, KeptParts, Predicted, PredictionTask, identity, predict_part
-from daskcnn.trained.predictions.sources import Part, PartChoice, PredictedSource, source_of
-from daskcnn.trained.predictions.tables import check_table, write_table
-from daskcnn.training.trained_network import Classifier
+from daskcnn.trained.predictions.parts import KeptParts, Predicted, PredictionTask, identity
+from daskcnn.trained.predictions.sources import Part, PartChoice, source_of
+from daskcnn.trained.predictions.tables import Columns, check_table, write_table
 
 Say = Callable[[str], None]
-_MOST_TOLD = 10  # files that could not be read, by name
+_MOST_TOLD = 10  # samples without a prediction, by name
 
 
 def predict_whole(
-    run: str,
+    place: str,
     data: Sequence[str],
     out: str,
     *,
@@ -43,35 +41,52 @@ def predict_whole(
     say: Say,
     views: Views | None = None,
 ) -> dict[str, Any]:
-    """Predict all samples of a data set or all image files into a table; returns what was done.
+    """Predict all samples of a data set or all image files into a table, and return a summary.
 
-    Parts that an earlier call has kept are not predicted again. views: as `find_network` has them. Raises
-    UserError; then what is done is kept.
+    Parts that an earlier call has kept are not predicted again.
+
+    Parameters
+    ----------
+    place, checkpoint, views : as for `find_network`.
+    data, part, skip_bad : as for `source_of`.
+
+    Raises
+    ------
+    UserError : parts that are done by then are kept.
     """
     target = Path(out)
     check_table(target)
     check_scheduler(cluster)
-    classifier = find_network(run, checkpoint, say, views=views).classifier
+    classifier = find_network(place, checkpoint, say, views=views).classifier
     if classifier.reconstructs:
         reason = "a table has the probabilities of classes, and this network reconstructs images"
-        raise UserError(run, reason, f"use daskcnn.load({run!r}).predict(images) in Python, which takes Dask arrays")
+        raise UserError(
+            place, reason, f"use daskcnn.load({place!r}).predict(images) in Python, which takes Dask arrays"
+        )
     source = source_of(data, part, classifier.facts, skip_bad=skip_bad)
-    parts = source.parts()
     kept = KeptParts(target, identity(classifier, source), len(classifier.classes))
     begun = time.monotonic()
-    left = [p for p in parts if not kept.has(p)]
-    samples, done = sum(map(len, parts)), sum(map(len, parts)) - sum(map(len, left))
+    left = [p for p in source.parts if not kept.has(p)]
+    samples = sum(map(len, source.parts))
+    done = samples - sum(map(len, left))
     if done:
         say(f"going on: {done:,} of {samples:,} samples are predicted already")
     if left:
         try:
-            _predict(PredictionTask(classifier, source), left, kept, cluster, Counter("predict", samples, done), say)
+            _predict(
+                PredictionTask(classifier, source.read), left, kept, cluster, Counter("predict", samples, done), say
+            )
         except UserError:
             kept.remove_empty()
             raise
-    bad, unread = _write(target, _columns(classifier, source), samples, kept, parts)
+    several = classifier.facts.labels == "several"
+    columns = Columns(source.key, len(source.splits) > 1, classifier.classes, source.label_names, several)
+    bad, unread = _write(target, columns, samples, kept, source.parts)
     kept.remove()
-    _tell_bad(bad, say)
+    for problem in bad[:_MOST_TOLD]:
+        say(f"warning: passed over: {problem}")
+    if len(bad) > _MOST_TOLD:
+        say(f"warning: … and {len(bad) - _MOST_TOLD:,} more")
     return {
         "out": out,
         "data": source.place,
@@ -84,7 +99,7 @@ def predict_whole(
 def _predict(
     task: PredictionTask, left: Sequence[Part], kept: KeptParts, settings: Cluster, counter: Counter, say: Say
 ) -> None:
-    """Have the parts predicted and keep them. Raises UserError, which says how to go on."""
+    """Spread the parts over the workers and keep the results. Raises UserError, which says how to continue."""
     signals = Signals()
     try:
         with ExitStack() as stack:
@@ -96,7 +111,7 @@ def _predict(
             check_versions(client, members.workers, signals.check)
             found = spread(
                 client,
-                partial(predict_part, task),
+                task.predict,
                 left,
                 settings,
                 whole=True,
@@ -108,21 +123,13 @@ def _predict(
                     kept.keep(part, rows)
                     counter.add(len(part))
     except (Interrupted, Lost) as error:
-        raise type(error)(*_told(error)) from error
-
-
-def _told(error: UserError) -> tuple[Any, ...]:
-    told = f"{error}\nwhat is predicted is kept; the same command goes on with it"
-    return (told, error.signum) if isinstance(error, Interrupted) else (told,)
-
-
-def _columns(classifier: Classifier, source: PredictedSource) -> Columns:
-    several = classifier.facts.labels == "several"
-    return Columns(source.key, len(source.splits) > 1, classifier.classes, source.label_names, several)
+        told = f"{error}\nwhat is predicted is kept; the same command goes on with it"
+        more = (error.signum,) if isinstance(error, Interrupted) else ()
+        raise type(error)(told, *more) from error
 
 
 def _write(out: Path, columns: Columns, samples: int, kept: KeptParts, parts: Sequence[Part]) -> tuple[list[str], int]:
-    """Write the table from the kept parts; returns what is said of samples without a prediction, and how many."""
+    """Write the table from the kept parts. Return messages about samples without a prediction, and their number."""
     bad: list[str] = []
     unread = 0
 
@@ -138,10 +145,3 @@ def _write(out: Path, columns: Columns, samples: int, kept: KeptParts, parts: Se
     except OSError as error:
         raise DataError(out, error.strerror or error, "make room; the same command goes on") from error
     return bad, unread
-
-
-def _tell_bad(bad: Sequence[str], say: Say) -> None:
-    for problem in bad[:_MOST_TOLD]:
-        say(f"warning: passed over: {problem}")
-    if len(bad) > _MOST_TOLD:
-        say(f"warning: … and {len(bad) - _MOST_TOLD:,} more")
