@@ -89,7 +89,11 @@ def evaluate(
     as_json: bool,
     **_: Any,
 ) -> None:
-    """Print accuracy, loss and AUC of RUN's network on the test samples, and precision and recall of each class."""
+    """Print accuracy, loss and AUC of RUN's network on the test samples, and precision and recall of each class.
+
+    RUN is a run directory, one of its checkpoints, or a model that was exported to safetensors.
+    An exported model needs --data.
+    """
     if csv_file == "-" and as_json:
         raise click.UsageError("--json and --csv -: each prints a form of its own; give one of them")
     how: dict[str, Any] = {"checkpoint": checkpoint, "path": path, "picture": picture, "keep": keep, "views": views}
