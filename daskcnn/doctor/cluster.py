@@ -1,4 +1,4 @@
-"""What `daskcnn doctor` finds in a cluster: who is there, what each worker has, and how they reach each other."""
+"""Findings of `daskcnn doctor` in a cluster: its workers, what each of them has, and how they reach each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from daskcnn.cluster.link.members import (
     taken_as_cpu,
 )
 from daskcnn.cluster.run.admission import check_scheduler, require_same, versions_by_value
-from daskcnn.doctor.findings import GIB, Finding, failed, gib
+from daskcnn.doctor.findings import GIB, Finding, failed, gib, in_short
 from daskcnn.doctor.worker import Seen, Way, clock_offsets, look, measure_ways
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Workers
@@ -38,20 +38,22 @@ IDLE = 0.7  # of a worker's threads that must find a core each
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a job would ask of the cluster."""
+    """The needs of a job: workers, and the path of its data set."""
 
     workers: Workers = field(default_factory=Workers)
     data: str | None = None
 
 
 def examine_cluster(client: Client, wanted: Wanted) -> Iterator[Finding]:
-    """Look at the scheduler, at every worker that is ours to use, and at what lies between them."""
+    """Examine the scheduler, every worker that a job may use, and the links between them."""
     address, workers = client.scheduler.address, present(client)
     yield _scheduler(client, len(workers))
     found = advertised(workers)
     answering, fit = yield from _of_same_versions(client, found)
     seen = _look(client, fit, wanted.data)
-    yield _workers(address, answering, {m.address for m in fit if _left_out(seen, m)}, wanted.workers)
+    # a job leaves out workers whose device cannot be used
+    unusable = {m.address for m in fit if m.name in seen and seen[m.name].device_problem}
+    yield _workers(address, answering, unusable, wanted.workers)
     yield from _misdeclared(workers, found)
     yield _server(address, answering)
     expected = None
@@ -81,7 +83,7 @@ def _scheduler(client: Client, workers: int) -> Finding:
 def _of_same_versions(
     client: Client, found: Sequence[Member]
 ) -> Generator[Finding, None, tuple[list[Member], list[Member]]]:
-    """The members that answer, and those of them that run our versions; a finding for each other one."""
+    """Return the members that answer, and those of them that run our versions; yield a finding for each other one."""
     answers = ask_workers(client, versions_by_value(), [m.address for m in found])
     fit = []
     for member in found:
@@ -91,7 +93,7 @@ def _of_same_versions(
                 require_same(f"{name} ({member.address})", answers.given[member.address])
                 fit.append(member)
             elif error := answers.failed.get(member.address):
-                yield Finding(name, False, f"at {member.address}: {_in_short(error)}", "start it again")
+                yield Finding(name, False, f"at {member.address}: {in_short(error)}", "start it again")
             else:
                 seen = f"{member.kind} at {member.address}, does not answer within {ANSWER:g} s"
                 remedy = "a job leaves it out: is it stopped, or out of memory? Start it again"
@@ -101,12 +103,11 @@ def _of_same_versions(
     return [m for m in found if m.address not in answers.silent], fit
 
 
-def _in_short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
 def _look(client: Client, members: Iterable[Member], data: str | None) -> dict[str, Seen]:
-    """What each worker has, by name; all look at the same time, as they would train. Those that hang are left out."""
+    """Return what each worker has, by name. All measure at the same time, as they would train.
+
+    Workers that hang are left out.
+    """
     by_address = {m.address: m for m in members}
     orders = {address: (m.kind, m.threads, data) for address, m in by_address.items()}
     answers = ask_workers(client, _look_here, orders, orders, within=LOOK)
@@ -117,15 +118,11 @@ def _look_here(orders: Mapping[str, tuple[str, int, str | None]], dask_worker: A
     return look(*orders[dask_worker.address])
 
 
-def _left_out(seen: Mapping[str, Seen], member: Member) -> bool:
-    """Whether a job that takes it would go on without it."""
-    return member.name in seen and bool(seen[member.name].device_problem)
-
-
 def _workers(address: str, found: list[Member], unusable: set[str], wanted: Workers) -> Finding:
-    """Whether those that a job needs are there, and whether any is left of those it would take."""
+    """Check that the workers that a job needs are there, and that one of those it would take can be used."""
     command = f"dask worker {address} --nthreads 1 --resources"
-    counts = _counts(found)
+    count = Counter(m.kind for m in found)
+    counts = ", ".join(f"{count[kind]} {kind}" for kind in ("cpu", "gpu", "ps"))
     if missing := missing_members(found, wanted):
         more = ", ".join(f"{n} more {kind}" for kind, n in missing.items())
         remedy = "on each machine: " + " or ".join(f"{command} {kind.upper()}=1" for kind in missing)
@@ -144,7 +141,7 @@ def _workers(address: str, found: list[Member], unusable: set[str], wanted: Work
 
 
 def _misdeclared(workers: Mapping[str, Any], found: list[Member]) -> Iterator[Finding]:
-    """Those that advertise nothing we use, or more than one kind."""
+    """Find workers that advertise no resource that a job uses, or more than one kind."""
     ours = {m.address: m for m in found}
     for line in taken_as_cpu(found):
         seen, _, remedy = line.partition("; ")
@@ -160,11 +157,6 @@ def _misdeclared(workers: Mapping[str, Any], found: list[Member]) -> Iterator[Fi
             yield Finding(name, True, seen, "restart it with one of them")
 
 
-def _counts(found: list[Member]) -> str:
-    count = Counter(m.kind for m in found)
-    return ", ".join(f"{count[kind]} {kind}" for kind in ("cpu", "gpu", "ps"))
-
-
 def _server(address: str, found: list[Member]) -> Finding:
     if any(m.kind == "ps" for m in found):
         return Finding("parameter server", True, "one is set apart")
@@ -173,7 +165,7 @@ def _server(address: str, found: list[Member]) -> Finding:
 
 
 def data_here(path: str) -> Finding:
-    """The data set as this machine, which would be the job's, sees it."""
+    """Check the data set from this machine, which would be the driver's."""
     try:
         if (array := array_at(path)) is not None:
             words = f"{path}: an array of {array.samples:,} images {array.shape}, {array.dtype}, in place"
@@ -189,13 +181,13 @@ def data_here(path: str) -> Finding:
 def worker_findings(
     member: Member, info: Mapping[str, Any], seen: Seen | None, data: str | None, expected: str | None
 ) -> Iterator[Finding]:
-    """What one worker says of itself: as one finding where all is well, else one for each thing that is not."""
+    """Judge one worker: a single finding where all is well, else one for each problem."""
     name = f"worker {member.name}"
     if seen is None:
         yield Finding(name, False, f"{member.kind} at {member.address}, does not answer", "start it again")
         return
     problems = [
-        *_state(name, info),
+        *_state(name, info.get("status", "running")),
         *_threads(name, member, seen),
         *_memory(name, member, seen),
         *_device(name, seen),
@@ -217,8 +209,8 @@ def _described(member: Member, seen: Seen) -> str:
     )
 
 
-def _state(name: str, info: Mapping[str, Any]) -> Iterator[Finding]:
-    if (status := info.get("status", "running")) != "running":
+def _state(name: str, status: str) -> Iterator[Finding]:
+    if status != "running":
         remedy = "a job would hang: raise its --memory-limit, or restart it" if status == "paused" else "restart it"
         yield Finding(name, False, f"is {status}", remedy)
 
@@ -269,7 +261,7 @@ def _visible(name: str, seen: Seen, data: str | None, expected: str | None) -> I
 
 
 def sharing(members: Sequence[Member], seen: Mapping[str, Seen]) -> Iterator[Finding]:
-    """Workers of one machine that want more than it has: cores, memory, or each other's GPU."""
+    """Find workers of one machine that together want more than it has: cores, memory or a GPU for each."""
     hosts, gpus = defaultdict(list), defaultdict(list)
     for member in members:
         hosts[member.host].append(member)
@@ -298,7 +290,7 @@ def _host(host: str, members: list[Member], cores: int, memory: int) -> Iterator
 
 
 def clocks(offsets: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
-    """How far clocks are off; what may be the measurement's own error does not count."""
+    """Judge the offsets of clocks. The part that may be the error of the measurement does not count."""
     rows = {name: round(offset, 4) for name, (offset, _) in offsets.items()}
     off = {name: offset for name, (offset, error) in offsets.items() if abs(offset) - error > SKEW}
     if off:
@@ -311,7 +303,7 @@ def clocks(offsets: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
 
 
 def links(ways: Sequence[Way]) -> Finding:
-    """How fast workers reach each other: the slowest way, and those that do not work."""
+    """Judge the links between workers: the slowest way, and those that do not work."""
     rows = {"ways": [asdict(way) for way in ways]}
     if broken := [way for way in ways if way.problem]:
         seen = "; ".join(f"{way.sender} → {way.receiver or '?'}: {way.problem}" for way in broken[:4])

@@ -1,7 +1,4 @@
-"""The compiled loops of this machine: whether they are there, and compiling them ahead of the first run.
-
-`daskcnn doctor`: what a job needs of this machine and of a cluster, with a remedy for whatever is missing.
-"""
+"""`daskcnn doctor`: check what a job needs of this machine and of a cluster, with a remedy for whatever is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from daskcnn.job.tables import Cluster
 
 
 def compiled_loops() -> Finding:
-    """Tell whether they are in the cache. A worker without them compiles them before it is calibrated."""
+    """Check that the compiled loops are in the cache. A worker without them compiles them before it is calibrated."""
     if compiled.loop.UNCACHED:
         remedy = "set DASKCNN_CACHE_DIR to a folder that can be written, or every worker spends a minute on them"
         return Finding("compiled loops", True, f"they cannot be kept in {compiled.loop.cache_path()}", remedy)
@@ -40,7 +37,7 @@ def compiled_loops() -> Finding:
 
 
 def compile_loops(say: Callable[[str], None]) -> None:
-    """Compile them for float32, which most networks have; `say` is told how far it is."""
+    """Compile the loops for float32, which most networks have; `say` is told of the progress."""
     new = compiled.warm.warm_in_processes("float32", lambda done, of: say(f"compiled loop {done} of {of}"), cpu_count())
     say(f"compiled {new} loops anew" if new else "all loops were compiled before")
 
@@ -52,23 +49,23 @@ AVX2_KERNELS = frozenset({"haswell", "zen"})
 
 
 def asked_for(workers: str | None, data: str | None) -> Wanted:
-    """What a job with these flags would ask of the cluster. Raises JobError."""
+    """Return the needs of a job with these flags. Raises JobError."""
     tables: dict[str, Any] = {"cluster": {"workers": workers}} if workers else {}
     job = resolve(tables | ({"data": {"path": data}} if data else {}))
     return Wanted(job.cluster.workers, job.data.path if data else None)
 
 
 def examine(scheduler: str | None, scheduler_file: str | None, wait: float, wanted: Wanted) -> list[Finding]:
-    """Look at this machine, and at a cluster where one is named; without one, at the data set from here."""
+    """Examine this machine, and a cluster where one is named; without one, the data set from here."""
     findings = list(_this_machine())
     if scheduler or scheduler_file:
         settings = Cluster(scheduler=scheduler, scheduler_file=scheduler_file, wait=wait)
         try:
             with connect(settings) as client:
-                with suppress(ClusterError):  # who is missing will be among the findings
+                with suppress(ClusterError):  # missing workers will be among the findings
                     wait_for_members(client, wanted.workers, wait)
                 findings += examine_cluster(client, wanted)
-        except (ClusterError, OSError) as error:  # the latter where it goes, or hangs, while it is looked at
+        except (ClusterError, OSError) as error:  # the latter where it goes, or hangs, meanwhile
             findings.append(failed("scheduler", error))
     elif wanted.data:
         findings.append(data_here(wanted.data))
@@ -106,7 +103,7 @@ def _blas() -> Finding:
 
 
 def _has_avx512(cpu: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor has what OpenBLAS's kernels for it need; false where nobody can tell."""
+    """Return True if the processor has what OpenBLAS's kernels for it need; False where that is unknown."""
     try:
         flags = next(line for line in cpu.read_text(encoding="utf-8").splitlines() if line.startswith("flags"))
     except (OSError, StopIteration):
@@ -115,7 +112,7 @@ def _has_avx512(cpu: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def _gpu() -> Finding:
-    """A machine without a GPU is as good: it is said, not held against it."""
+    """Check the GPU. A machine without one is as good."""
     try:
         backend("gpu")
     except ClusterError as error:
@@ -127,12 +124,11 @@ def _gpu() -> Finding:
 
 
 def _dashboard() -> Finding:
-    """Jobs run without it: what is missing is said, not held against the machine."""
+    """Check the packages of Dask's dashboard. Jobs run without it."""
     missing = [package for package in DASHBOARD if version_of(package) == MISSING]
     if not missing:
-        return Finding(
-            "dashboard", True, "a scheduler started here has it (/status, /metrics), by default on port 8787"
-        )
+        seen = "a scheduler started here has it (/status, /metrics), by default on port 8787"
+        return Finding("dashboard", True, seen)
     pages = ", ".join(DASHBOARD[package] for package in missing)
     return Finding("dashboard", True, f"a scheduler started here has no {pages}", installing("dashboard"))
 

@@ -1,4 +1,4 @@
-"""What `daskcnn doctor` says: findings, each with its remedy, as a table or as JSON."""
+"""Findings of `daskcnn doctor`, each with its remedy, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: whether a job would start, what was seen, and what to do about it where something is.
+    """The result of one check.
 
-    With `ok` and a remedy, the job would start, but not do as well as it might. facts: figures, for `--json`.
+    Attributes
+    ----------
+    ok : whether a job would start. With a remedy it would, but not do as well as it might.
+    facts : figures, for `--json`
     """
 
     check: str
@@ -30,24 +33,29 @@ class Finding:
         return "NO" if not self.ok else "!" if self.remedy else "ok"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return asdict(self)
 
 
 def failed(check: str, error: UserError | OSError) -> Finding:
-    """What an error says."""
+    """Return the finding that an error stands for."""
     if isinstance(error, OSError):
         return Finding(check, False, str(error), "restart what does not answer")
     return Finding(check, False, told(error.value, error.reason, ""), error.remedy)
 
 
+def in_short(error: BaseException) -> str:
+    """Return an error's message on one line, shortened."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def gib(nbytes: int) -> str:
-    """GiB with a digit behind the point, two where they are few."""
+    """Return GiB with one decimal, or two below 1 GiB."""
     return f"{nbytes / GIB:.1f}" if nbytes >= GIB else f"{nbytes / GIB:.2f}"
 
 
 def readable_findings(findings: Sequence[Finding]) -> str:
-    """A line a finding, the remedy under it; the last line says whether a job would start."""
+    """Return a line for each finding, with the remedy under it."""
     width = max(len(f.check) for f in findings)
     lines: list[str] = []
     for f in findings:
@@ -57,5 +65,5 @@ def readable_findings(findings: Sequence[Finding]) -> str:
 
 
 def would_start(findings: Sequence[Finding]) -> bool:
-    """Whether a job would start."""
+    """Return True if a job would start."""
     return all(f.ok for f in findings)

@@ -1,7 +1,4 @@
-"""How fast workers reach each other, and how far their clocks are apart: measured for `daskcnn doctor`.
-
-What a worker says of itself to `daskcnn doctor`; runs there.
-"""
+"""Measurements of `daskcnn doctor`: on each worker by itself, of the links between workers, and of their clocks."""
 
 from __future__ import annotations
 
@@ -26,6 +23,7 @@ from threadpoolctl import threadpool_info
 from daskcnn.arrays import backend, single_threaded_blas
 from daskcnn.cluster.link.calls import ANSWER, ask_workers
 from daskcnn.cluster.link.members import Member
+from daskcnn.doctor.findings import in_short
 from daskcnn.errors import ClusterError, DataError, told
 from daskcnn.pool import Pool
 from daskcnn.store import open_dataset
@@ -39,7 +37,7 @@ PATIENCE = 15.0  # seconds for a payload to arrive, and for a worker to make one
 
 @dataclass(frozen=True)
 class Way:
-    """From one worker to another, by name: bytes a second and seconds a message, or why nothing got there."""
+    """The way from one worker to another, by name: bytes a second and seconds a message, or why nothing got there."""
 
     sender: str
     receiver: str
@@ -49,7 +47,7 @@ class Way:
 
 
 def measure_ways(client: Client, members: Sequence[Member]) -> list[Way]:
-    """Every ordered pair of workers. Each has one transfer at a time, and disjoint pairs theirs side by side."""
+    """Measure every ordered pair of workers: one transfer at a time for each worker, disjoint pairs at once."""
     payloads = _payloads(client, members)
     ready = [m for m in members if m.address in payloads]
     busy = [m for m in members if m.address not in payloads]
@@ -63,7 +61,7 @@ def measure_ways(client: Client, members: Sequence[Member]) -> list[Way]:
 
 
 def rounds(members: Sequence[Member]) -> Iterator[list[tuple[Member, Member]]]:
-    """Every pair once, in rounds in which none is twice: a tournament by the circle method."""
+    """Yield every pair once, in rounds in which no member is twice: a tournament by the circle method."""
     circle: list[Member | None] = [*members, *([None] if len(members) % 2 else [])]
     half = len(circle) // 2
     for _ in range(len(circle) - 1):
@@ -73,7 +71,7 @@ def rounds(members: Sequence[Member]) -> Iterator[list[tuple[Member, Member]]]:
 
 
 def _payloads(client: Client, members: Sequence[Member]) -> dict[str, tuple[Future, Future]]:
-    """A small and a large one on each worker that makes them in time, by address."""
+    """Return a small and a large payload on each worker that makes them in time, by address."""
     mark = uuid4().hex
 
     def payload(member: Member, nbytes: int) -> Future:
@@ -94,20 +92,19 @@ def _payload(nbytes: int) -> Any:
 def _transfers(
     client: Client, pairs: Sequence[tuple[Member, Member]], payloads: dict[str, tuple[Future, Future]]
 ) -> Iterator[Way]:
-    """Payloads of each pair's first to its second, all pairs at the same time."""
+    """Send payloads from each pair's first to its second, all pairs at the same time."""
     orders = {b.address: (a.address, *(f.key for f in payloads[a.address])) for a, b in pairs}
     answers = ask_workers(client, _fetch, orders, orders, within=PATIENCE + ANSWER)
     silence = OSError(f"{PATIENCE + ANSWER:g} s without an answer of the receiver")
     for a, b in pairs:
         if (took := answers.given.get(b.address)) is None:
-            problem = answers.failed.get(b.address, silence)
-            yield Way(a.name, b.name, problem=" ".join(str(problem).split())[:200] or type(problem).__name__)
+            yield Way(a.name, b.name, problem=in_short(answers.failed.get(b.address, silence)))
         else:
             yield Way(a.name, b.name, LARGE / max(took[1] - took[0], took[1] / 10), took[0])
 
 
 async def _fetch(orders: dict[str, tuple[str, str, str]], dask_worker: Any) -> tuple[float, float]:
-    """Seconds that a small and a large payload took to this worker; the first makes the connection."""
+    """Return the seconds that a small and a large payload took to this worker. A first one makes the connection."""
     sender, small, large = orders[dask_worker.address]
 
     async def seconds(key: str) -> float:
@@ -119,9 +116,8 @@ async def _fetch(orders: dict[str, tuple[str, str, str]], dask_worker: Any) -> t
 
     async def both() -> tuple[float, float]:
         await seconds(small)
-        return median([await seconds(small) for _ in range(TIMES)]), median(
-            [await seconds(large) for _ in range(TIMES)]
-        )
+        short = median([await seconds(small) for _ in range(TIMES)])
+        return short, median([await seconds(large) for _ in range(TIMES)])
 
     try:
         return await asyncio.wait_for(both(), PATIENCE)
@@ -130,7 +126,7 @@ async def _fetch(orders: dict[str, tuple[str, str, str]], dask_worker: Any) -> t
 
 
 def clock_offsets(client: Client, members: Sequence[Member]) -> dict[str, tuple[float, float]]:
-    """By worker's name: seconds that its clock is ahead of this machine's, and by how much that may be wrong.
+    """Return by worker's name the seconds that its clock is ahead of this machine's, and the error of that number.
 
     Workers that do not answer are left out.
     """
@@ -156,7 +152,7 @@ SIDE = 192  # of the matrices that are multiplied: a core's work for less than a
 
 @dataclass(frozen=True)
 class Gpu:
-    """A worker's GPU: its place on the bus tells whether two workers have the same one. memory, free: bytes."""
+    """A worker's GPU. Workers with the same `bus` share one. memory, free: bytes."""
 
     name: str
     bus: str
@@ -168,10 +164,14 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a worker has: cores and memory (bytes) that its process may use, control groups considered.
+    """The resources of a worker.
 
-    blas_threads: of each of its matrix products while we compute. got_cores: how many its threads were given when
-    all computed. fingerprint: of the data set, None where none was asked for or `data_problem` says why not.
+    Attributes
+    ----------
+    cores, memory : that its process may use, control groups considered; bytes
+    blas_threads : of each matrix product during training
+    got_cores : cores that its threads were given when all computed
+    fingerprint : of the data set; None where none was asked for or `data_problem` says why not
     """
 
     cores: int
@@ -186,7 +186,7 @@ class Seen:
 
 
 def look(kind: str, threads: int, data: str | None) -> Seen:
-    """Look at this worker. kind: cpu, gpu or ps; threads: of it; data: the path of a data set to look at, if any."""
+    """Examine this worker. kind: cpu, gpu or ps; data: the path of a data set that it must see, if any."""
     gpu, device_problem = (None, "") if kind != "gpu" else _gpu()
     fingerprint, data_problem = (None, "") if data is None or kind == "ps" else _dataset(data)
     with single_threaded_blas():
@@ -206,13 +206,14 @@ def look(kind: str, threads: int, data: str | None) -> Seen:
 
 
 def blas_names(libraries: list[dict[str, Any]]) -> str:
-    """Names, versions and kernels of what threadpoolctl has found."""
-    names = [f"{i['internal_api']} {i.get('version') or ''} {i.get('architecture') or ''}".strip() for i in libraries]
-    return ", ".join(names)
+    """Return names, versions and kernels of the libraries that threadpoolctl has found."""
+    return ", ".join(
+        f"{i['internal_api']} {i.get('version') or ''} {i.get('architecture') or ''}".strip() for i in libraries
+    )
 
 
 def _got_cores(threads: int) -> float:
-    """Seconds of processor time a second, while so many threads multiply matrices as a training step does."""
+    """Return seconds of processor time a second, while the threads multiply matrices as a training step does."""
     a = np.ones((SIDE, SIDE), np.float32)
     begun, spent = time.perf_counter(), time.process_time()
     end = begun + COMPUTE
@@ -247,13 +248,13 @@ def _kernel_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str:
 
 
 def _gpu_problem(xp: Any) -> str:
-    """Whether it multiplies, and compiles a kernel: the two things that a wrong driver or read-only folder prevents."""
+    """Return why it cannot multiply or compile a kernel, as with a wrong driver or a read-only folder; else nothing."""
     try:
         a = xp.ones((SIDE, SIDE), xp.float32)
         product = float((a @ a)[0, 0])
         squares = float((xp.arange(8, dtype=xp.float32) ** 2 + 1).sum())
     except Exception as error:  # whatever CUDA, its compiler or the cache's folder say
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return f"{type(error).__name__}: {in_short(error)}"
     return "" if (product, squares) == (SIDE, 148.0) else f"it computes {product} for {SIDE}, {squares} for 148"
 
 

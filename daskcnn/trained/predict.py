@@ -1,4 +1,4 @@
-"""What a trained network sees in image files: `daskcnn predict`."""
+"""Predictions of image files: `daskcnn predict` without `--out`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from daskcnn.store.chunk_facts import check_finite, missing_pixels
 from daskcnn.store.making.images import decode, dimensions, read_file
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
 from daskcnn.trained.place import CheckpointChoice, find_network
-from daskcnn.training.trained_network import Classifier
 
 
 def predict(
-    run: str,
+    place: str,
     images: Sequence[str],
     *,
     checkpoint: CheckpointChoice,
@@ -29,42 +28,40 @@ def predict(
     say: Callable[[str], None],
     views: Views | None = None,
 ) -> list[dict[str, Any]]:
-    """The likeliest classes of each image file, resized to what the network saw in training, or array file.
+    """Return the likeliest classes of each image or array file, or the loss of each if the network reconstructs images.
 
-    A network that reconstructs images has a loss for each. views: as `find_network` has them.
+    Image files are resized to the network's size.
+
+    Parameters
+    ----------
+    place, checkpoint, views : as for `find_network`.
+    top : number of classes.
     """
-    classifier = find_network(run, checkpoint, say, views=views).classifier
+    classifier = find_network(place, checkpoint, say, views=views).classifier
     for path in images:
         if os.path.isdir(path):
-            raise DataError(
-                path, "a folder, a data set or an array, not an image file", "say where to write: --out p.csv"
-            )
+            reason = "a folder, a data set or an array, not an image file"
+            raise DataError(path, reason, "say where to write: --out p.csv")
     seen = np.stack([pixels(path, classifier.facts, say) for path in images])
     if classifier.reconstructs:
         return [{"image": path, "loss": loss} for path, loss in zip(images, classifier.losses(seen), strict=True)]
-    return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(seen), strict=True)]
-
-
-def _likeliest(path: str, probabilities: npt.NDArray[Any], classifier: Classifier, top: int) -> dict[str, Any]:
-    order = np.argsort(-probabilities)[:top]
-    return {
-        "image": path,
-        "classes": [{"class": classifier.classes[i], "probability": float(probabilities[i])} for i in order],
-    }
+    found = []
+    for path, probabilities in zip(images, classifier.predict(seen), strict=True):
+        order = np.argsort(-probabilities)[:top]
+        classes = [{"class": classifier.classes[i], "probability": float(probabilities[i])} for i in order]
+        found.append({"image": path, "classes": classes})
+    return found
 
 
 def pixels(path: str, facts: Described, say: Callable[[str], None]) -> npt.NDArray[Any]:
-    """Return a file as an image (H, W, C). Raises DataError for what is none that the network can look at."""
+    """Return a file as an image (H, W, C). Raises DataError for a file that the network cannot take."""
     H, W, C = facts.shape
     if path.endswith(".npy"):
         return _array(path, facts)
     if C not in (1, 3) or facts.dtype != np.uint8:
         what = f"of {C} channels" if C not in (1, 3) else f"in {facts.dtype}"
-        raise DataError(
-            path,
-            f"the network looks at images {what}, which image files do not have",
-            f"give a .npy file of {facts.dtype} ({H}, {W}, {C})",
-        )
+        reason = f"the network looks at images {what}, which image files do not have"
+        raise DataError(path, reason, f"give a .npy file of {facts.dtype} ({H}, {W}, {C})")
     data = read_file(path)
     height, width = dimensions(data, name=path)
     if (height, width) != (H, W) and facts.fit is None:  # not as the preparation has done it
@@ -73,7 +70,7 @@ def pixels(path: str, facts: Described, say: Callable[[str], None]) -> npt.NDArr
 
 
 def _array(path: str, facts: Described) -> npt.NDArray[Any]:
-    """An array file, which has to be of the network's own shape: its header is checked before its data are read."""
+    """Return the array in a file. The header is checked before the data are read: the network has one shape."""
     shape, wanted = facts.shape, facts.dtype
     remedy = f"give {wanted} of shape {shape}, as NumPy's save writes it"
     count = int(np.prod(shape))

@@ -1,4 +1,4 @@
-"""A trained network as users have it: predictions of NumPy and Dask arrays, layers, weights by name."""
+"""The public face of a trained network: predictions of NumPy and Dask arrays, layers, weights by name."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ class TrainedModel:
 
     @cached_property
     def weights(self) -> Mapping[str, Mapping[str, Array]]:
-        """Weights and running statistics by the names of layer and parameter; they cannot be written to."""
+        """Weights and running statistics by the names of layer and parameter, read-only."""
         params, state = self.classifier.layout.views(self.vector)
         found = {name: {**params.get(name, {}), **state.get(name, {})} for name in {**params, **state}}
         return map_leaves(_read_only, found)
 
     def predict(self, images: Any) -> Any:
-        """Probability of each class, (N, classes); of a network that reconstructs images, images (N, H, W, C).
+        """Return probabilities (N, classes); a network that reconstructs images gives images (N, H, W, C).
 
         Parameters
         ----------
@@ -107,27 +107,20 @@ class TrainedModel:
         whole = images.rechunk(dict.fromkeys((1, 2, 3), -1))
         dtype = np.dtype(self.classifier.job.model.dtype)
         model = delayed(self.classifier, name=f"classifier-{self.token}")
-        if self.classifier.reconstructs:
-            return whole.map_blocks(_probabilities, model, dtype=dtype, meta=np.empty((0, 0, 0, 0), dtype), name=None)
-        return whole.map_blocks(
-            _probabilities,
-            model,
-            dtype=dtype,
-            drop_axis=[1, 2, 3],
-            new_axis=[1],
-            chunks=(whole.chunks[0], (len(self.classes),)),
-            meta=np.empty((0, 0), dtype),
-            name=None,
-        )
+        axes: dict[str, Any] = {}
+        if not self.classifier.reconstructs:
+            axes = {"drop_axis": [1, 2, 3], "new_axis": [1], "chunks": (whole.chunks[0], (len(self.classes),))}
+        meta = np.empty((0, 0) if axes else (0, 0, 0, 0), dtype)
+        return whole.map_blocks(_probabilities, model, dtype=dtype, meta=meta, name=None, **axes)
 
     @cached_property
     def token(self) -> str:
-        """Equal for equal networks: names of Dask's tasks are made of it."""
+        """A token for the names of Dask's tasks, equal for equal networks."""
         facts = self.classifier.facts.to_dict()
         return str(tokenize(self.vector, facts, self.job.model_dump(mode="json")["model"]))
 
     def kept_in(self, folder: Path) -> Path:
-        """Write the network as a run that has one checkpoint into this folder; returns the run directory."""
+        """Write the network into this folder as a run with one checkpoint. Return the run directory."""
         own = self.classifier
         state = TrainingState(0, 0.0, own.weights, {}, {})
         with RunDirectory.create(folder, None, strategy=self.job.train.strategy, now=datetime.now(UTC)) as run:

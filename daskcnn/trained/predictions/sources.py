@@ -181,7 +181,7 @@ def _read_array(images: ImageArray, part: Part) -> Samples:
     return Samples(images.as_images(images.read(part.index)))
 
 
-def _of_files(place: str, files: Sequence[str], facts: Facts, *, skip_bad: bool) -> Source:
+def _of_files(place: str, files: tuple[str, ...], facts: Facts, *, skip_bad: bool) -> Source:
     """Return images of files, with labels where each file's folder has the name of a class."""
     numbers = {name: number for number, name in enumerate(facts.classes)}
     found = [numbers.get(os.path.basename(os.path.dirname(path))) for path in files]
