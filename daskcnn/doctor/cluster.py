@@ -186,8 +186,11 @@ def worker_findings(
     if seen is None:
         yield Finding(name, False, f"{member.kind} at {member.address}, does not answer", "start it again")
         return
-    problems = [
-        *_state(name, info.get("status", "running")),
+    problems: list[Finding] = []
+    if (status := info.get("status", "running")) != "running":
+        remedy = "a job would hang: raise its --memory-limit, or restart it" if status == "paused" else "restart it"
+        problems.append(Finding(name, False, f"is {status}", remedy))
+    problems += [
         *_threads(name, member, seen),
         *_memory(name, member, seen),
         *_device(name, seen),
@@ -207,12 +210,6 @@ def _described(member: Member, seen: Seen) -> str:
         f"(got {seen.got_cores:.1f}), {seen.blas or 'BLAS unknown'} with {plural(seen.blas_threads, 'thread')} in "
         f"each, {gib(member.memory_limit)} of {gib(seen.memory)} GiB{gpu}"
     )
-
-
-def _state(name: str, status: str) -> Iterator[Finding]:
-    if status != "running":
-        remedy = "a job would hang: raise its --memory-limit, or restart it" if status == "paused" else "restart it"
-        yield Finding(name, False, f"is {status}", remedy)
 
 
 def _threads(name: str, member: Member, seen: Seen) -> Iterator[Finding]:

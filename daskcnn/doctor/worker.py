@@ -130,20 +130,19 @@ def clock_offsets(client: Client, members: Sequence[Member]) -> dict[str, tuple[
 
     Workers that do not answer are left out.
     """
-    found = {member.name: _clock_offset(client, member) for member in members}
-    return {name: offset for name, offset in found.items() if offset is not None}
-
-
-def _clock_offset(client: Client, member: Member) -> tuple[float, float] | None:
-    best = (0.0, float("inf"))
-    for _ in range(TIMES):
-        before = time.time()
-        there = ask_workers(client, time.time, [member.address]).given.get(member.address)
-        after = time.time()
-        if there is None:
-            return None
-        best = min(best, (there - (before + after) / 2, (after - before) / 2), key=lambda found: found[1])
-    return best
+    found: dict[str, tuple[float, float]] = {}
+    for member in members:
+        tries = []
+        for _ in range(TIMES):
+            before = time.time()
+            there = ask_workers(client, time.time, [member.address]).given.get(member.address)
+            after = time.time()
+            if there is None:
+                break
+            tries.append((there - (before + after) / 2, (after - before) / 2))
+        else:
+            found[member.name] = min(tries, key=lambda offset: offset[1])
+    return found
 
 
 COMPUTE = 0.2  # seconds of it, to see how many cores take part
