@@ -34,7 +34,7 @@ from daskcnn.job.tables import Cluster, Workers
 from daskcnn.store import open_dataset
 from daskcnn.store.image_facts import Facts
 from daskcnn.trained.predictions.parts import KeptParts, PredictionTask, identity
-from daskcnn.trained.predictions.sources import Part, Source, of_store
+from daskcnn.trained.predictions.sources import Part, PredictedSource, of_store
 from daskcnn.trained.predictions.tables import Columns, write_table
 from daskcnn.training.trained_network import Classifier
 
@@ -43,7 +43,7 @@ PROCESSES = 2
 Timed = Callable[[], dict[str, float]]
 
 
-def task_of(path: str, model: str) -> tuple[PredictionTask, Source]:
+def task_of(path: str, model: str) -> tuple[PredictionTask, PredictedSource]:
     """The network, with first weights, and all training images."""
     dataset = open_dataset(path)
     source, job, facts = of_store(path, "train", dataset), resolve({"model": {"name": model}}), Facts.of(dataset)
@@ -70,7 +70,7 @@ def independent(number: int, task: PredictionTask, parts: list[Part], pipe: Any)
 
 
 @contextmanager
-def processes(task: PredictionTask, source: Source) -> Iterator[Timed]:
+def processes(task: PredictionTask, source: PredictedSource) -> Iterator[Timed]:
     """Two processes that know nothing of each other."""
     parts, context = source.parts, get_context("spawn")
     os.environ.update(MEMORY | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
@@ -98,7 +98,7 @@ def processes(task: PredictionTask, source: Source) -> Iterator[Timed]:
 
 
 @contextmanager
-def cluster(task: PredictionTask, source: Source, folder: Path) -> Iterator[Timed]:
+def cluster(task: PredictionTask, source: PredictedSource, folder: Path) -> Iterator[Timed]:
     """Two workers of a local cluster."""
     settings = Cluster(workers=Workers(cpu=PROCESSES))
     parts = source.parts

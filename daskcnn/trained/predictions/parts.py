@@ -26,7 +26,7 @@ from daskcnn.documents import Bounds, parse_json
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular, read_regular, replace_file
 from daskcnn.runs.checkpoint import read_arrays, read_header
-from daskcnn.trained.predictions.sources import Part, Samples, Source
+from daskcnn.trained.predictions.sources import Part, PredictedSource, Samples
 from daskcnn.training.trained_network import Classifier, Predictor
 
 
@@ -51,7 +51,7 @@ _TASK = "task.json"
 _MOST_BAD = 20  # unreadable files of a part that are named
 
 
-def identity(classifier: Classifier, source: Source) -> dict[str, Any]:
+def identity(classifier: Classifier, source: PredictedSource) -> dict[str, Any]:
     """Return plain data that differ if the predictions of a network may differ."""
     digest = hashlib.sha256(repr(classifier.model).encode())
     digest.update(json.dumps(classifier.facts.to_dict(), sort_keys=True).encode())

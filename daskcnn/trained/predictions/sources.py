@@ -83,7 +83,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Source:
+class PredictedSource:
     """Samples to predict, cut into parts.
 
     Attributes
@@ -106,7 +106,7 @@ class Source:
     splits: tuple[str, ...] = ("",)
 
 
-def source_of(data: Sequence[str], choice: PartChoice | None, facts: Facts, *, skip_bad: bool) -> Source:
+def source_of(data: Sequence[str], choice: PartChoice | None, facts: Facts, *, skip_bad: bool) -> PredictedSource:
     """Return the samples at these paths: a prepared data set, a zarr array, a folder of images, or image files.
 
     choice : the part of a data set, the test samples by default. Raises DataError where nothing fits the network.
@@ -132,7 +132,7 @@ def _cut(total: int, size: int, split: str = "", first: int = 0) -> Iterator[Par
         yield Part(i, split, lo, min(lo + size, total))
 
 
-def of_store(path: str, choice: PartChoice, dataset: Dataset) -> Source:
+def of_store(path: str, choice: PartChoice, dataset: Dataset) -> PredictedSource:
     """Return a data set's samples, in parts of one chunk, or of several small ones."""
     manifest = dataset.manifest
     size = manifest.chunk * max(1, _LEAST_BYTES // (manifest.chunk * manifest.sample_bytes))
@@ -141,7 +141,7 @@ def of_store(path: str, choice: PartChoice, dataset: Dataset) -> Source:
         parts += _cut(len(_split(dataset, name)), size, name, first=len(parts))
     read, fingerprint = StoreReader(path, dataset.fingerprint), f"{dataset.fingerprint} {choice}"
     names = dataset.classes
-    return Source(f"{path} ({choice})", read, tuple(parts), fingerprint, label_names=names, splits=splits)
+    return PredictedSource(f"{path} ({choice})", read, tuple(parts), fingerprint, label_names=names, splits=splits)
 
 
 @dataclass(frozen=True)
@@ -168,20 +168,22 @@ def _split(dataset: Dataset, name: str) -> Any:
     return dataset.train if name == "train" else dataset.test
 
 
-def _of_array(path: str, found: ImageArray, facts: Facts) -> Source:
+def _of_array(path: str, found: ImageArray, facts: Facts) -> PredictedSource:
     """Return a zarr array's images, in the order of axes that the network takes, in parts of a few chunks."""
     if found.shape != facts.shape and (other := open_images(path, "NCHW")).shape == facts.shape:
         found = other
     _check_images(path, found, facts, "give an array (N, H, W, C) or (N, C, H, W) like those of training")
     fingerprint = f"{found.path} {found.digest} {found.layout} {storage_version(found.files)}"
-    return Source(found.path, partial(_read_array, found), tuple(_cut(found.samples, found.chunk)), fingerprint)
+    return PredictedSource(
+        found.path, partial(_read_array, found), tuple(_cut(found.samples, found.chunk)), fingerprint
+    )
 
 
 def _read_array(images: ImageArray, part: Part) -> Samples:
     return Samples(images.as_images(images.read(part.index)))
 
 
-def _of_files(place: str, files: tuple[str, ...], facts: Facts, *, skip_bad: bool) -> Source:
+def _of_files(place: str, files: tuple[str, ...], facts: Facts, *, skip_bad: bool) -> PredictedSource:
     """Return images of files, with labels where each file's folder has the name of a class."""
     numbers = {name: number for number, name in enumerate(facts.classes)}
     found = [numbers.get(os.path.basename(os.path.dirname(path))) for path in files]
@@ -194,7 +196,7 @@ def _of_files(place: str, files: tuple[str, ...], facts: Facts, *, skip_bad: boo
         stat = os.stat(path)
         digest.update(os.fsencode(path) + f"\0{stat.st_size} {stat.st_mtime_ns}\n".encode())
     names, read = None if labels is None else facts.classes, partial(_read_files, facts, skip_bad)
-    return Source(place, read, parts, digest.hexdigest(), key="file", label_names=names)
+    return PredictedSource(place, read, parts, digest.hexdigest(), key="file", label_names=names)
 
 
 def _read_files(facts: Facts, skip_bad: bool, part: Part) -> Samples:
