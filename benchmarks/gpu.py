@@ -142,7 +142,7 @@ def _check_devices(calibrations: Mapping[str, Any], gpus: int) -> None:
 def _step(sharded: Sharded, seconds: float) -> dict[str, Any]:
     """Seconds of a step and each worker's of computing in it; bytes that travel; kernels by worker and layer."""
     steps, counters, count = sharded.seconds(seconds, warm=WARM)
-    sharded.graph.collect(sharded.context.results.gather)  # the last step's way back ends after its score
+    sharded.context.results.gather(sharded.graph.pieces())  # the last step's way back ends after its score
     return {
         "step": median(steps),
         "busy": {name: own.busy / count for name, own in counters.items()},

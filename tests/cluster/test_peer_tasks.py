@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
-from daskcnn.cluster.peers import meeting_tasks as peer_tasks
 from daskcnn.cluster.peers.meeting_tasks import (
     OutOfTurn,
     Peers,
@@ -25,6 +24,7 @@ from daskcnn.cluster.peers.meeting_tasks import (
     rescue,
     train,
 )
+from daskcnn.cluster.worker import tasks as worker_tasks
 from daskcnn.cluster.worker.session import Session, forget_run, keep_session, session_of
 from daskcnn.errors import Diverged
 from daskcnn.job.network import initial_weights
@@ -53,7 +53,7 @@ def job(**rule: Any) -> Job:
 def stops(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Put True in, and the driver has stopped the next step."""
     asked: list[bool] = []
-    monkeypatch.setattr(peer_tasks, "stopped", lambda: bool(asked and asked.pop()))
+    monkeypatch.setattr(worker_tasks, "stopped", lambda: bool(asked and asked.pop()))
     return asked
 
 

@@ -128,7 +128,7 @@ def test_arrays_in_any_state_can_be_read() -> None:
 def test_what_the_server_loads_ahead_is_what_it_calls(rng: np.random.Generator, dtype: str) -> None:
     """With vectors as they come from other processes: nothing is compiled when the first push comes."""
     warm_module("updates", dtype)
-    loops = [loop.function for loop in LOOPS if loop.name.startswith("merges.")]
+    loops = [loop.function for loop in LOOPS if loop.name.startswith("updates.")]
     known = [len(function.signatures) for function in loops]
     a, b, c = vectors(rng, 3, 10, dtype)
     add_scaled(a, 0.5, b)

@@ -1,8 +1,8 @@
-"""Tasks of a group's workers besides its steps: meetings of the update rule, on behalf of all of them.
+"""Tasks of a group's workers besides its steps: a group's meetings with the server.
 
-A group's *home* is the replica that the server knows. At a meeting its members hand in the weights of their pieces,
-home puts them together, exchanges them as a worker by itself would, and hands out what is trained on from then. The
-optimizer's state stays with the pieces, but for a round's end, when home gets it for the report.
+The server knows a group by its *home*. At a meeting the members hand in the weights of their pieces. Home joins them,
+exchanges them as a worker by itself would, and hands out pieces of the new weights. The optimizer's state stays with
+the pieces; only at a round's end home gets it, for the report.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from daskcnn.arrays import single_threaded_blas
-from daskcnn.cluster.layers.step_tasks import edges_of, take_counters
+from daskcnn.cluster.layers.step_tasks import edges_of, install
 from daskcnn.cluster.layers.task_context import (
     OutOfStep,
     StagePart,
@@ -24,37 +24,35 @@ from daskcnn.cluster.layers.task_context import (
     working,
 )
 from daskcnn.cluster.messages import RoundOrder
-from daskcnn.cluster.worker.session import Counters, Session, stopped
-from daskcnn.cluster.worker.tasks import ServedRound, joined
+from daskcnn.cluster.worker.session import Counters, Session, stop_signal, stopped
+from daskcnn.cluster.worker.tasks import ServedRound, join_server
 from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.pieces import Piece, cut_pieces, join_pieces
 from daskcnn.sharded.stages import By, Stage
 from daskcnn.sharded.step_plan import StepPlan
-from daskcnn.training.replica import Replica, Stopped, Trained
+from daskcnn.training.replica import Replica, Trained
 from daskcnn.training.round_report import RoundReport
 
 Handed = Mapping[tuple[str, int], Piece]
 """A member's pieces by their names on the shelf."""
 Shards = Sequence[Sequence[Piece]]
-"""Of each stage, in the order of its workers."""
+"""The shards of each stage, in the order of its workers."""
 
 
 @dataclass(frozen=True)
 class SharedNetwork:
-    """The parts of the group's plan by which home cuts the network and puts it together.
+    """How home cuts the network for its group, and joins the pieces.
 
     Attributes
     ----------
     spread, by
-        Of each stage: how many of its layers are spread, and what of it is divided.
+        Of each stage: how many of its layers are divided, and by what.
     kernels
         Of each stage, how many each worker has.
-    home
-        Worker that has the layers that are not divided.
     judges
-        Workers that have those of the last stage.
+        Workers that have the merged layers of the last stage; home has those of the others.
     """
 
     spread: tuple[int, ...]
@@ -65,25 +63,32 @@ class SharedNetwork:
 
     @classmethod
     def of(cls, plan: StepPlan) -> SharedNetwork:
-        """Take these parts from a plan of the group's steps."""
+        """Take them from a plan of the group's steps."""
         spread, by = (tuple(each) for each in zip(*((len(s.names), s.by) for s in plan.stages), strict=True))
         return cls(spread, by, tuple(plan.kernels), plan.home, tuple(plan.judges))
 
     def holders(self, i: int) -> tuple[str, ...]:
-        """Workers that have the weights of a stage's merged layers."""
+        """Return the workers that have the weights of a stage's merged layers."""
         return self.judges if i == len(self.kernels) - 1 else (self.home,)
 
     def stages(self, replica: Replica) -> list[Stage]:
-        """The replica's network, spread and divided like the group's."""
+        """Return the stages of the replica's network, divided like the group's."""
         stages = zip(stages_of(replica.model), self.spread, self.by, strict=True)
         return [replace(stage.spread_to(n), by=by) for stage, n, by in stages]
 
 
 @dataclass(frozen=True)
 class GroupMeeting:
-    """Which meeting: of whose round, and whether it is the round's last.
+    """A meeting of a group's round.
 
-    score: of the round's steps before those whose scores come with their tasks. lr: of the last step.
+    Attributes
+    ----------
+    last
+        True for the round's last meeting.
+    score
+        Of the round's steps before those whose scores come with their tasks.
+    lr
+        Of the last step.
     """
 
     order: RoundOrder
@@ -94,7 +99,7 @@ class GroupMeeting:
 
 @dataclass(frozen=True)
 class GroupReport:
-    """How the round went for the whole group, and what each member did."""
+    """The report of the whole group's round, and the counters of each member."""
 
     report: RoundReport
     members: Mapping[str, Counters]
@@ -102,7 +107,7 @@ class GroupReport:
 
 @dataclass
 class AtHome:
-    """A round as the group's home has it. met: the step of its last meeting."""
+    """A round as the group's home has it, and the step of its last meeting."""
 
     served: ServedRound
     met: int = -1
@@ -112,16 +117,15 @@ class AtHome:
 
 
 def join_group(context: TaskContext, shared: SharedNetwork, order: RoundOrder) -> None:
-    """Join the server for the group; center and the optimizer's state are there to be handed out. Raises Stopped."""
-    if not joined(order):
-        raise Stopped
+    """Join the server for the group, and lay out its center and the optimizer's state. Raises Stopped."""
     session = session_at(context)
+    join_server(order, session, stop_signal())
     session.kept.drop(AtHome)
     _lay_out(context, shared, session.replica, optimizer=True)
 
 
 def hand_out(context: TaskContext, member: str, optimizer: bool, behind: None) -> Handed:
-    """The pieces that this member goes on with."""
+    """Return the pieces that this member goes on with."""
     pieces: Handed = shelf_at(context).take(("handed", member), context.step)
     handed = pieces if optimizer else {name: _still(piece) for name, piece in pieces.items()}
     away = member != context.worker
@@ -139,45 +143,43 @@ def meet(
 ) -> None:
     """Exchange with the server what the members have handed in, and lay out what they get for it.
 
-    Raises Stopped context the driver gives the round up, OutOfStep context this meeting has been.
+    Raises
+    ------
+    Stopped
+        The driver gives the round up.
+    OutOfStep
+        The group has had this meeting.
     """
     session = session_at(context)
     home = _home(session, meeting.order)
     if home.met >= context.step:
         raise OutOfStep(f"step {context.step}: the group has met already; a task was run twice")
     home.met = context.step
+    replica = session.replica
     with single_threaded_blas():
-        _put_together(session.replica, shared, shards, merged, optimizer=meeting.last)
+        weights, state = join_pieces(shared.stages(replica), replica.layout, shards, merged)
+        replica.adopt(weights)
+        if meeting.last:
+            replica.adopt_optimizer(state)
         home.served.trained(Trained(sum(scores, meeting.score), meeting.lr, 0.0, 0.0))
-    _lay_out(context, shared, session.replica, optimizer=False)
+    _lay_out(context, shared, replica, optimizer=False)
 
 
 def end_round(
     context: TaskContext, order: RoundOrder, members: Sequence[str], counters: Sequence[Counters]
 ) -> GroupReport:
     """Judge the center if the order says so, and report. counters: of the members."""
-    home = _home(session_at(context), order)
     with single_threaded_blas():
-        report = home.served.end()
+        report = _home(session_at(context), order).served.end()
     return GroupReport(report, dict(zip(members, counters, strict=True)))
 
 
 def _home(session: Session, order: RoundOrder) -> AtHome:
-    """The present round's, begun with its first meeting."""
+    """Return the present round. Its first meeting begins it."""
     home = session.kept.find(AtHome)
     if home is None or home.served.asked != order:
         home = session.kept.put(AtHome(ServedRound(order, session, stopped)))
     return home
-
-
-def _put_together(
-    replica: Replica, shared: SharedNetwork, shards: Shards, merged: Sequence[Piece | None], *, optimizer: bool
-) -> None:
-    """Make the home's replica what its group has come to."""
-    weights, state = join_pieces(shared.stages(replica), replica.layout, shards, merged)
-    replica.adopt(weights)
-    if optimizer:
-        replica.adopt_optimizer(state)
 
 
 def _lay_out(context: TaskContext, shared: SharedNetwork, replica: Replica, *, optimizer: bool) -> None:
@@ -202,7 +204,7 @@ def _lay_out(context: TaskContext, shared: SharedNetwork, replica: Replica, *, o
 
 
 def hand_in(context: TaskContext, part: StagePart, optimizer: bool, away: bool, *behind: object) -> Piece:
-    """The piece that the steps before have left, on the host. away: home is another worker."""
+    """Return the piece that the steps before have left, on the host. away: home is another worker."""
     with working(context) as replica:
         piece: Piece = shelf_at(context).get(part.piece, context.step)
         piece = (piece if optimizer else _still(piece)).on_host(part.device(replica))
@@ -211,32 +213,29 @@ def hand_in(context: TaskContext, part: StagePart, optimizer: bool, away: bool, 
 
 
 def adopt(context: TaskContext, part: StagePart, optimizer: bool, away: bool, handed: Handed) -> TaskResult:
-    """Go on from a piece that was handed out, with its optimizer's state or with the own one; a shard's edges."""
-    shelf, given = shelf_at(context), handed[part.piece]
-    session_at(context).counters.bytes_down += given.nbytes if away else 0
-    with working(context) as replica:
-        piece = given.on(part.device(replica))
-        if not optimizer:
-            piece = replace(piece, optimizer=shelf.get(part.piece, context.step).optimizer)
-        shelf.put(part.piece, context.step, piece)
-        return TaskResult(context.worker, {}, edges_of(replica, part, piece))
+    """Go on from a piece that was handed out. Returns the edges of a shard.
+
+    Parameters
+    ----------
+    optimizer
+        Take over its optimizer's state too; else go on with the own one.
+    """
+    piece = handed[part.piece]
+    session_at(context).counters.bytes_down += piece.nbytes if away else 0
+    own = None if optimizer else shelf_at(context).get(part.piece, context.step).optimizer
+    return install(context, part, piece, own)
 
 
 def stay(context: TaskContext, part: StagePart) -> TaskResult:
-    """The piece as it is: steps that follow hang on this task, and no longer on all those before it."""
+    """Keep the piece. Steps that follow hang on this task, and no longer on all those before it."""
     piece: Piece = shelf_at(context).get(part.piece, context.step)
     return TaskResult(context.worker, {}, edges_of(session_at(context).replica, part, piece))
 
 
 def settled(context: TaskContext, *behind: object) -> None:
-    """Nothing is under way here."""
-
-
-def counted(context: TaskContext, *behind: object) -> Counters:
-    """The counters of this member since it was last asked."""
-    return take_counters(context)
+    """Do nothing: the tasks before it have ended."""
 
 
 def _still(piece: Piece) -> Piece:
-    """Without its optimizer's vectors, which are long."""
+    """Return the piece without its optimizer's vectors, which are long."""
     return replace(piece, optimizer=piece.optimizer.without_vectors)

@@ -1,12 +1,11 @@
-"""A group's tasks: sharded steps over its members, and between them the meetings of the update rule.
-
-All of it hangs together: a meeting on the pieces that the steps before it leave, the steps after it on what is handed
-out. So the driver submits steps and meetings ahead, and home waits for the server where a rule has a barrier.
-
-Replicas that are groups of workers, which shard the kernels of a replica each (bi-layered training).
+"""Replicas that are groups of workers, each of which shards the kernels of one replica (bi-layered training).
 
 To the rule, the server and the partitioner a group is one worker, "group-0" and so on. A group that loses a member is
-lost: its samples go to the others, and the workers that are left of it take part again when groups are formed anew.
+lost. Its samples go to the other groups. Its other workers take part again when groups are formed anew.
+
+A group's tasks are sharded steps, and between them meetings with the server. A meeting depends on the pieces that the
+steps before it leave, and the steps after it depend on what is handed out. So the driver submits steps and meetings
+ahead. Home waits for the server where the rule has a barrier.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from distributed import Future
 
 from daskcnn.cluster.groups import group_tasks
 from daskcnn.cluster.groups.group_tasks import GroupMeeting, GroupReport, SharedNetwork
+from daskcnn.cluster.layers import step_tasks
 from daskcnn.cluster.layers.measurements import fastest, measure_links
 from daskcnn.cluster.layers.step_graph import LayerGraph, MinibatchStep, Result
 from daskcnn.cluster.layers.task_context import Minibatch, StagePart
@@ -50,9 +50,16 @@ from daskcnn.training.round_report import RoundReport
 
 @dataclass(frozen=True)
 class RoundStep(MinibatchStep):
-    """A step of a group's round. plan: of the pass that it is part of; begin: where in its order the minibatch begins.
+    """A step of a group's round.
 
-    meets: whether the group exchanges weights behind it. last: of the round.
+    Attributes
+    ----------
+    plan, begin
+        The pass that the step is part of, and where in its order the minibatch begins.
+    meets
+        True if the group exchanges weights after it.
+    last
+        True for the round's last step.
     """
 
     plan: BatchPlan
@@ -64,7 +71,7 @@ class RoundStep(MinibatchStep):
 def round_steps(
     job: Job, round_: Round, *, passes: int, scale: float, exchanges: Collection[int]
 ) -> Iterator[RoundStep]:
-    """The steps that one replica by itself would make of this round, in its order and at its learning rates.
+    """Yield the steps that one replica by itself would make of this round, in its order and at its learning rates.
 
     Parameters
     ----------
@@ -85,8 +92,12 @@ def round_steps(
 
 
 class GroupGraph(LayerGraph):
-    """The tasks of one group of workers, which are those of the context. chained: steps since the last task that hangs
-    on none before it.
+    """The tasks of one group of workers, which are those of the context.
+
+    Attributes
+    ----------
+    chained
+        Steps since the last task that depends on none before it.
     """
 
     def __init__(self, context: RunContext, stages: Sequence[Stage], layout: Layout) -> None:
@@ -97,9 +108,12 @@ class GroupGraph(LayerGraph):
     # --- between steps ---
 
     def join(self, order: RoundOrder, generation: int) -> Future:
-        """Join the server for the group and give every member its pieces; ends when all of them have theirs.
+        """Join the server for the group. The future ends when every member has its pieces.
 
-        generation: higher than all that these workers have seen in the run.
+        Parameters
+        ----------
+        generation
+            Higher than all that these workers have seen in the run.
         """
         self.generation, self._step, self._owed = generation, 0, {}
         self._begin()
@@ -110,29 +124,31 @@ class GroupGraph(LayerGraph):
     def meet(self, meeting: GroupMeeting, scores: Sequence[Future]) -> Future:
         """Submit a meeting behind the steps so far. scores: of those that `meeting` does not count yet."""
         self._begin()
-        optimizer = meeting.last
-        handed = {piece: self._hand_in(piece, optimizer) for piece in self._distinct_pieces()}
-        shards = [[handed[Carried("shard", i, worker)] for worker in own] for i, own in enumerate(self.kernels)]
-        merged = [handed.get(Carried("merged", i, self.home)) for i in range(len(self.stages))]
-        args = self.shared, meeting, list(scores), shards, merged
+        handed = {piece: self._hand_in(piece, meeting.last) for piece in self._distinct_pieces()}
+        args = self.shared, meeting, list(scores), *self._by_stage(handed)
         met = self._submit("meet", group_tasks.meet, *args, worker=self.home)
         self._hand_out(met, optimizer=False)
         return self._submitted(met)
 
     def end(self, order: RoundOrder) -> Future:
-        """The group's report, once the last meeting's weights are where they belong."""
+        """Return the group's report, once the last meeting's weights are where they belong."""
         self._begin()
-        counted = [self._submit("counters", group_tasks.counted, *self._last_of(w), worker=w) for w in self.workers]
+        counted = [
+            self._submit("counters", step_tasks.take_counters, *self._last_of(w), worker=w) for w in self.workers
+        ]
         args = order, tuple(self.workers), counted
         return self._submitted(self._submit("report", group_tasks.end_round, *args, worker=self.home))
 
     def settle(self) -> Future:
-        """Ends when nothing is under way any more."""
+        """Return a future that ends when nothing is under way any more."""
         self._begin()
         return self._submitted(self._settled())
 
     def cut_chain(self) -> None:
-        """Steps that follow hang on new tasks, as the scheduler keeps all that a task hangs on. Once settled."""
+        """Let the steps that follow depend on new tasks: the scheduler keeps all that a task depends on.
+
+        The group has to be settled.
+        """
         self._begin()
         self.chained = 0
         self._hold(lambda part, worker: self._submit("stay", group_tasks.stay, part, worker=worker))
@@ -146,7 +162,7 @@ class GroupGraph(LayerGraph):
     # --- parts of those ---
 
     def _begin(self) -> None:
-        """Bundle what is submitted from here on, first the steps still owed."""
+        """Bundle the tasks that follow, first the steps still owed."""
         self._open()
         self._step_owed()
 
@@ -159,7 +175,7 @@ class GroupGraph(LayerGraph):
         return self._submit("hand-in", group_tasks.hand_in, *args, worker=piece.worker)
 
     def _hand_out(self, behind: Result, *, optimizer: bool) -> None:
-        """Every member goes on from what home has laid out for it behind this task."""
+        """Let every member go on from the pieces that home has laid out for it in this task."""
         handed = {
             w: self._submit("hand-out", group_tasks.hand_out, w, optimizer, behind, worker=self.home)
             for w in self.workers
@@ -176,13 +192,19 @@ class GroupGraph(LayerGraph):
         return self._submit("settle", group_tasks.settled, each, worker=self.home)
 
     def _last_of(self, worker: str) -> list[Result]:
-        """The worker's last task with each of its pieces."""
+        """Return the worker's last task with each of its pieces."""
         return [ref for piece, ref in self.held.items() if piece.worker == worker and piece.what != "edges"]
 
 
 @dataclass
 class Group:
-    """Some of the run's workers, which have a replica together. seconds: a sample, if all went on at once."""
+    """Some of the run's workers, which have a replica together.
+
+    Attributes
+    ----------
+    seconds
+        A sample takes, if all of them compute at once.
+    """
 
     name: str
     context: RunContext
@@ -195,7 +217,7 @@ class Group:
         return tuple(self.context.workers.alive)
 
     def row(self) -> FormedGroup:
-        """The group as the log has it."""
+        """Return the group as it is logged."""
         kinds = [member.kind for member in self.context.workers.alive.values()]
         device = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         return FormedGroup(
@@ -210,20 +232,16 @@ class Group:
 class GroupRound:
     """A round of a group under way.
 
-    watch : is given every task whose result the round waits for.
-    chain : steps after which the chain of tasks is cut.
+    watch
+        Is given every task whose result the round waits for.
+    chain
+        Steps after which the chain of tasks is cut.
     """
 
     def __init__(
-        self,
-        graph: GroupGraph,
-        order: RoundOrder,
-        steps: Iterator[RoundStep],
-        watch: Watch,
-        chain: int,
+        self, graph: GroupGraph, order: RoundOrder, steps: Iterator[RoundStep], watch: Watch, chain: int
     ) -> None:
-        self._graph, self._order, self._steps, self._watch = graph, order, steps, watch
-        self._chain = chain
+        self._graph, self._order, self._steps, self._watch, self._chain = graph, order, steps, watch, chain
         self._begun = time.monotonic()
         self._score = Score(0.0, 0, 0)  # of the steps that have ended
         self._flight: dict[Any, tuple[RoundStep, Future]] = {}  # by key
@@ -232,17 +250,12 @@ class GroupRound:
         self._report: Future | None = None
         graph.cut_chain()
 
-    @property
-    def seconds(self) -> float:
-        """Since it began."""
-        return time.monotonic() - self._begun
-
     def expects(self, future: Future) -> bool:
-        """Whether it is one of those that the round waits for now."""
+        """Return True if the round waits for this task now."""
         return future.key in self._flight or future is self._settling or future is self._report
 
     def take(self, future: Future, result: Any, now: float) -> list[Fact]:
-        """Go on with a step, or the report that ends the round. Raises Diverged."""
+        """Go on with a step's score, a settled chain, or the report that ends the round. Raises Diverged."""
         order = self._order
         if future is self._report:
             return [RoundDone(order.worker, order.epoch, order.session, self._reported(result), now)]
@@ -251,19 +264,22 @@ class GroupRound:
             self._graph.cut_chain()
         else:
             step, _ = self._flight.pop(future.key)
-            self._count(step, result)
+            if not math.isfinite(result.loss_sum):
+                reason = f"training diverged at learning rate {step.pace.lr:.3g}"
+                raise Diverged(f"loss = {result.loss}", reason, "lower train.lr")
+            self._score += result
         self.advance()
         return [Progress(order.worker, order.epoch, order.session, now)]
 
     def _reported(self, found: GroupReport) -> RoundReport:
-        """The group's report: it is busy for as long as it neither exchanges, waits nor judges."""
+        """Return the group's report. It counts as busy while it neither exchanges, waits nor judges."""
         own = found.report
         apart = own.communication + own.wait + own.evaluation
         members = tuple(GroupMember(name=name, **asdict(each)) for name, each in found.members.items())
-        return own._replace(busy=max(self.seconds - apart, 1e-9), members=members)
+        return own._replace(busy=max(time.monotonic() - self._begun - apart, 1e-9), members=members)
 
     def advance(self) -> None:
-        """Submit what may be ahead of what has ended."""
+        """Submit steps up to `STEPS_AHEAD` ahead of those that have ended."""
         while self._report is None and self._settling is None and len(self._flight) <= STEPS_AHEAD:
             if self._graph.chained < self._chain:
                 self._submit(next(self._steps))
@@ -276,18 +292,12 @@ class GroupRound:
     def cancel(self) -> None:
         """Give up all that is under way.
 
-        Dask's own cancel would take what hangs on a task with it, and fails where some of that was never wanted.
+        Dask's own cancel would also cancel the tasks that depend on one. It fails where some results were not wanted.
         """
         own = [future for _, future in self._flight.values()]
         held = [future for future in (self._met, self._settling, self._report) if future is not None]
         for future in (*own, *held, *self._graph.futures()):
             future.release()
-
-    def _count(self, step: RoundStep, score: Score) -> None:
-        if not math.isfinite(score.loss_sum):
-            reason = f"training diverged at learning rate {step.pace.lr:.3g}"
-            raise Diverged(f"loss = {score.loss}", reason, "lower train.lr")
-        self._score += score
 
     def _submit(self, step: RoundStep) -> None:
         score = self._graph.submit(step)
@@ -302,7 +312,7 @@ class GroupRound:
 
 
 class GroupReplicas:
-    """Groups of the run's workers. A group's steps and meetings are submitted ahead of what has ended."""
+    """The groups of a run's workers."""
 
     def __init__(self, context: RunContext, rule: UpdateRule) -> None:
         self._context, self._rule = context, rule
@@ -313,7 +323,7 @@ class GroupReplicas:
         self._generation = 0
 
     def form(self, order: orders.FormGroups) -> None:
-        """Make the groups and log them. Raises WorkersLost where one of their workers goes meanwhile."""
+        """Form the groups and log them. Raises WorkersLost where one of their workers is lost meanwhile."""
         self._groups = {name: self._group(name, members, order.measure_links) for name, members in order.groups.items()}
         rows = [group.row() for group in self._groups.values()]
         self._context.emit(GroupsFormed(groups=rows, left_out=list(order.left_out)))
@@ -330,7 +340,7 @@ class GroupReplicas:
         return Group(name, part, GroupGraph(part, self._stages, self._layout), seconds)
 
     def join(self, order: RoundOrder) -> Future:
-        """Let a group join the server; ends when its members hold the center."""
+        """Let a group join the server. The future ends when its members hold the center."""
         self._generation += 1
         return self._groups[order.worker].graph.join(order, self._generation)
 
@@ -345,7 +355,7 @@ class GroupReplicas:
         return work
 
     def stuck(self, replica: str) -> tuple[str, ...]:
-        """Members that have tasks to do; all of them where none has."""
+        """Return the members that have tasks to do; all of them where none has."""
         context, group = self._context, self._groups[replica].context
         processing = context.connection.processing()
         members = {name: member for name, member in group.workers.alive.items() if name in context.workers.alive}

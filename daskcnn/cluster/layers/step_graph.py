@@ -26,10 +26,9 @@ from daskcnn.sharded.pieces import cut_pieces, join_pieces, weighted_stages
 from daskcnn.sharded.plan_parts import Carried, PlannedTask, TaskKind
 from daskcnn.sharded.stages import By, Share, Stage
 from daskcnn.sharded.step_plan import StepPlan
-from daskcnn.store import BatchPlan
 
 Result: TypeAlias = Future | Alias
-"""Of a task that is submitted, or that is about to be."""
+"""The result of a task that is submitted, or that is about to be."""
 FUNCTIONS: Mapping[TaskKind, Callable[..., Any]] = {
     TaskKind.FORWARD: step_tasks.shard_fwd,
     TaskKind.MERGE_FORWARD: step_tasks.merge_fwd,
@@ -40,12 +39,20 @@ FUNCTIONS: Mapping[TaskKind, Callable[..., Any]] = {
     TaskKind.TAKE_EDGES: step_tasks.take_edges,
     TaskKind.SCORE: step_tasks.take_score,
 }
-"""What runs on a worker for each kind of a plan's tasks."""
+"""The function of each kind of a plan's tasks."""
 
 
 @dataclass(frozen=True)
 class MinibatchStep:
-    """Which minibatch: its number in the run, the pass over the samples, its place in it, its size; the step's pace."""
+    """A step of one minibatch.
+
+    Attributes
+    ----------
+    number
+        Of the step in the run.
+    presentation, position
+        The pass over the samples, and the minibatch's place in it.
+    """
 
     number: int
     presentation: int
@@ -62,7 +69,7 @@ class LayerGraph:
     plan
         A step of a whole minibatch.
     held
-        What the steps so far have left: each worker's pieces and edges.
+        Pieces and edges of each worker after the steps so far.
     """
 
     def __init__(
@@ -85,30 +92,30 @@ class LayerGraph:
         self.workers = [worker for worker in context.workers.alive if worker in busy]
         self.held: dict[Carried, Any] = {}
         self.generation, self._step = generation, 0
-        self._owed: dict[int, StepPace] = {}  # stages by samples that are yet to make their step, and at which pace
+        self._owed: dict[int, StepPace] = {}  # by stage whose samples are divided: the pace of a step not yet made
         self._plans: dict[tuple[int, bool], StepPlan] = {}
-        # while tasks are put together: those, and what was held before
+        # while a bundle is open: its tasks, and what was held before
         self._bundle: Bundle | None = None
-        self._before: Any = None
+        self._before: dict[Carried, Any] = {}
 
     def by_worker(self) -> dict[str, dict[str, int]]:
-        """Kernels of each layer, worker by worker; of one that is divided by samples, its part in as many."""
+        """Return each worker's kernels of each layer; where samples are divided, its share of them in kernels."""
         return {
             worker: {s.name: own.get(worker, 0) for s, own in zip(self.stages, self.kernels, strict=True) if s.name}
             for worker in self.context.workers.alive
         }
 
     def divided(self) -> dict[str, dict[str, By]]:
-        """How each layer is divided, worker by worker."""
+        """Return how each layer is divided, by worker."""
         by = {stage.name: stage.by for stage in self.stages if stage.name}
         return dict.fromkeys(self.context.workers.alive, by)
 
     def of(self) -> dict[str, int]:
-        """All kernels of each layer."""
+        """Return the number of each layer's kernels."""
         return {stage.name: stage.conv.kernels for stage in self.stages if stage.name and stage.conv}
 
     def futures(self) -> list[Future]:
-        """All that is held of the present state."""
+        """Return the futures of all pieces and edges after the steps so far."""
         return list(self.held.values())
 
     # --- the pieces ---
@@ -130,45 +137,39 @@ class LayerGraph:
         self._hold(installed)
 
     def _hold(self, task: Callable[[StagePart, str], Result]) -> None:
-        """Steps that follow begin behind these tasks, one for every piece of a worker."""
+        """Let the steps that follow begin behind these tasks, one for every piece of a worker."""
         self.held = {piece: task(self._part_of(piece), piece.worker) for piece in self._pieces()}
         self.held |= {piece._replace(what="edges"): ref for piece, ref in self.held.items() if piece.what == "shard"}
 
     def _pieces(self) -> list[Carried]:
-        """All pieces of weights, by what a step finds them as."""
+        """Return all pieces of weights under the names that a step finds them by."""
         shards = [Carried("shard", i, worker) for i, own in enumerate(self.kernels) for worker in own]
         merged = [Carried("merged", i, worker) for i in sorted(self.plan.weighted) for worker in self.plan.holders(i)]
         return [*shards, *merged]
 
-    def collect(self, gather: Callable[[dict[Carried, Future]], dict[Carried, Any]]) -> tuple[Array, OptimizerState]:
-        """Weights and optimizer's state after the steps submitted so far; `gather` waits for the pieces."""
-        return self.joined(gather(self.pieces()))
-
-    def pieces(self) -> dict[Carried, Future]:
-        """All pieces after the steps submitted so far, on their way to the driver."""
-        self._step_owed()
-        return {piece: self._collect(piece) for piece in self._distinct_pieces()}
-
-    def joined(self, found: Mapping[Carried, Any]) -> tuple[Array, OptimizerState]:
-        """Weights and optimizer's state from these pieces."""
-        shards = [
-            [found[Carried("shard", i, worker)] for worker in own if Carried("shard", i, worker) in found]
-            for i, own in enumerate(self.kernels)
-        ]
-        merged = [found.get(Carried("merged", i, self.home)) for i in range(len(self.stages))]
-        return join_pieces(self.stages, self.layout, shards, merged)
-
     def _distinct_pieces(self) -> list[Carried]:
-        """Pieces that make up the network: merged ones are alike wherever they are."""
+        """Return the pieces that make up the network: merged ones are alike on all of their workers."""
         return [piece for piece in self._pieces() if piece.what == "shard" or piece.worker == self.home]
 
-    def _collect(self, piece: Carried) -> Future:
-        """Behind what the last step does with the piece."""
-        behind = self.held[piece]
-        return self._submit("collect", step_tasks.collect, self._part_of(piece), behind, worker=piece.worker)
+    def pieces(self) -> dict[Carried, Future]:
+        """Return all pieces after the steps submitted so far, on their way to the driver."""
+        self._step_owed()
+        return {
+            p: self._submit("collect", step_tasks.collect, self._part_of(p), self.held[p], worker=p.worker)
+            for p in self._distinct_pieces()
+        }
+
+    def joined(self, found: Mapping[Carried, Any]) -> tuple[Array, OptimizerState]:
+        """Return weights and optimizer's state of these pieces."""
+        return join_pieces(self.stages, self.layout, *self._by_stage(found))
+
+    def _by_stage(self, found: Mapping[Carried, Any]) -> tuple[list[list[Any]], list[Any]]:
+        """Return the shards of each stage in the order of their workers, and the merged piece of each stage or None."""
+        shards = [[found[Carried("shard", i, worker)] for worker in own] for i, own in enumerate(self.kernels)]
+        return shards, [found.get(Carried("merged", i, self.home)) for i in range(len(self.stages))]
 
     def counters(self, worker: str) -> Future:
-        """The counters of this worker since it was last asked."""
+        """Return the counters of this worker since it was last asked."""
         return self._submit("counters", step_tasks.take_counters, worker=worker)
 
     # --- a step ---
@@ -178,8 +179,8 @@ class LayerGraph:
         self._open()
         plan, minibatch, made = self.plan_of(step.samples), self._minibatch(step), list[Result]()
         for task in plan.tasks:
-            about = {"sub": task.part, "subs": plan.parts, "samples": plan.samples}
-            args = self._arguments(task, step, minibatch, made)
+            about = {"minibatch": minibatch, "pace": step.pace, "sub": task.part, "subs": plan.parts}
+            args = self._arguments(task, made)
             made.append(self._submit(task.label, FUNCTIONS[task.kind], *args, worker=task.worker, **about))
         self.held |= {what: made[number] for what, number in plan.carried.items()}
         self._owed = {i: step.pace for i, stage in enumerate(self.stages) if stage.by == "samples"}
@@ -188,57 +189,50 @@ class LayerGraph:
         return score
 
     def plan_of(self, samples: int) -> StepPlan:
-        """The plan of the next step, for a minibatch of this size."""
+        """Return the plan of the next step, for a minibatch of this size."""
         placed = not self._owed
         if (samples, placed) not in self._plans:
             parts = min(self.context.job.train.sub_batches, samples)
             self._plans[samples, placed] = replace(self.plan, parts=parts, samples=samples, placed=placed)
         return self._plans[samples, placed]
 
-    def _arguments(self, task: PlannedTask, step: MinibatchStep, of: Minibatch, made: Sequence[Result]) -> list[Any]:
-        """A task's arguments, with the results of others that it is given."""
+    def _arguments(self, task: PlannedTask, made: Sequence[Result]) -> list[Any]:
+        """Return a task's arguments, with the results of others that it is given."""
 
         def given(*what: Any) -> list[Result]:
             sources = [each.source for each in task.given(*what)]
             return [made[source] if isinstance(source, int) else self._before[source] for source in sources]
 
-        sources = given("outputs", "merged outputs", "gradients", "merged gradients")
-        places = tuple(each.place for each in task.given("gradients", "merged gradients"))
-        part = replace(self._stage_part(task.stage, task.share, away=task.away), taken=task.taken, places=places)
         behind = given(None)
-        match task.kind:
-            case TaskKind.FORWARD:
-                beside, wanted = given("edges"), tuple(each.edge for each in task.given("edges"))
-                owed = given("weight gradients"), self._owed.get(task.stage, StepPace(0.0))
-                return [part, sources, beside, wanted, of, *owed, *behind]
-            case TaskKind.MERGE_FORWARD:
-                return [part, sources, of, *behind]
-            case TaskKind.TAKE_EDGES | TaskKind.SCORE:
-                return [*behind]
-            case _:
-                return [part, sources, of, step.pace, task.cuts, *behind]
+        if task.kind in (TaskKind.TAKE_EDGES, TaskKind.SCORE):
+            return behind
+        places = tuple(each.place for each in task.given("gradients", "merged gradients"))
+        part = self._stage_part(task.stage, task.share)
+        part = replace(part, away=task.away, taken=task.taken, places=places, cuts=task.cuts)
+        args = [part, given("outputs", "merged outputs", "gradients", "merged gradients")]
+        if task.kind == TaskKind.FORWARD:
+            args += [given("edges"), tuple(each.edge for each in task.given("edges"))]
+            args += [given("weight gradients"), self._owed.get(task.stage, StepPace(0.0))]
+        return [*args, *behind]
 
     def _open(self) -> None:
-        """Bundle what is submitted from here on; what is held by now is kept until it is."""
+        """Bundle the tasks that follow. Pieces and edges are kept as they are now until the bundle is submitted."""
         self._bundle, self._before = self.context.dispatch.bundle(), dict(self.held)
 
     def _submitted(self, wanted: Any) -> Future:
-        """Send off what was bundled; the future of one result, beside those of what is left for the next step."""
+        """Submit the bundle. Returns the future of one result; those of the next step's inputs become `held`."""
         assert self._bundle is not None, "begun with what is sent"
         futures = self._bundle.submit([wanted, *(ref for ref in self.held.values() if isinstance(ref, Alias))])
         self.held = {what: futures.get(ref.key, ref) for what, ref in self.held.items()}
-        self._bundle, self._before = None, None
+        self._bundle, self._before = None, {}
         return futures[wanted.key]
 
     def _minibatch(self, step: MinibatchStep) -> Minibatch:
-        plan, begin = self._batch_plan(step.presentation), step.position * self.context.job.train.batch_size
-        return Minibatch(plan, begin, begin + step.samples)
-
-    def _batch_plan(self, presentation: int) -> BatchPlan:
-        return batch_plan(self.context.job, self.context.samples, presentation)
+        job, begin = self.context.job, step.position * self.context.job.train.batch_size
+        return Minibatch(batch_plan(job, self.context.samples, step.presentation), begin, begin + step.samples)
 
     def _step_owed(self) -> None:
-        """Shards of samples make their step by the gradients of all, which else is part of the next way there."""
+        """Let shards of samples make the step that else the next forward pass would begin with."""
         for i, pace in self._owed.items():
             gradients = [self.held[Carried("shard", i, worker)] for worker in self.kernels[i]]
             for worker, share in self.plan.shares[i].items():
@@ -246,21 +240,21 @@ class LayerGraph:
                 self.held[Carried("shard", i, worker)] = self._submit(*args, worker=worker)
         self._owed = {}
 
-    # --- what the tasks are told ---
+    # --- instructions of the tasks ---
 
     def _part_of(self, piece: Carried) -> StagePart:
         share = self.plan.shares[piece.stage][piece.worker] if piece.what == "shard" else None
         return self._stage_part(piece.stage, share)
 
-    def _stage_part(self, i: int, share: Share | None = None, *, away: int = 0) -> StagePart:
+    def _stage_part(self, i: int, share: Share | None) -> StagePart:
         plan, stage = self.plan, self.stages[i]
         weighted = share is not None or i in plan.weighted
         widths = tuple(plan.widths[source] for source in stage.consumed)
         by_all = i == plan.last and plan.judged_by_all
-        return StagePart(i, len(stage.names), share, away, weighted, stage.by, by_all, widths=widths)
+        return StagePart(i, len(stage.names), share, weighted=weighted, by=stage.by, by_all=by_all, widths=widths)
 
-    def _submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str, **about: int) -> Any:
-        """about: the part of the minibatch."""
+    def _submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str, **about: Any) -> Any:
+        """Submit a task, to the bundle if one is open. about: what its context has of a step."""
         wire = self.context.job.cluster.wire
         context = TaskContext(self.context.name, worker, self.generation, self._step, wire, **about)
         submit = self._bundle.add if self._bundle else self.context.dispatch.submit

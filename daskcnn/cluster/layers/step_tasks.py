@@ -1,32 +1,31 @@
 """The tasks of a layer-sharded step, as they run on a worker.
 
-A task returns what travels, a `TaskResult` of outputs or gradients. Kernels, what is kept for the way back and the
-worker's own part of what it made stay on its shelf. Every worker loads its own minibatch, the same for all, when it
-needs it: a task for that would cost more than loading does.
+A task returns a `TaskResult` of outputs or gradients, which travels. Kernels, residuals for the way back and the
+worker's own part of a result stay on its shelf. Every worker loads the minibatch by itself when it needs it: a task
+that loads it would cost more than loading does. Arguments `behind` are results of tasks that must have run before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import iadd
 from typing import Any
 
-from daskcnn.arrays import Array, Device
+from daskcnn.arrays import Array
 from daskcnn.cluster.layers.task_context import (
-    Minibatch,
     StagePart,
     TaskContext,
     TaskResult,
     batch_of,
     session_at,
     shelf_at,
-    stage_name,
     stage_of,
     working,
 )
 from daskcnn.cluster.layers.transfers import Sources, count_up, edges_beside, handed_on, received, sent, taken_in
 from daskcnn.cluster.worker.session import Counters
-from daskcnn.nn import Params, State, StepPace, labels_for
+from daskcnn.nn import OptimizerState, Params, State, StepPace, labels_for
 from daskcnn.nn.score import Score
 from daskcnn.sharded.passes import (
     Held,
@@ -44,51 +43,50 @@ from daskcnn.sharded.passes import (
     shard_forward,
 )
 from daskcnn.sharded.pieces import Edge, Piece
-from daskcnn.sharded.plan_parts import ALL, Cuts, WantedEdge
+from daskcnn.sharded.plan_parts import ALL, WantedEdge
 from daskcnn.sharded.stages import Side, Stage
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
 
 
-@dataclass(frozen=True)
-class MergedResidual:
-    """The residual of a merged stage, for its way back."""
-
-    residual: Any
-    state: State
-
-
-def take_counters(context: TaskContext) -> Counters:
-    """The counters of this worker since it was last asked."""
+def take_counters(context: TaskContext, *behind: Any) -> Counters:
+    """Return the counters of this worker since it was last asked."""
     session = session_at(context)
     taken, session.counters = session.counters, Counters()
     return taken
 
 
-def install(context: TaskContext, part: StagePart, piece: Piece) -> TaskResult:
-    """A piece from the driver, to the memory of this worker's device; the edges of a shard."""
+def install(context: TaskContext, part: StagePart, piece: Piece, optimizer: OptimizerState | None = None) -> TaskResult:
+    """Move a piece from the host to the memory of this worker's device. Returns the edges of a shard.
+
+    Parameters
+    ----------
+    optimizer
+        State to go on with in place of the piece's own, on the device.
+    """
     with working(context) as replica:
         piece = piece.on(part.device(replica))
+        if optimizer is not None:
+            piece = replace(piece, optimizer=optimizer)
         shelf_at(context).put(part.piece, context.step, piece)
         return TaskResult(context.worker, {}, edges_of(replica, part, piece))
 
 
 def collect(context: TaskContext, part: StagePart, *behind: Any) -> Piece:
-    """The piece that the steps before this one left, on the host."""
+    """Return the piece that the steps before this one left, on the host."""
     with working(context) as replica:
         piece: Piece = shelf_at(context).get(part.piece, context.step)
         return piece.on_host(part.device(replica))
 
 
 def edges_of(replica: Replica, part: StagePart, piece: Piece) -> dict[Side, Edge]:
-    """The edges of a shard that its neighbours need."""
-    stage = stage_of(replica, part)
+    """Return the edges of a shard that its neighbours need."""
+    stage, share = stage_of(replica, part), part.share
     reach = 2 * stage.reach
-    if part.share is None or not reach:
+    if share is None or not reach:
         return {}
-    wanted: dict[Side, bool] = {"left": part.share.start > 0, "right": part.share.stop < part.share.total}
-    sides = [side for side, has_neighbour in wanted.items() if has_neighbour]
-    return {side: piece.edge(stage, side, reach, replica.device) for side in sides}
+    beside: dict[Side, bool] = {"left": share.start > 0, "right": share.stop < share.total}
+    return {side: piece.edge(stage, side, reach, replica.device) for side, wanted in beside.items() if wanted}
 
 
 # --- shards ---
@@ -100,23 +98,26 @@ def shard_fwd(
     sources: Sources,
     beside: Sequence[TaskResult],
     wanted: Sequence[WantedEdge],
-    of: Minibatch,
-    gradients: Sources,
-    pace: StepPace,
+    owed: Sources,
+    owed_pace: StepPace,
     *behind: Any,
 ) -> TaskResult:
-    """A shard's kernels over the input of its stage, and through the spread layers.
+    """Apply a shard's kernels to the input of its stage, then the layers that are divided with them.
 
-    wanted: which of the edges in `beside`. gradients: those of all, by which a shard of samples is yet to make its last
-    step, at this pace. behind: what has to be done before, the last step's way back.
+    Parameters
+    ----------
+    beside, wanted
+        Results with edges of the neighbours; the edge that is wanted of each.
+    owed, owed_pace
+        All workers' gradients of the last step, which a shard of samples makes first, and its pace.
     """
-    shelf, batch = shelf_at(context), batch_of(context, of)
+    shelf, batch = shelf_at(context), batch_of(context)
     own = part.samples(batch)
     held = taken_in(context, part.taken, sources)
-    if gradients and not shelf.has(part.piece, context.step):
-        _step_alike(context, part, gradients, pace)
+    if owed and not shelf.has(part.piece, context.step):
+        _step_alike(context, part, owed, owed_pace)
     piece = shelf.get(part.piece, context.step)
-    with working(context, stage_name(context, part)) as replica:
+    with working(context, part) as replica:
         stage, images = stage_of(replica, part), batch.x[..., own, :]
         xs = [held[source].array for source in stage.inputs] or [images]
         addends = own_addends(stage, part.channels, held, _widths(stage, part), images)
@@ -128,83 +129,66 @@ def shard_fwd(
     return TaskResult(context.worker, {ALL: y}, wire=context.wire)
 
 
-def shard_bwd(
-    context: TaskContext,
-    part: StagePart,
-    sources: Sources,
-    of: Minibatch,
-    pace: StepPace,
-    cuts: Mapping[int, Cuts],
-    *behind: Any,
-) -> TaskResult:
-    """A shard's part of the gradients, cut for those that need it, and its step.
+def shard_bwd(context: TaskContext, part: StagePart, sources: Sources, *behind: Any) -> TaskResult:
+    """Go back through a shard, and make its step. Returns its part of the gradients, cut for those that need it.
 
-    A shard of samples hands on the gradients of its weights after the minibatch's last part, for everybody's step.
+    After the minibatch's last part a shard of samples returns the gradients of its weights instead: every worker
+    makes the step by the gradients of all.
     """
     dys = put_in_place(received(context, sources, gradients_of=part.stage), part.places)
-    return _shard_back(context, part, dys, of, pace, cuts)
+    return _shard_back(context, part, dys)
 
 
-def head_and_bwd(
-    context: TaskContext,
-    part: StagePart,
-    sources: Sources,
-    of: Minibatch,
-    pace: StepPace,
-    cuts: Mapping[int, Cuts],
-    *behind: Any,
-) -> TaskResult:
-    """The loss of what all shards' sums come to, which every worker has for itself, and back from there."""
-    weighted = shelf_at(context).has(part.merged.piece, context.step)
-    ys = received(context, sources, alike=True)
-    dy = _judged(context, replace(part.merged, weighted=weighted), ys, of, pace)
+def head_and_bwd(context: TaskContext, part: StagePart, sources: Sources, *behind: Any) -> TaskResult:
+    """Compute the loss, which every worker does for itself from the sums of all shards, and go back from there."""
+    merged = replace(part, share=None)
+    merged = replace(merged, weighted=shelf_at(context).has(merged.piece, context.step))
+    dy = _judged(context, merged, received(context, sources, alike=True))
     assert dy is not None, "asked for"
-    return _shard_back(context, part, [dy], of, pace, cuts)
+    return _shard_back(context, part, [dy])
 
 
-def _shard_back(
-    context: TaskContext, part: StagePart, dys: Sequence[Array], of: Minibatch, pace: StepPace, cuts: Mapping[int, Cuts]
-) -> TaskResult:
+def _shard_back(context: TaskContext, part: StagePart, dys: Sequence[Array]) -> TaskResult:
     shelf = shelf_at(context)
     kept, piece = shelf.take(part.kept(context), context.step), shelf.get(part.piece, context.step)
-    batch = batch_of(context, of)
-    with working(context, stage_name(context, part)) as replica:
+    batch = batch_of(context)
+    with working(context, part) as replica:
         stage, device = stage_of(replica, part), replica.device
         keys = batch.keys[part.samples(batch)]
         args = stage, kept, dys, piece, part.channels, keys, device
         dx, grads, more = shard_backward(*args, need_dx=bool(stage.inputs))
         if part.by == "samples":
-            return _to_add(context, part, piece, grads, device)
-        new = _step(context, part, piece, grads, kept.state, replica, pace)
+            vector = _of_minibatch(context, part, gradient_vector(piece, grads, device), iadd)
+            if vector is None:
+                return TaskResult(context.worker, {})
+            # in its own dtype whatever the wire's: a worker's own vector has to be the one that others receive
+            count_up(context, [vector], part.away)
+            return TaskResult(context.worker, {ALL: vector})
+        new = _step(context, part, piece, grads, kept.state, replica)
         edges = edges_of(replica, part, new) if new else {}
         gradients = gradients_of(stage, part.channels, dx, more, _widths(stage, part))
-        return handed_on(context, gradients, cuts, away=part.away, edges=edges)
+        return handed_on(context, part, gradients, edges)
 
 
-def _to_add(context: TaskContext, part: StagePart, piece: Piece, grads: Params, device: Device) -> TaskResult:
-    """The whole minibatch's gradients by this worker's samples; nothing before its last part.
-
-    Not even float16 on the wire shortens them: the worker's own would be others than those that arrive.
-    """
-    vector = gradient_vector(piece, grads, device)
+def _of_minibatch(context: TaskContext, part: StagePart, grads: Any, add: Callable[[Any, Any], Any]) -> Any:
+    """Add gradients to those of the minibatch's earlier parts. Returns the sum with the last part, None before it."""
     shelf, name = shelf_at(context), ("gradients of", *part.piece)
     if context.sub:
-        vector += shelf.take(name, context.step)
-    if not context.last:
-        shelf.put(name, context.step, vector)
-        return TaskResult(context.worker, {})
-    count_up(context, [vector], part.away)
-    return TaskResult(context.worker, {ALL: vector})
+        grads = add(shelf.take(name, context.step), grads)
+    if context.last:
+        return grads
+    shelf.put(name, context.step, grads)
+    return None
 
 
 def shard_step(context: TaskContext, part: StagePart, sources: Sources, pace: StepPace) -> TaskResult:
-    """The step of a shard of samples that no way there follows just yet."""
+    """Make the step that a shard of samples still owes when no forward pass follows."""
     _step_alike(context, part, sources, pace)
     return TaskResult(context.worker, {})
 
 
 def _step_alike(context: TaskContext, part: StagePart, sources: Sources, pace: StepPace) -> None:
-    """The step before this one's, by the gradients of all: the same one everywhere."""
+    """Make the step before this one by all workers' gradients: it is the same on each of them."""
     shelf, vectors = shelf_at(context), [source.part(context.worker) for source in sources]
     piece = shelf.get(part.piece, context.step - 1)
     with working(context) as replica:
@@ -215,42 +199,64 @@ def _step_alike(context: TaskContext, part: StagePart, sources: Sources, pace: S
 
 
 def _step(
-    context: TaskContext, part: StagePart, piece: Piece, grads: Params, state: State, replica: Replica, pace: StepPace
+    context: TaskContext, part: StagePart, piece: Piece, grads: Params, state: State, replica: Replica
 ) -> Piece | None:
-    """Add the gradients up; with the minibatch's last ones the piece makes its step, and is the next step's."""
-    shelf, name = shelf_at(context), ("gradients of", *part.piece)
-    if context.sub:
-        grads = added(shelf.take(name, context.step), grads)
-    if not context.last:
-        shelf.put(name, context.step, grads)
+    """Make the piece's step with the minibatch's last part. Returns the piece of the next step, None before."""
+    if (grads := _of_minibatch(context, part, grads, added)) is None:
         return None
-    new = descended(piece, grads, state, replica.descent, pace, part.device(replica))
-    shelf.put(part.piece, context.step + 1, new)
+    new = descended(piece, grads, state, replica.descent, context.pace, part.device(replica))
+    shelf_at(context).put(part.piece, context.step + 1, new)
     return new
 
 
 def take_edges(context: TaskContext, source: TaskResult) -> TaskResult:
-    """A shard's edges, without what else is in the result."""
+    """Return a shard's edges without the rest of the result."""
     return TaskResult(context.worker, {}, source.edges)
 
 
-# --- where all is put together ---
+# --- merged layers ---
 
 
-def merge_fwd(context: TaskContext, part: StagePart, sources: Sources, of: Minibatch, *behind: Any) -> TaskResult:
-    """The shards' outputs put together, through the stage's other layers; the batch where it has no shards."""
-    shelf, batch = shelf_at(context), batch_of(context, of)
+def merge_fwd(context: TaskContext, part: StagePart, sources: Sources, *behind: Any) -> TaskResult:
+    """Join the shards' outputs, or take the batch, and apply the stage's merged layers."""
+    shelf, batch = shelf_at(context), batch_of(context)
     ys = _put_together(context, part, sources, batch)
     with working(context) as replica:
         stage = stage_of(replica, part)
         x, residual, state = merged_forward(stage, ys, _piece(context, part), batch.keys, replica.device)
-    shelf.put(part.kept(context), context.step, MergedResidual(residual, state))
+    shelf.put(part.kept(context), context.step, (residual, state))
     sent(context, part.away, [x])
     return TaskResult(context.worker, {ALL: x}, wire=context.wire)
 
 
+def head(context: TaskContext, part: StagePart, sources: Sources, *behind: Any) -> TaskResult:
+    """Apply the last stage's merged layers, compute the loss, and go back. Returns the gradients for the shards."""
+    dy = _judged(context, part, _put_together(context, part, sources, batch_of(context)))
+    return handed_on(context, part, _of_shards(context, part, dy))
+
+
+def merge_bwd(context: TaskContext, part: StagePart, sources: Sources, *behind: Any) -> TaskResult:
+    """Add up the shards' parts of the gradient, and go back through the stage's merged layers."""
+    dxs = put_in_place(received(context, sources, gradients_of=part.stage), part.places)
+    batch = batch_of(context)
+    residual, state = shelf_at(context).take(part.kept(context), context.step)
+    with working(context) as replica:
+        stage, piece = stage_of(replica, part), _piece(context, part)
+        args = stage, residual, dxs, piece, batch.keys, replica.device
+        dy, grads = merged_backward(*args, need_dx=_is_fed(stage))
+        if piece is not None:
+            _step(context, part, piece, grads, state, replica)
+    return handed_on(context, part, _of_shards(context, part, dy))
+
+
+def take_score(context: TaskContext, head: TaskResult) -> Score:
+    """Return the minibatch's score."""
+    score: Score = shelf_at(context).take("score", context.step)
+    return score
+
+
 def _put_together(context: TaskContext, part: StagePart, sources: Sources, batch: Batch) -> Sequence[Array]:
-    """What a stage's layers at home work on: outputs of its shards, or of other stages, or the batch."""
+    """Return the inputs of a stage's merged layers: outputs of its shards, or of other stages, or the batch."""
     stage = stage_of(session_at(context).replica, part)
     if stage.conv is not None:
         return received(context, sources)
@@ -258,37 +264,9 @@ def _put_together(context: TaskContext, part: StagePart, sources: Sources, batch
     return [held[source].array for source in stage.inputs] or [batch.x]
 
 
-def _of_shards(context: TaskContext, part: StagePart, dy: Array | None) -> list[tuple[int, Held]]:
-    """The gradient of what was put together, by the stages whose outputs it was: the part's own, or others."""
-    stage = stage_of(session_at(context).replica, part)
-    if stage.conv is None:
-        return [*gradients_of(stage, None, dy, (), _widths(stage, part))]
-    assert dy is not None, "asked for"
-    return [(part.stage, Held(0, dy))]
-
-
-def _widths(stage: Stage, part: StagePart) -> dict[int, int]:
-    return dict(zip(stage.consumed, part.widths, strict=True))
-
-
-def head(
-    context: TaskContext,
-    part: StagePart,
-    sources: Sources,
-    of: Minibatch,
-    pace: StepPace,
-    cuts: Mapping[int, Cuts],
-    *behind: Any,
-) -> TaskResult:
-    """The last stage, the loss, and back to what the shards get."""
-    ys = _put_together(context, part, sources, batch_of(context, of))
-    dy = _judged(context, part, ys, of, pace)
-    return handed_on(context, _of_shards(context, part, dy), cuts, away=part.away)
-
-
-def _judged(context: TaskContext, part: StagePart, ys: Sequence[Array], of: Minibatch, pace: StepPace) -> Array | None:
-    """Through what is left of the last stage, to the loss and back; the gradient of its outputs. Keeps the score."""
-    shelf, batch = shelf_at(context), batch_of(context, of)
+def _judged(context: TaskContext, part: StagePart, ys: Sequence[Array]) -> Array | None:
+    """Apply the last stage's merged layers, compute the loss, and go back. Returns the gradient; keeps the score."""
+    shelf, batch = shelf_at(context), batch_of(context)
     with working(context) as replica:
         stage, device = stage_of(replica, part), part.device(replica)
         piece = _piece(context, part)
@@ -299,45 +277,30 @@ def _judged(context: TaskContext, part: StagePart, ys: Sequence[Array], of: Mini
         dscores, score = loss_of(replica.training_loss, scores, *targets)
         dy, grads = merged_backward(stage, residual, [dscores], piece, batch.keys, device, need_dx=_is_fed(stage))
         if piece is not None:
-            _step(context, part, piece, grads, state, replica, pace)
+            _step(context, part, piece, grads, state, replica)
     shelf.put("score", context.step, score + shelf.take("score", context.step) if context.sub else score)
     return dy
 
 
-def merge_bwd(
-    context: TaskContext,
-    part: StagePart,
-    sources: Sources,
-    of: Minibatch,
-    pace: StepPace,
-    cuts: Mapping[int, Cuts],
-    *behind: Any,
-) -> TaskResult:
-    """The shards' parts of the gradient added up, and back through the stage's other layers."""
-    dxs = put_in_place(received(context, sources, gradients_of=part.stage), part.places)
-    batch = batch_of(context, of)
-    merged = shelf_at(context).take(part.kept(context), context.step)
-    with working(context) as replica:
-        stage, piece = stage_of(replica, part), _piece(context, part)
-        args = stage, merged.residual, dxs, piece, batch.keys, replica.device
-        dy, grads = merged_backward(*args, need_dx=_is_fed(stage))
-        if piece is not None:
-            _step(context, part, piece, grads, merged.state, replica, pace)
-    return handed_on(context, _of_shards(context, part, dy), cuts, away=part.away)
+def _of_shards(context: TaskContext, part: StagePart, dy: Array | None) -> list[tuple[int, Held]]:
+    """Return the gradient of the merged layers' inputs by stages: the part's own, or those that the inputs are of."""
+    stage = stage_of(session_at(context).replica, part)
+    if stage.conv is None:
+        return [*gradients_of(stage, None, dy, (), _widths(stage, part))]
+    assert dy is not None, "asked for"
+    return [(part.stage, Held(0, dy))]
 
 
 def _is_fed(stage: Stage) -> bool:
-    """Whether what is put together are outputs of shards, which ask for its gradient."""
+    """Return True if the merged layers' inputs are outputs of shards, which ask for their gradient."""
     return stage.conv is not None or bool(stage.inputs)
 
 
-def take_score(context: TaskContext, head: TaskResult) -> Score:
-    """The batch's score."""
-    score: Score = shelf_at(context).take("score", context.step)
-    return score
+def _widths(stage: Stage, part: StagePart) -> dict[int, int]:
+    return dict(zip(stage.consumed, part.widths, strict=True))
 
 
 def _piece(context: TaskContext, part: StagePart) -> Piece | None:
-    """The weights of a merged stage's layers, if they have any."""
+    """Return the weights of a stage's merged layers, if they have any."""
     piece: Piece | None = shelf_at(context).get(part.piece, context.step) if part.weighted else None
     return piece

@@ -1,9 +1,7 @@
-"""Messages of a sharded step's tasks to other workers, and the shelf for what they leave on their own.
+"""A task of a layer-sharded step: its instructions, its result, and its worker's session, shelf and batch.
 
-Dask may copy a result to any worker and forget the first copy, so a result is only what travels. The rest, a
-shard and what is kept for the way back, lies on the worker's shelf, marked with the step it belongs to.
-
-A task of a layer-sharded step: its instructions, and its worker's session, shelf and batch.
+Dask may copy a result to any worker and forget the first copy, so a result holds only what travels. The rest, a shard
+and what is kept for the way back, lies on the worker's shelf, marked with the step it belongs to.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -22,32 +20,37 @@ from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.cluster.worker.session import Session, session_of
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Job
-from daskcnn.nn import Sequential
+from daskcnn.nn import Sequential, StepPace
+from daskcnn.nn.vector import leaves
 from daskcnn.ps.vectors import cast
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.pieces import Edge
-from daskcnn.sharded.plan_parts import ALL, Taken
+from daskcnn.sharded.plan_parts import ALL, Cuts, Taken
 from daskcnn.sharded.stages import By, Share, Side, Stage
 from daskcnn.store import Batch, BatchPlan, load_batch
 from daskcnn.store.loader import presentation_order
 from daskcnn.training.replica import Replica
 
 Packed: TypeAlias = tuple[Array, str, float]
-"""An array as it travels: in the wire's dtype, what it was, the factor that brings it back."""
+"""An array as it travels: in the wire's dtype, the name of its own dtype, the factor that restores it."""
 _LARGEST = 2.0**15
-"""What the largest number of an array is brought near to before it is cut to float16: a power of two below its end."""
+"""The largest number of an array is scaled to about this before it is cut to float16, whose range ends above it."""
 _MOST = 120
-"""Exponent of the factor at most: float32 has it and its inverse, but no factor for numbers near its own least one."""
+"""Largest exponent of the factor: float32 holds it and its inverse, but no factor for its own smallest numbers."""
+HOST = Device()
 
 
 class OutOfStep(ClusterError):
-    """A worker does not have what a task needs, for Dask ran a task again: the run goes back to its last snapshot."""
+    """A worker lacks what a task needs, because Dask ran a task again: the run goes back to its last snapshot."""
 
 
 class Shelf:
     """Keeps values on a worker, by name, with the step that they belong to.
 
-    generation: how often the run has placed its pieces; what tasks of an older one leave behind is not taken.
+    Parameters
+    ----------
+    generation
+        How often the run has placed its pieces. Values of an older generation are never found.
     """
 
     def __init__(self, generation: int) -> None:
@@ -55,22 +58,22 @@ class Shelf:
         self._things: dict[Any, tuple[int, Any]] = {}
 
     def put(self, name: Any, step: int, thing: Any) -> None:
-        """In the place of what was there."""
+        """Keep the value in place of an earlier one of this name."""
         self._things[name] = step, thing
 
     def has(self, name: Any, step: int) -> bool:
-        """Whether it was put there for this step."""
+        """Return True if the shelf has a value of this name for this step."""
         return self._things.get(name, (None, None))[0] == step
 
     def get(self, name: Any, step: int) -> Any:
-        """The value that was put there for this step. Raises OutOfStep."""
+        """Return the value that was kept for this step. Raises OutOfStep."""
         found, thing = self._things.get(name, (None, None))
         if found != step:
             raise OutOfStep(f"step {step}: {name} is of step {found}; a task was run twice")
         return thing
 
     def take(self, name: Any, step: int) -> Any:
-        """The same, which leaves the shelf."""
+        """Remove the value that was kept for this step, and return it. Raises OutOfStep."""
         thing = self.get(name, step)
         del self._things[name]
         return thing
@@ -78,42 +81,49 @@ class Shelf:
 
 @dataclass(frozen=True)
 class Claim:
-    """To parts on a worker's shelf, each under this name and that of the worker whom it is for."""
+    """A right to parts on the shelf of a worker (its address). Each lies under `name` and the receiver's name."""
 
-    address: str
+    worker: str
     run: str
     generation: int
     step: int
     name: tuple[Any, ...]
 
 
+@dataclass(slots=True, eq=False)
 class TaskResult:
-    """maker: the worker it is from. parts: of the workers of these names, or of `ALL`; of gradients, by stage and
-    worker. edges: channels at both ends of a shard, for its neighbours. wire: the dtype that parts travel in. arrived:
-    whether it came over the wire. claim: to parts that are not in it.
+    """The part of a task's result that travels.
+
+    Attributes
+    ----------
+    maker
+        Worker that made it.
+    parts
+        Arrays by worker's name or `ALL`; gradients by stage and worker.
+    edges
+        Channels at both ends of a shard, for its neighbours.
+    wire
+        The dtype that parts travel in.
+    arrived
+        True once it came over the wire.
+    claim
+        To parts that are not in it.
     """
 
-    __slots__ = ("arrived", "claim", "edges", "maker", "parts", "wire")
-
-    def __init__(
-        self,
-        maker: str,
-        parts: Mapping[Any, Array],
-        edges: Mapping[Side, Edge] | None = None,
-        wire: str = "float32",
-        arrived: bool = False,
-        claim: Claim | None = None,
-    ) -> None:
-        self.maker, self.parts, self.edges = maker, dict(parts), dict(edges or {})
-        self.wire, self.arrived, self.claim = wire, arrived, claim
+    maker: str
+    parts: Mapping[Any, Array]
+    edges: Mapping[Side, Edge] = field(default_factory=dict)
+    wire: str = "float32"
+    arrived: bool = False
+    claim: Claim | None = None
 
     def part(self, worker: str, stage: int | None = None) -> Array:
-        """The part for this worker, of gradients that of this stage's outputs."""
+        """Return the part for this worker, of gradients the part of this stage's outputs."""
         found = next((name for name in ((stage, worker), (stage, ALL), worker) if name in self.parts), ALL)
         return self.parts[found]
 
     def as_sent(self, worker: str) -> Array:
-        """The same, as it arrives where it has come over the wire: there it may have lost digits."""
+        """Return the part for this worker as other workers receive it: rounded to the wire's dtype."""
         part = self.part(worker)
         return part if self.arrived else unpacked(*packed(part, self.wire))
 
@@ -133,12 +143,15 @@ def _arrived(
 
 
 def wire_bytes(array: Array, wire: str) -> int:
-    """Bytes that an array takes on its way."""
+    """Return the bytes that an array takes on the wire."""
     return int(array.nbytes if wire == "float32" else array.size * np.dtype(wire).itemsize)
 
 
 def packed(array: Array, wire: str) -> Packed:
-    """In the wire's dtype, what it was, and the factor that brings it back. float64 stays what it is on float32."""
+    """Return the array in the wire's dtype, the name of its own dtype, and the factor that restores it.
+
+    The wire float32 leaves every array as it is, float64 too.
+    """
     if wire == "float32":
         return array, array.dtype.name, 1.0
     factor = _factor(array)
@@ -146,7 +159,7 @@ def packed(array: Array, wire: str) -> Packed:
 
 
 def unpacked(array: Array, dtype: str, factor: float) -> Array:
-    """The array in its own dtype, as `packed` was given it, rounded by the wire's dtype."""
+    """Return the array that `packed` was given, rounded to the wire's dtype."""
     if array.dtype.name == dtype:
         return array
     whole: Array = cast(array, dtype)
@@ -154,7 +167,7 @@ def unpacked(array: Array, dtype: str, factor: float) -> Array:
 
 
 def _factor(array: Array) -> float:
-    """The power of two that makes the most of float16's range: gradients are far smaller than its least number."""
+    """Return the power of two that makes the most of float16's range: gradients lie far below its smallest number."""
     largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
     if not (math.isfinite(largest) and largest > 0):
         return 1.0
@@ -162,27 +175,38 @@ def _factor(array: Array) -> float:
 
 
 def arrays_of(edge: Edge) -> Iterator[Array]:
-    """The arrays of a shard's edge."""
+    """Yield the arrays of a shard's edge."""
     for tree in edge:
-        yield from _leaves(tree)
+        for _, array in leaves(tree):
+            yield array
 
 
-def _leaves(tree: Mapping[str, Any]) -> Iterator[Array]:
-    for value in tree.values():
-        if isinstance(value, dict):
-            yield from _leaves(value)
-        else:
-            yield value
+# --- instructions ---
 
 
-HOST = Device()
+@dataclass(frozen=True)
+class Minibatch:
+    """The samples at places begin…end of a plan's order."""
+
+    plan: BatchPlan
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True)
 class TaskContext:
-    """Which run's session, which worker of it and which step; the dtype that activations and gradients travel in.
+    """The instructions that tasks of one step share.
 
-    generation: how often the run has placed its pieces. sub: which of the minibatch's `subs` parts; samples: of all.
+    Attributes
+    ----------
+    generation
+        How often the run has placed its pieces.
+    wire
+        The dtype that activations and gradients travel in.
+    minibatch, pace
+        Of the step; None and 0 for tasks between steps.
+    sub
+        Number of the minibatch's part, one of `subs`.
     """
 
     run: str
@@ -190,24 +214,54 @@ class TaskContext:
     generation: int
     step: int
     wire: str
+    minibatch: Minibatch | None = None
+    pace: StepPace = field(default=StepPace(0.0))
     sub: int = 0
     subs: int = 1
-    samples: int = 0
 
     @property
     def last(self) -> bool:
-        """Whether the gradients are those of the whole minibatch then."""
+        """True if this part of the minibatch is its last: then the gradients are complete."""
         return self.sub == self.subs - 1
+
+    @property
+    def samples(self) -> int:
+        """Samples of the whole minibatch."""
+        return self.of_step.end - self.of_step.begin
+
+    @property
+    def of_step(self) -> Minibatch:
+        """The step's minibatch."""
+        assert self.minibatch is not None, "a task of a step"
+        return self.minibatch
 
 
 @dataclass(frozen=True)
 class StagePart:
-    """Which stage, how many of its layers are spread, and which channels; None where all are put together.
+    """The part of a stage that a task computes, where its inputs are and where its results go.
 
-    away: other workers that need what is made. weighted: whether layers where all are put together have weights. by:
-    what is divided, channels or samples. by_all: whether each of its workers puts all together for itself. taken: the
-    outputs of other stages that it works on; widths: channels of the outputs of each stage that any of its parts works
-    on. places: where the channels of each gradient that it is given lie among those it asks for; None: they are all.
+    Attributes
+    ----------
+    spread
+        How many of the stage's layers are divided.
+    share
+        The channels of a shard; None for the merged layers.
+    away
+        Number of other workers that need the result.
+    weighted
+        True if the merged layers have weights.
+    by
+        What is divided: kernels or samples.
+    by_all
+        True if each worker computes the merged layers for itself.
+    taken
+        Outputs of other stages that the task works on.
+    widths
+        Channels of the outputs of each stage that any part of this one works on.
+    places
+        Where the channels of each gradient lie among those that the task asks for; None: they are all of them.
+    cuts
+        By stage, the part of its gradient that goes to each worker.
     """
 
     stage: int
@@ -220,52 +274,46 @@ class StagePart:
     taken: tuple[Taken, ...] = ()
     widths: tuple[int, ...] = ()
     places: tuple[slice | None, ...] = ()
-
-    @property
-    def merged(self) -> StagePart:
-        """The part of a shard's stage that its worker does for itself where all is put together."""
-        return replace(self, share=None)
+    cuts: Mapping[int, Cuts] = field(default_factory=dict)
 
     def device(self, replica: Replica) -> Device:
-        """Where its weights are. What everybody does for itself is done in the same way everywhere: on the host."""
+        """Return where the weights are. Layers that every worker computes for itself are on the host, alike for all."""
         return HOST if self.by_all and self.share is None else replica.device
 
     def samples(self, batch: Batch) -> slice:
-        """Which of the batch a shard works on."""
-        return _share(self).samples(len(batch.labels)) if self.by == "samples" else slice(None)
+        """Return the samples of the batch that a shard works on."""
+        return self._of_shard.samples(len(batch.labels)) if self.by == "samples" else slice(None)
 
     @property
     def channels(self) -> Share:
-        """Which channels a shard works on."""
-        return _share(self).whole if self.by == "samples" else _share(self)
+        """The channels that a shard works on."""
+        return self._of_shard.whole if self.by == "samples" else self._of_shard
+
+    @property
+    def _of_shard(self) -> Share:
+        assert self.share is not None, "a shard has channels"
+        return self.share
 
     @property
     def piece(self) -> tuple[str, int]:
-        """The name of its weights on the shelf."""
+        """The shelf's name of the weights."""
         return "merged" if self.share is None else "shard", self.stage
 
     def kept(self, context: TaskContext) -> tuple[str, int, int]:
-        """The shelf's name of the residual that is kept for the way back."""
+        """Return the shelf's name of the residual that is kept for the way back."""
         return f"kept of {self.piece[0]}", self.stage, context.sub
 
 
-def _share(part: StagePart) -> Share:
-    assert part.share is not None, "a shard has channels"
-    return part.share
-
-
-def gradient(stage: int, context: TaskContext) -> tuple[str, int, int]:
-    """The name of the worker's own part of what goes back into a stage."""
-    return "gradient", stage, context.sub
+# --- the task's worker ---
 
 
 def session_at(context: TaskContext) -> Session:
-    """This worker's session of the task's run."""
+    """Return this worker's session of the task's run."""
     return session_of(context.run)
 
 
 def shelf_at(context: TaskContext) -> Shelf:
-    """This worker's, as of the pieces that were placed last."""
+    """Return this worker's shelf for the pieces that were placed last. Raises OutOfStep for a task of older pieces."""
     kept = session_at(context).kept
     shelf = kept.find(Shelf)
     if shelf is None or shelf.generation < context.generation:
@@ -276,8 +324,8 @@ def shelf_at(context: TaskContext) -> Shelf:
 
 
 @contextmanager
-def working(context: TaskContext, conv: str | None = None) -> Iterator[Replica]:
-    """The worker's replica, with one BLAS thread, its seconds counted."""
+def working(context: TaskContext, conv: StagePart | None = None) -> Iterator[Replica]:
+    """Give the worker's replica, with one BLAS thread; count the seconds, for a convolution's part under its name."""
     session = session_at(context)
     replica, counters = session.replica, session.counters
     begun = time.perf_counter()
@@ -286,14 +334,14 @@ def working(context: TaskContext, conv: str | None = None) -> Iterator[Replica]:
         replica.device.backend.synchronize()
     seconds = replica.watch.slowed(time.perf_counter() - begun)
     counters.busy += seconds
-    if conv is not None:
-        counters.conv_seconds[conv] = counters.conv_seconds.get(conv, 0.0) + seconds
+    if conv is not None and (name := stage_of(replica, conv).name) is not None:
+        counters.conv_seconds[name] = counters.conv_seconds.get(name, 0.0) + seconds
         one_way = context.samples / context.subs / 2
-        counters.conv_samples[conv] = counters.conv_samples.get(conv, 0.0) + one_way
+        counters.conv_samples[name] = counters.conv_samples.get(name, 0.0) + one_way
 
 
 def stage_of(replica: Replica, part: StagePart) -> Stage:
-    """The stage that the part belongs to, divided as the plan has it."""
+    """Return the stage that the part belongs to, divided as the plan has it."""
     known = _cuts.get(replica)
     if known is None or known.model is not replica.model:
         known = _cuts[replica] = _StagesHere(replica.model, stages_of(replica.model), {})
@@ -315,26 +363,9 @@ class _StagesHere:
 _cuts: WeakKeyDictionary[Replica, _StagesHere] = WeakKeyDictionary()  # cutting takes as long as a small task
 
 
-def stage_name(context: TaskContext, part: StagePart) -> str | None:
-    """The name of the part's stage; None for one without a convolution."""
-    return stage_of(session_at(context).replica, part).name
-
-
-# --- the batch ---
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    """The samples at places begin…end of a plan's order."""
-
-    plan: BatchPlan
-    begin: int
-    end: int
-
-
-def batch_of(context: TaskContext, of: Minibatch) -> Batch:
-    """A step's part of its minibatch, loaded by the first of the worker's tasks that needs it."""
-    shelf, name = shelf_at(context), ("batch", context.sub)
+def batch_of(context: TaskContext) -> Batch:
+    """Return the task's part of the minibatch. The first of the worker's tasks that needs it loads it."""
+    shelf, name, of = shelf_at(context), ("batch", context.sub), context.of_step
     if not shelf.has(name, context.step):
         with working(context) as replica:
             indices = _order(session_at(context), of.plan)[of.begin : of.end]
@@ -346,15 +377,15 @@ def batch_of(context: TaskContext, of: Minibatch) -> Batch:
     return found
 
 
-def batch_plan(job: Job, samples: int, presentation: int) -> BatchPlan:
-    """All training samples, in the order that one replica alone would see them."""
-    train = job.train
-    return BatchPlan(((0, samples),), train.batch_size, train.seed, presentation, augment=job.data.augment or "none")
-
-
 def _order(session: Session, plan: BatchPlan) -> Array:
-    """The order of this pass, kept until the next one."""
+    """Return the order of this pass, which is kept until the next one."""
     if session.order is None or session.order[0] != plan:
         dataset = session.replica.dataset
         session.order = plan, presentation_order(dataset, dataset.train, plan)
     return session.order[1]
+
+
+def batch_plan(job: Job, samples: int, presentation: int) -> BatchPlan:
+    """Return the plan of all training samples, in the order that one replica alone would see them."""
+    train = job.train
+    return BatchPlan(((0, samples),), train.batch_size, train.seed, presentation, augment=job.data.augment or "none")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,10 @@ from daskcnn.cluster.layers.task_context import (
     OutOfStep,
     Packed,
     Shelf,
+    StagePart,
     TaskContext,
     TaskResult,
     arrays_of,
-    gradient,
     packed,
     session_at,
     shelf_at,
@@ -36,28 +37,40 @@ from daskcnn.cluster.worker.session import session_of
 from daskcnn.errors import ClusterError
 from daskcnn.sharded.passes import Held, joined, summed_up
 from daskcnn.sharded.pieces import Edge, Edges, of_channels
-from daskcnn.sharded.plan_parts import ALL, Cut, Cuts, Taken, WantedEdge
+from daskcnn.sharded.plan_parts import ALL, Cut, Taken, WantedEdge
 from daskcnn.sharded.stages import Side, Stage
 
 Sources = Sequence[TaskResult]
-"""Where a task finds its inputs; empty: in the batch."""
+"""Results that a task takes its inputs from; empty: it takes the batch."""
 CALL = "daskcnn_part"
-"""The name that workers are called by for a part."""
+"""The name of the handler that answers a worker's call for its part."""
 
 
 def received(
     context: TaskContext, sources: Sources, *, gradients_of: int | None = None, alike: bool = False
 ) -> list[Array]:
-    """This worker's parts: of the outputs, or of the gradients of this stage's, of which its own are on the shelf.
+    """Return this worker's parts of the sources' outputs, or of the gradients of a stage's outputs.
 
-    alike: those of its own making as they arrive elsewhere. Raises OutOfStep, also where a part is missing.
+    The worker's own gradients lie on its shelf.
+
+    Parameters
+    ----------
+    gradients_of
+        The stage.
+    alike
+        Round the worker's own outputs as those that others receive.
+
+    Raises
+    ------
+    OutOfStep
+        A part is missing, or belongs to another step.
     """
     shelf, counters, arrays = shelf_at(context), session_at(context).counters, []
     away = [source for source in sources if source.claim and source.maker != context.worker]
     called = _called(context, away, gradients_of)
     for source in sources:
         if gradients_of is not None and source.maker == context.worker:
-            arrays.append(shelf.take(gradient(gradients_of, context), context.step))
+            arrays.append(shelf.take(("gradient", gradients_of, context.sub), context.step))
             continue
         if source.claim:
             arrays.append(called[source.maker])
@@ -70,7 +83,7 @@ def received(
 
 
 def taken_in(context: TaskContext, taken: Sequence[Taken], sources: Sources) -> dict[int, Held]:
-    """The outputs of other stages that a task works on: those that `sources` bring, and those that are here already."""
+    """Return the outputs of other stages that a task works on, from `sources` or from this worker's shelf."""
     shelf, found, begin = shelf_at(context), dict[int, Held](), 0
     for each in taken:
         name = "outputs", each.stage, context.sub
@@ -88,36 +101,33 @@ def taken_in(context: TaskContext, taken: Sequence[Taken], sources: Sources) -> 
 
 def handed_on(
     context: TaskContext,
+    part: StagePart,
     gradients: Iterable[tuple[int, Held]],
-    cuts: Mapping[int, Cuts],
-    *,
-    away: int,
     edges: Mapping[Side, Edge] | None = None,
 ) -> TaskResult:
-    """Gradients of stages' outputs, in one contiguous part for each worker; its own goes to its shelf.
+    """Cut gradients of stages' outputs into one contiguous part for each worker; its own goes to its shelf.
 
-    What `cuts` has no stage of is left for a later task of this worker, which adds its own. away: to how many other
-    workers each part goes.
+    A gradient of a stage that `part.cuts` does not have stays here: a later task of this worker adds its own to it.
     """
-    shelf, parts = shelf_at(context), dict[tuple[int, str], Array]()
+    shelf, edges, parts = shelf_at(context), edges or {}, dict[tuple[int, str], Array]()
     for stage, total in _added_up(context, gradients).items():
-        for worker, cut in cuts.get(stage, {}).items():
-            part = total.array[_from(total.start, cut)]
+        for worker, cut in part.cuts.get(stage, {}).items():
+            own = total.array[_from(total.start, cut)]
             if worker in (context.worker, ALL):
-                shelf.put(gradient(stage, context), context.step, part)
+                shelf.put(("gradient", stage, context.sub), context.step, own)
             if worker != context.worker:
-                parts[stage, worker] = np.ascontiguousarray(part)
-        if stage not in cuts:
+                parts[stage, worker] = np.ascontiguousarray(own)
+        if stage not in part.cuts:
             shelf.put(_left(stage, context), context.step, total)
-    sent(context, away, [*parts.values()])
-    count_up(context, [array for edge in (edges or {}).values() for array in arrays_of(edge)])
+    sent(context, part.away, [*parts.values()])
+    count_up(context, [array for edge in edges.values() for array in arrays_of(edge)])
     if len({worker for _, worker in parts}) < 2:
         return TaskResult(context.worker, parts, edges, context.wire)
     return TaskResult(context.worker, {}, edges, context.wire, claim=_laid_out(context, parts))
 
 
 def _added_up(context: TaskContext, gradients: Iterable[tuple[int, Held]]) -> dict[int, Held]:
-    """Gradients by stage, with what earlier tasks of this worker have left of them."""
+    """Add the gradients up by stage, with those that earlier tasks of this worker have left."""
     shelf, found = shelf_at(context), dict[int, list[Held]]()
     for stage, part in gradients:
         found.setdefault(stage, []).append(part)
@@ -128,12 +138,12 @@ def _added_up(context: TaskContext, gradients: Iterable[tuple[int, Held]]) -> di
 
 
 def _left(stage: int, context: TaskContext) -> tuple[str, int, int]:
-    """The name of what tasks of this worker have made of a gradient so far."""
+    """Return the shelf's name of the sum that this worker's tasks have made of a gradient so far."""
     return "part of gradient", stage, context.sub
 
 
 def _from(start: int, cut: Cut) -> Cut:
-    """The cut for an array whose first channel has this number."""
+    """Return the cut for an array whose first channel has this number."""
     last = cut[-1]
     return (*cut[:-1], slice(last.start - start, last.stop - start)) if start and isinstance(last, slice) else cut
 
@@ -141,14 +151,14 @@ def _from(start: int, cut: Cut) -> Cut:
 def edges_beside(
     context: TaskContext, stage: Stage, beside: Sequence[TaskResult], wanted: Sequence[WantedEdge]
 ) -> Edges:
-    """The edges beside a shard: a neighbour before it gives channels at its right end."""
+    """Return the edges beside a shard. A neighbour before it gives the channels at its right end."""
     found = [(each.side, _edge(context, stage, source, each)) for source, each in zip(beside, wanted, strict=True)]
     before, after = ([edge for at, edge in found if at == side] for side in ("right", "left"))
     return Edges(before, after)
 
 
 def _edge(context: TaskContext, stage: Stage, source: TaskResult, wanted: WantedEdge) -> Edge:
-    """So many channels at a neighbour's end. It has travelled for the minibatch's first part."""
+    """Cut the wanted channels off a neighbour's edge. The edge has travelled with the minibatch's first part."""
     edge, count = source.edges[wanted.side], wanted.channels
     if context.sub == 0:
         session_at(context).counters.bytes_down += sum(array.nbytes for array in arrays_of(edge))
@@ -158,12 +168,12 @@ def _edge(context: TaskContext, stage: Stage, source: TaskResult, wanted: Wanted
 
 
 def sent(context: TaskContext, times: int, arrays: Sequence[Array]) -> None:
-    """Count what others get of activations and their gradients."""
+    """Count the bytes of activations and their gradients that others receive."""
     session_at(context).counters.bytes_up += times * sum(wire_bytes(array, context.wire) for array in arrays)
 
 
 def count_up(context: TaskContext, arrays: Sequence[Array], times: int = 1) -> None:
-    """Count what others get of weights and their gradients, which the wire's dtype does not shorten."""
+    """Count the bytes of weights and their gradients that others receive. The wire's dtype does not shorten them."""
     session_at(context).counters.bytes_up += times * sum(array.nbytes for array in arrays)
 
 
@@ -171,7 +181,7 @@ def count_up(context: TaskContext, arrays: Sequence[Array], times: int = 1) -> N
 
 
 def _laid_out(context: TaskContext, parts: Mapping[tuple[int, str], Array]) -> Claim:
-    """Put everybody's part where it will be called for."""
+    """Put every worker's part on the shelf, from which it will be called for."""
     shelf, name = shelf_at(context), ("part", context.sub)
     for (stage, worker), array in parts.items():
         shelf.put((*name, stage, worker), context.step, packed(array, context.wire))
@@ -181,15 +191,15 @@ def _laid_out(context: TaskContext, parts: Mapping[tuple[int, str], Array]) -> C
 
 
 def _called(context: TaskContext, sources: Sources, stage: int | None) -> dict[str, Array]:
-    """This worker's parts of a stage's gradient, by who has made them, called for at the same time."""
+    """Call for this worker's parts of a stage's gradient, all at the same time. Returns them by maker."""
     if not sources:
         return {}
     limit = session_at(context).replica.job.cluster.stall_timeout
     worker = get_worker()
 
     async def call(claim: Claim) -> Packed:
-        asked = {"worker": claim.address, "run": claim.run, "generation": claim.generation, "step": claim.step}
-        answer = await getattr(worker.rpc(claim.address), CALL)(**asked, name=[*claim.name, stage, context.worker])
+        asked = asdict(claim) | {"name": [*claim.name, stage, context.worker]}
+        answer = await getattr(worker.rpc(claim.worker), CALL)(**asked)
         if "missing" in answer:
             raise OutOfStep(answer["missing"])
         found: Packed = answer["part"]
@@ -208,9 +218,12 @@ def _called(context: TaskContext, sources: Sources, stage: int | None) -> dict[s
 
 
 async def answer_part(worker: str, run: str, generation: int, step: int, name: list[Any]) -> dict[str, Any]:
-    """On the event loop of the worker that has laid it out: a part, to whom it is for, once.
+    """Give a part to the worker that it is for, once. Runs on the event loop of the worker that has laid it out.
 
-    worker : its address, by which its session is found: no task runs here.
+    Parameters
+    ----------
+    worker
+        That worker's address, by which its session is found: no task runs here.
     """
     try:
         shelf = session_of(run, worker).kept.find(Shelf)

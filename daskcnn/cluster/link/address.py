@@ -16,68 +16,84 @@ _PLUG_INS = "distributed.comm.backends"
 _UCX = "install distributed-ucxx-cu12 or -cu13 on every machine, or write tcp://"
 
 
+class _Fault(Exception):
+    """The reason why an address is none, and the remedy."""
+
+
 def check_address(address: str, source: str = "") -> None:
     """Raise ClusterError for an address that no scheduler can have: its protocol, host or port is wrong.
 
     The protocol has to be one that Dask has here, by itself or by a package. Nothing is connected.
-    source: the file that the address stands in, if any, in words.
+
+    Parameters
+    ----------
+    source : the file that the address is in, if any, in words
     """
-    if (found := _problem(address)) is None:
-        return
-    reason, remedy = found
-    if source:
-        raise ClusterError(source, f"{address!r:.200} is not an address ({reason})", remedy)
-    raise ClusterError(f"scheduler {address:.200}", f"not an address ({reason})", remedy)
-
-
-def _problem(address: str) -> tuple[str, str] | None:
-    """Return the fault of an address and its remedy; None where there is none."""
     scheme, location = parse_address(address)
-    backend = _usable(scheme)
-    if isinstance(backend, tuple):
-        return backend
     try:
-        host, port = backend.get_address_host_port(location)
-    except NotImplementedError:  # of this process (inproc), or of a package that has a form of its own
-        return None
-    except ValueError:
-        return _misformed(address, location)
-    return _wrong_host(host) or _wrong_port(port)
+        _check(_backend(scheme), address, location)
+    except _Fault as fault:
+        reason, remedy = fault.args
+        if source:
+            raise ClusterError(source, f"{address!r:.200} is not an address ({reason})", remedy) from None
+        raise ClusterError(f"scheduler {address:.200}", f"not an address ({reason})", remedy) from None
 
 
-def _usable(scheme: str) -> Backend | tuple[str, str]:
-    """Return Dask's implementation of a protocol, or the protocol's fault and its remedy."""
+def _backend(scheme: str) -> Backend:
+    """Return Dask's implementation of a protocol."""
     if scheme.lower() in ("http", "https"):
         remedy = f"the scheduler's begins with tcp:// or tls://; {PRINTED}"
-        return f"{scheme}:// is the dashboard's", remedy
+        raise _Fault(f"{scheme}:// is the dashboard's", remedy)
     try:
         backend = get_backend(scheme)
         backend.get_connector()  # Dask lists ucx without the package that it needs
     except ValueError:
         known = sorted({*backends, *entry_points(group=_PLUG_INS).names} - {"ucx"})
         hint = similar(scheme.lower(), known)
-        return f"Dask has no protocol {scheme!r:.60} here, but {', '.join(known)}{hint}", PRINTED
+        raise _Fault(f"Dask has no protocol {scheme!r:.60} here, but {', '.join(known)}{hint}", PRINTED) from None
     except Exception as error:  # whatever a package needs and lacks
         if scheme == "ucx":
-            return "ucx is not installed here", _UCX
-        return f"the protocol {scheme!r} cannot be used here: {error}", "install what it needs, or write tcp://"
+            raise _Fault("ucx is not installed here", _UCX) from error
+        reason = f"the protocol {scheme!r} cannot be used here: {error}"
+        raise _Fault(reason, "install what it needs, or write tcp://") from error
     return backend
 
 
-def _misformed(address: str, location: str) -> tuple[str, str]:
-    """Return the fault of a location that is not HOST:PORT, and its remedy."""
+def _check(backend: Backend, address: str, location: str) -> None:
+    """Raise the fault of a location that is not HOST:PORT."""
+    try:
+        host, port = backend.get_address_host_port(location)
+    except NotImplementedError:  # of this process (inproc), or of a package that has a form of its own
+        return
+    except ValueError:
+        raise _misformed(address, location) from None
+    if not host:
+        raise _Fault("it has no host", PRINTED)
+    try:
+        asked_for = host.encode("idna")  # of the system
+        possible = _is_ipv6(host) if ":" in host else not re.search(rb"[\s/?#@\[\]\0]", asked_for)
+    except UnicodeError:
+        possible = False
+    if not possible:
+        raise _Fault(f"{host!r:.60} is no host's name or number", PRINTED)
+    if not 1 <= port <= 65535:
+        raise _Fault(f"port {port!s:.20} is not within 1 to 65535", PRINTED)
+
+
+def _misformed(address: str, location: str) -> _Fault:
+    """Return the fault of a location that Dask cannot take apart."""
     host, _, port = location.rpartition(":")
     if re.search("[/?#]", location):
-        return "it has a path", f"leave out what follows the port; {PRINTED}"
+        return _Fault("it has a path", f"leave out what follows the port; {PRINTED}")
     if _is_ipv6(location) or _is_ipv6(host):
-        return "an IPv6 address needs brackets", "write it as in tcp://[::1]:8786"
+        return _Fault("an IPv6 address needs brackets", "write it as in tcp://[::1]:8786")
     if location.count("[") != location.count("]"):
-        return "its brackets do not match", "write an IPv6 address as in tcp://[::1]:8786"
+        return _Fault("its brackets do not match", "write an IPv6 address as in tcp://[::1]:8786")
     if re.fullmatch(r"[^\[\]:]+|\[[^\[\]]+\]", location):
-        return "it has no port", f"add the scheduler's, by default 8786: {address:.200}:8786"
+        return _Fault("it has no port", f"add the scheduler's, by default 8786: {address:.200}:8786")
     if not port:
-        return "it has no port", PRINTED
-    return ("it is not HOST:PORT" if port.isdecimal() else f"its port {port!r:.60} is not a number"), PRINTED
+        return _Fault("it has no port", PRINTED)
+    return _Fault("it is not HOST:PORT" if port.isdecimal() else f"its port {port!r:.60} is not a number", PRINTED)
 
 
 def _is_ipv6(text: str) -> bool:
@@ -86,20 +102,3 @@ def _is_ipv6(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _wrong_host(host: str) -> tuple[str, str] | None:
-    if not host:
-        return "it has no host", PRINTED
-    try:
-        asked_for = host.encode("idna")  # of the system
-        possible = _is_ipv6(host) if ":" in host else not re.search(rb"[\s/?#@\[\]\0]", asked_for)
-    except UnicodeError:
-        possible = False
-    return None if possible else (f"{host!r:.60} is no host's name or number", PRINTED)
-
-
-def _wrong_port(port: int) -> tuple[str, str] | None:
-    if 1 <= port <= 65535:
-        return None
-    return f"port {port!s:.20} is not within 1 to 65535", PRINTED

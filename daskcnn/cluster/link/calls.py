@@ -1,15 +1,10 @@
-"""Exceptions that a call to the cluster raises in place of its result.
-
-What a task refuses for a reason that a user can mend: it comes back as a value, and the driver raises it.
-
-Dask prints a traceback on the worker for every exception that a task raises.
-
-Signals that end the process.
-
-Calls to the cluster that end: each has a limit, names the workers that do not answer, and heeds signals meanwhile.
+"""Calls to the cluster that end: each has a limit, names the workers that do not answer, and heeds signals meanwhile.
 
 Dask waits without a limit for a worker that hangs: the connection stays open, and the scheduler gives such a worker up
 after minutes, if at all.
+
+Also here are the exceptions that a call raises in place of its result, and `Refusal`: the error of a task that a user
+can mend, as a value. Dask prints a traceback on the worker for every exception that a task raises.
 """
 
 from __future__ import annotations
@@ -34,12 +29,7 @@ from daskcnn.errors import Interrupted, PushRefused, UserError
 
 
 class WorkersLost(Exception):
-    """Workers of the run are gone.
-
-    Attributes
-    ----------
-    names : the workers.
-    """
+    """Workers of the run, by their names, are gone."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
@@ -60,13 +50,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Refusal:
-    """A task's result where there is none: the error that says why."""
+    """An error as the result of a task."""
 
     error: UserError | PushRefused
 
 
 def returns_refusals(task: Callable[P, R]) -> Callable[P, R | Refusal]:
-    """The task with refusals as values. Its result must go to the driver: `Results` raises them there."""
+    """Let a task return refusals as values. Its result must go to the driver: `Results` raises them there."""
 
     @wraps(task)
     def made(*args: P.args, **kwargs: P.kwargs) -> R | Refusal:
@@ -79,10 +69,10 @@ def returns_refusals(task: Callable[P, R]) -> Callable[P, R | Refusal]:
 
 
 class Signals:
-    """The first SIGINT or SIGTERM: raised at once, or once `polled` kept for who asks. A second ends the process.
+    """The first SIGINT or SIGTERM, which is raised at once, or by `check` once `polled`. A second ends the process.
 
-    While threads are at work, Dask's or our own, an exception that may come anywhere, even within the start of one,
-    would leave them behind or print a traceback.
+    While threads run, an exception may come even while one is started. It would leave threads behind or print a
+    traceback. So signals are polled then.
     """
 
     def __init__(self) -> None:
@@ -120,7 +110,7 @@ ANSWER = 20.0
 """Seconds within which a worker answers a question that costs it next to nothing."""
 SCHEDULER = 60.0
 """Seconds within which the scheduler answers."""
-TURN = 0.1  # seconds between two looks at whether a signal came
+TURN = 0.1  # seconds between two checks for a signal
 
 
 class Unanswered(TimeoutError):
@@ -133,8 +123,8 @@ class Answers:
 
     Attributes
     ----------
-    given : what the function returned
-    failed : the error that it raised there, or that the scheduler met on the way to the worker
+    given : values that the function returned
+    failed : errors that it raised there, or that the scheduler met on the way to the worker
     silent : workers without an answer within the limit
     """
 
@@ -144,7 +134,7 @@ class Answers:
 
 
 def no_check() -> None:
-    """The check of a caller that nothing interrupts."""
+    """Raise nothing: the check of a caller that nothing interrupts."""
 
 
 def ask_workers(
@@ -174,7 +164,7 @@ def ask_workers(
 def silent_among(
     client: Client, workers: Iterable[str], *, within: float = ANSWER, check: Check = no_check
 ) -> set[str]:
-    """Those of the workers that do not answer."""
+    """Return those of the workers that do not answer."""
     return set(ask_workers(client, time.time, workers, within=within, check=check).silent)
 
 
@@ -218,7 +208,7 @@ def begin(client: Client, call: Awaitable[Any]) -> Pending[Any]:
     async def awaited() -> Any:
         return await call
 
-    # by itself where it is one: inside another, which is cancelled before it begins, it would never be awaited
+    # a coroutine is begun by itself: inside another that is cancelled before it begins, it would never be awaited
     coroutine: Coroutine[Any, Any, Any] = call if isinstance(call, Coroutine) else awaited()
     try:
         return asyncio.run_coroutine_threadsafe(coroutine, client.loop.asyncio_loop)
@@ -228,7 +218,7 @@ def begin(client: Client, call: Awaitable[Any]) -> Pending[Any]:
 
 
 def _wait(calls: Collection[Pending[Any]], within: float, check: Check) -> set[Pending[Any]]:
-    """Wait until all have ended, or `within` seconds; those that have not are cancelled and returned."""
+    """Wait until all have ended, at most `within` seconds. Returns those that have not, cancelled."""
     deadline, waiting = time.monotonic() + within, set(calls)
     try:
         while waiting:
@@ -243,7 +233,7 @@ def _wait(calls: Collection[Pending[Any]], within: float, check: Check) -> set[P
 
 
 def _result(pending: Pending[Any], address: str) -> Any:
-    """The worker's answer; an error, also of the scheduler's on the way there, is returned."""
+    """Return the worker's answer, or the error: the worker's, or the scheduler's on the way there."""
     try:
         return pending.result()[address]
     except KeyError as error:  # the scheduler knows it no more

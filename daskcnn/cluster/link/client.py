@@ -20,7 +20,7 @@ from daskcnn.errors import ClusterError, Interrupted, Lost
 
 
 def heed_signals(interrupted: Callable[[], int | None]) -> Check:
-    """Return a check that raises Interrupted after a signal. interrupted: gives its number, None before it came."""
+    """Return a check that raises Interrupted after a signal. interrupted: returns its number, None before it came."""
 
     def heed() -> None:
         if (signum := interrupted()) is not None:
@@ -34,59 +34,58 @@ class Connection:
 
     Parameters
     ----------
-    heed : called now and then while it waits; may raise, as after a signal
+    heed : called repeatedly while it waits; may raise, as after a signal
     """
 
     def __init__(self, client: Client, heed: Check) -> None:
         self.client, self._heed = client, heed
 
     def heed(self) -> None:
-        """Raise what there is to heed, such as Interrupted."""
+        """Raise Interrupted, or what else the given check raises."""
         self._heed()
 
     def ignore_signals(self) -> None:
-        """Let nothing interrupt from now on, so that the run's end is finished and kept."""
+        """Let nothing interrupt from now on, so that the run can end and be saved."""
         self._heed = no_check
 
-    def workers(self) -> dict[str, dict[str, Any]]:
-        """The scheduler's entry for each of its workers, by address. Raises Lost where the scheduler is gone."""
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Raise Lost inside where the scheduler is gone."""
         try:
-            found = present(self.client, self.heed)
+            yield
         except OSError as error:
             raise self._lost() from error
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """Return the scheduler's entry for each of its workers, by address. Raises Lost where the scheduler is gone."""
+        with self._reached():
+            found = present(self.client, self.heed)
         if self.client.status != "running":
             raise self._lost()
         return found
 
     def processing(self) -> Mapping[str, Any]:
-        """The scheduler's tasks of each worker, by address; empty where it does not answer."""
+        """Return the scheduler's tasks of each worker, by address; none where it does not answer."""
         with suppress(OSError):
             return dict(answer_to(self.client, self.client.scheduler.processing(workers=None), check=self.heed))
         return {}
 
     def scheduler_seconds(self) -> float:
-        """Seconds of processor time that the scheduler has used so far. Raises Lost where the scheduler is gone."""
-        try:
+        """Return the seconds of processor time that the scheduler has used. Raises Lost where the scheduler is gone."""
+        with self._reached():
             return float(ask_scheduler(self.client, time.process_time, check=self.heed))
-        except OSError as error:
-            raise self._lost() from error
 
     def silent(self, addresses: Iterable[str]) -> set[str]:
-        """Those of the workers that do not answer now. Raises Lost where the scheduler is gone."""
-        try:
+        """Return those of the workers that do not answer now. Raises Lost where the scheduler is gone."""
+        with self._reached():
             return silent_among(self.client, dict.fromkeys(addresses), check=self.heed)
-        except OSError as error:
-            raise self._lost() from error
 
     def _lost(self) -> Lost:
         return Lost(f"scheduler {self.client.scheduler.address}: connection lost")
 
 
 def given_or_default(client: Any) -> Client | None:
-    """Return the client that was given, the default one without, and None where there is none.
-
-    Raises ClusterError for what is no client that can be waited with.
-    """
+    """Return the given client, else the default one, else None. Raises ClusterError as `checked_client`."""
     if client is not None:
         return checked_client(client)
     try:
@@ -96,7 +95,7 @@ def given_or_default(client: Any) -> Client | None:
 
 
 def checked_client(client: Any) -> Client:
-    """Return the client. Raises ClusterError for what is none, and for an asynchronous one."""
+    """Return the client. Raises ClusterError unless it is a client, synchronous, and connected."""
     if not isinstance(client, Client):
         raise ClusterError(f"client={client!r:.60}", "not a client of Dask", "give a distributed.Client, or none")
     if client.asynchronous:
@@ -117,7 +116,7 @@ def lend_client(client: Client) -> None:
 
 @contextmanager
 def lent_client() -> Iterator[None]:
-    """Inside, a handle of an actor is bound to the client that the task's worker was lent, if it was lent one."""
+    """Bind handles of actors that are made inside to the client that the task's worker was lent, if it was lent one."""
     client = _of_this_worker()
     with nullcontext() if client is None else bound_to(client):
         yield
@@ -125,7 +124,7 @@ def lent_client() -> Iterator[None]:
 
 @contextmanager
 def bound_to(client: Client) -> Iterator[None]:
-    """Inside, a handle of an actor is bound to this client."""
+    """Bind handles of actors that are made inside to this client."""
     with _one_at_a_time, client.as_current():
         yield
 
@@ -140,12 +139,9 @@ def _of_this_worker() -> Client | None:
 
 
 def quiet_lost_connections() -> None:
-    """From now on, Dask's log of this process has no traceback of connections that are lost or closed.
-
-    Some come after a client is closed.
-    """
+    """Keep tracebacks of lost or closed connections out of Dask's log of this process, even after closing."""
     for handler in logging.getLogger("distributed").handlers:  # of all of Dask's loggers, and of no others
-        handler.addFilter(_is_no_loss)  # a filter is there once at most
+        handler.addFilter(_is_no_loss)  # a filter that is there is not added again
     logging.getLogger("tornado.application").addFilter(_is_not_closed)  # others log there too
 
 

@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from multiprocessing import process, resource_tracker
 from typing import Any
@@ -22,9 +22,9 @@ from tornado.ioloop import IOLoop
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.link.address import check_address
-from daskcnn.cluster.link.calls import Unanswered, answer_to
+from daskcnn.cluster.link.calls import Check, Unanswered, answer_to, no_check
 from daskcnn.cluster.link.client import quiet_lost_connections
-from daskcnn.cluster.link.members import Patience
+from daskcnn.cluster.link.members import Patience, Say
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.files import read_regular
 from daskcnn.job.tables import Cluster
@@ -37,18 +37,20 @@ _MOST_BYTES = 1 << 20  # of a scheduler's file, which lists its workers
 
 @contextlib.contextmanager
 def connect(
-    settings: Cluster,
-    check: Callable[[], None] = lambda: None,
-    say: Callable[[str], None] = lambda _: None,
-    *,
-    server: bool = True,
+    settings: Cluster, check: Check = no_check, say: Say = lambda _: None, *, server: bool = True
 ) -> Iterator[Client]:
-    """A client of the job's cluster; closed (and a local cluster stopped) on leaving.
+    """Give a client of the job's cluster; close it on leaving, and stop a local cluster.
 
-    `check` is called now and then while it waits, and may raise; `say` is told what it waits for. `server` says whether
-    a local cluster has a process for the parameter server.
-    Raises ClusterError where there is no scheduler at the address within `settings.wait` seconds, and at once where
-    waiting would not help: an address that is none, certificates that are refused.
+    Parameters
+    ----------
+    check : called repeatedly while it waits; may raise
+    say : is told what it waits for
+    server : start a process for the parameter server in a local cluster
+
+    Raises
+    ------
+    ClusterError : there is no scheduler at the address within `settings.wait` seconds. Raised at once where waiting
+        would not help: for a wrong address, and for refused certificates.
     """
     quiet_lost_connections()
     if settings.scheduler or settings.scheduler_file:
@@ -62,9 +64,9 @@ def connect(
 
 
 def check_scheduler(settings: Cluster) -> None:
-    """Raise ClusterError where the scheduler's address cannot be one, or that in its file where there is such a file.
+    """Raise ClusterError if the scheduler's address, or that in its file if there is one, cannot be an address.
 
-    It is for the time before anything is written. Nothing is connected or waited for.
+    Use it before anything is written. Nothing is connected or waited for.
     """
     if settings.scheduler:
         check_address(settings.scheduler)
@@ -73,12 +75,10 @@ def check_scheduler(settings: Cluster) -> None:
             _address_in(settings.scheduler_file)
 
 
-def await_scheduler(
-    settings: Cluster, check: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda _: None
-) -> None:
-    """Wait until something listens at the scheduler's address; return at once where the cluster is a local one.
+def await_scheduler(settings: Cluster, check: Check = no_check, say: Say = lambda _: None) -> None:
+    """Wait until something listens at the scheduler's address; return at once for a local cluster.
 
-    It is for work that is worth doing only then. Raises ClusterError as `connect`.
+    Use it before work that needs the scheduler. Raises ClusterError as `connect`.
     """
     if not (settings.scheduler or settings.scheduler_file):
         return
@@ -92,36 +92,32 @@ def await_scheduler(
 
 
 class _Client(Client):  # type: ignore[misc] # Dask has no types
-    """A client that connects or is closed, in limited time. `check` is called meanwhile, and may raise.
+    """A client that connects or is closed within limited time. `check` is called meanwhile, and may raise.
 
-    Dask itself leaves a client that did not connect to the garbage collector. At the end of the process that waits 4 s
-    for an event loop that ended before, and prints a traceback. Dask waits without a limit for the first word of what
+    Dask leaves a client that did not connect to the garbage collector. At the end of the process this waits 4 s for an
+    event loop that has ended, and prints a traceback. Dask also waits without a limit for the first message of what
     listens at the address.
     """
 
-    def __init__(self, address: str, check: Callable[[], None]) -> None:
+    def __init__(self, address: str, check: Check) -> None:
         self._check = check
-        # one that cannot connect would stay the default, and all that is computed later would wait for it
+        # a client that cannot connect would stay the default, and later computations would wait for it
         super().__init__(address, timeout=TRY, set_as_default=False)
 
     def start(self, **kwargs: Any) -> None:
-        """Connect. Raises what Dask does, Unanswered, and what `check` or a signal's handler raises."""
+        """Connect. Raises errors of Dask, of `check` and of a signal's handler, and Unanswered."""
         try:
             self._loop_runner.start()
             answer_to(self, self._start(**kwargs), within=ANSWER, check=self._check)
         except BaseException as error:
-            self._give_up()
+            with contextlib.suppress(TimeoutError):
+                self.close(timeout=TRY)
+            self.status = "closed"  # in any case: the garbage collector reads it
+            with contextlib.suppress(TimeoutError):
+                self._loop_runner.stop(timeout=TRY)  # `close` does so only where Dask has not closed it before
             if isinstance(error, Unanswered):
                 raise Unanswered(SILENT) from None
             raise
-
-    def _give_up(self) -> None:
-        """Close what has been opened, and end the event loop."""
-        with contextlib.suppress(TimeoutError):
-            self.close(timeout=TRY)
-        self.status = "closed"  # in any case: the garbage collector looks at it
-        with contextlib.suppress(TimeoutError):
-            self._loop_runner.stop(timeout=TRY)  # `close` does so only where Dask has not closed it before
 
 
 @contextlib.contextmanager
@@ -169,18 +165,18 @@ REMEDIES = {
         "is it a scheduler? If it uses TLS, write tls:// and give certificates; correct the address otherwise"
     ),
 }
-"""What to do about a reason: of OpenSSL's and Dask's words for it the first that are found."""
+"""Remedies by a pattern of OpenSSL's or Dask's message. The first match counts."""
 
 
 def _of_tls(reason: str) -> bool:
-    """Whether one side has refused the other: it will not think better of it."""
+    """Return True if one side has refused the other: to try again is of no use."""
     return re.search("(?i)certificate|SSL|X509", reason) is not None and "EOF" not in reason
 
 
 def _refusal(where: str) -> str | None:
-    """Why a scheduler refuses our certificate, None where it does not or nobody can tell.
+    """Return the reason why a scheduler refuses our certificate; None where it does not, or gives none.
 
-    It says so to who listens. Dask writes first, and may find the connection closed before it has read why.
+    The scheduler sends its reason. Dask writes first, and may find the connection closed before it has read it.
     """
     try:
         context = Security().get_connection_args("client").get("ssl_context")
@@ -200,9 +196,9 @@ def _refusal(where: str) -> str | None:
 
 
 def _unheard(where: str) -> str | None:
-    """Why no connection comes about; None where one does, or where that cannot be tried without Dask.
+    """Return the reason why no connection comes about; None where one does, or only Dask can try.
 
-    Dask tries again as long as it may, and then says that the time was over.
+    Dask tries again until its time is over, and then reports only that.
     """
     try:
         address = normalize_address(where)
@@ -219,11 +215,11 @@ def _unheard(where: str) -> str | None:
 
 
 class _NotYet(Exception):
-    """A fault of a scheduler's file that the scheduler may mend when it writes the file."""
+    """A fault of a scheduler's file that may end when the scheduler writes the file."""
 
 
 def _address_of(settings: Cluster, patience: Patience) -> str:
-    """The scheduler's address, which its file is waited for. Raises ClusterError where none comes, or a wrong one."""
+    """Return the scheduler's address; wait for its file. Raises ClusterError for none in time, or a wrong one."""
     if settings.scheduler:
         check_address(settings.scheduler)
         return settings.scheduler
@@ -239,7 +235,7 @@ def _address_of(settings: Cluster, patience: Patience) -> str:
 
 
 def _address_in(path: str) -> str:
-    """The address that a scheduler wrote to its file. Raises ClusterError for a file that cannot become one."""
+    """Return the address in a scheduler's file. Raises _NotYet, or ClusterError for a file that cannot become one."""
     source = f"scheduler file {path}"
     try:
         address = str(json.loads(read_regular(path, _MOST_BYTES))["address"])
@@ -254,17 +250,18 @@ def _address_in(path: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause in a few words: Dask wraps refused connections and bad certificates several times."""
+    """Return the innermost cause in a few words: Dask wraps refused connections and bad certificates several times."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:200] or "no answer in time"
 
 
 MEMORY = {"MALLOC_ARENA_MAX": "1"}
-"""Environment of a worker: one pool of memory for all of its threads. glibc gives each thread pools of 64 MiB, which go
-back to the system whenever they are empty, whatever `keep_freed_memory` says: a step's maps would be fresh memory.
+"""Environment of a worker: one pool of memory for all of its threads.
 
-It has to be there before the process starts: what a nanny's `env` says is too late for the C library.
+By default glibc gives each thread pools of 64 MiB and returns empty ones to the system, whatever `keep_freed_memory`
+sets: a step's maps would be fresh memory. The variable has to be set before the process starts. A nanny's `env` is too
+late for the C library.
 """
 
 
@@ -280,12 +277,12 @@ def _local(settings: Cluster, server: bool) -> Iterator[Client]:
     config = {
         "distributed.scheduler.allowed-failures": 0,
         "distributed.admin.tick.limit": "30s",
-        # of every process, however idle: fifty looks a second at its event loop, ten at its memory, by default. On two
-        # cores that is a twentieth of all there is
+        # by default every process checks its event loop fifty times a second and its memory ten times, even when idle:
+        # on two cores a twentieth of the time
         "distributed.admin.tick.interval": "1s",
         "distributed.worker.memory.monitor-interval": "500ms",
         "distributed.admin.system-monitor.interval": "5s",
-        # a hundred looks a second at what every thread does, a thousand seconds of which are kept
+        # samples every thread a hundred times a second, and keeps a thousand seconds of samples
         "distributed.worker.profile.enabled": False,
         "distributed.nanny.pre-spawn-environ": {**dask.config.get("distributed.nanny.pre-spawn-environ"), **MEMORY},
     }
@@ -306,12 +303,12 @@ def _local(settings: Cluster, server: bool) -> Iterator[Client]:
 
 @contextlib.contextmanager
 def _own_loop() -> Iterator[IOLoop]:
-    """An event loop whose thread, and the workers' processes that it starts, leave signals to the driver's main thread.
+    """Give an event loop whose thread and worker processes leave signals to the driver's main thread.
 
-    A worker inherits the mask. Before it is set up, when it ignores signals by itself, Ctrl-C would end it.
+    A worker inherits the mask. Without it Ctrl-C would end a worker until it is set up and ignores signals by itself.
     """
     runner = LoopRunner(asynchronous=False)
-    resource_tracker.ensure_running()  # where it is started with a worker, it lets that worker's thread have signals
+    resource_tracker.ensure_running()  # if a worker's thread started it, that thread would get signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         runner.start()
@@ -324,22 +321,17 @@ def _own_loop() -> Iterator[IOLoop]:
 
 
 def _local_workers(wanted: dict[str, int], scratch: str, server: bool) -> Iterator[tuple[str, dict[str, object]]]:
-    """One single-threaded process a worker, and one more for the parameter server where there is one."""
+    """Yield one single-threaded process for each worker, and one more for the parameter server if there is one."""
     names = [(f"{kind}-{i}", kind) for kind, count in wanted.items() for i in range(count)]
     for name, kind in [*names, ("ps", "ps")] if server else names:
-        yield (
-            name,
-            {
-                "cls": Nanny,
-                "options": {
-                    "nthreads": 1,
-                    "resources": {kind.upper(): 1},
-                    "local_directory": scratch,
-                    "host": "127.0.0.1",
-                    "dashboard": False,
-                    "preload": ["daskcnn.cluster.preload"],
-                    "silence_logs": logging.ERROR,
-                    "memory_limit": "auto",
-                },
-            },
-        )
+        options = {
+            "nthreads": 1,
+            "resources": {kind.upper(): 1},
+            "local_directory": scratch,
+            "host": "127.0.0.1",
+            "dashboard": False,
+            "preload": ["daskcnn.cluster.preload"],
+            "silence_logs": logging.ERROR,
+            "memory_limit": "auto",
+        }
+        yield name, {"cls": Nanny, "options": options}

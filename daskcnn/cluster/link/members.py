@@ -1,8 +1,7 @@
-"""What a worker is called, in a run and by the doctor: by its user's name, else by its kind and a number.
+"""The cluster's workers: the resources that each advertises, its name, and those that a job takes.
 
-Every name is decided here. Two workers never share one, and each can be part of a file's name.
-
-The cluster's workers and the resources that each advertises, before anything is sent to them.
+A worker is called by its user's name, else by its kind and a number. Every name is decided here. Two workers never
+share one, and each can be part of a file's name.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any, Literal
 
 from distributed import Client
@@ -22,16 +22,16 @@ from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Workers
 
 LONGEST = 60
-"""Letters of a name; the rest of a longer one is cut off."""
+"""Letters of a name. A longer one is cut off."""
 _ALLOWED = "._-+@"
-_MADE = re.compile(r"(cpu|gpu|ps)-\d+")  # by this module, and for the workers of a local cluster
-_RESERVED = re.compile(r"group-\d+|layer")  # what else trains in a run has such names
+_MADE = re.compile(r"(cpu|gpu|ps)-\d+")  # names that are made here, and for the workers of a local cluster
+_RESERVED = re.compile(r"group-\d+|layer")  # names of replicas that are not workers
 
 
 def given_name(name: object) -> str:
-    """The name that a user gave a worker, as it is shown and kept; empty where none was given.
+    """Return the name that a user gave a worker, as it is shown and kept; empty where none was given.
 
-    Dask calls a worker without a name by its address, and `LocalCluster` by a number. Characters that may not be part
+    Dask calls a worker without a name by its address, and `LocalCluster` by a number. Characters that cannot be part
     of a file's name become hyphens.
     """
     if not isinstance(name, str) or "://" in name:
@@ -42,48 +42,48 @@ def given_name(name: object) -> str:
 
 
 def unique_names(given: Sequence[str], kinds: Sequence[str], taken: Collection[str] = ()) -> list[str]:
-    """A name for each worker: the given one, or where that is empty one such as `cpu-0`.
+    """Return a name for each worker: the given one, or where that is empty one such as `cpu-0`.
 
-    A given name that is taken already gets a number. taken: names that none of them may have.
+    A given name that is in use gets a number. taken: names that none of them may have.
     """
-    used = set(taken)
-    names = [_added(used, _free(name, kind, used)) if name else "" for name, kind in zip(given, kinds, strict=True)]
-    return [name or _added(used, _made(kind, used)) for name, kind in zip(names, kinds, strict=True)]
+    used, names = set(taken), list(given)
 
+    def use(i: int, candidates: Iterable[str]) -> None:
+        names[i] = next(name for name in candidates if name not in used)
+        used.add(names[i])
 
-def _free(name: str, kind: str, used: Collection[str]) -> str:
-    if name not in used:
-        return name
-    if _MADE.fullmatch(name):
-        return _made(kind, used)
-    return next(each for number in count(2) if (each := f"{name}-{number}") not in used)
-
-
-def _made(kind: str, used: Collection[str]) -> str:
-    return next(name for number in count() if (name := f"{kind}-{number}") not in used)
-
-
-def _added(used: set[str], name: str) -> str:
-    used.add(name)
-    return name
+    for i, name in enumerate(given):  # first, so that no made name takes a given one
+        if name and name in used and _MADE.fullmatch(name):
+            use(i, (f"{kinds[i]}-{number}" for number in count()))
+        elif name:
+            use(i, chain([name], (f"{name}-{number}" for number in count(2))))
+    for i, name in enumerate(names):
+        if not name:
+            use(i, (f"{kinds[i]}-{number}" for number in count()))
+    return names
 
 
 Kind = Literal["cpu", "gpu", "ps"]
 RESOURCES: dict[Kind, str] = {"cpu": "CPU", "gpu": "GPU", "ps": "PS"}
-POLL = 0.25  # seconds between two looks at the scheduler
-REMIND = 15.0  # seconds after which what is waited for is said again
+POLL = 0.25  # seconds between two questions to the scheduler
+REMIND = 15.0  # seconds after which a message of waiting is repeated
+Say = Callable[[str], None]
 
 
 @dataclass
 class Patience:
-    """How long is waited (seconds), and what is done meanwhile: `check` may raise, `say` is told what is missing.
+    """A wait of limited length.
 
-    begun: when the waiting began, on the monotonic clock.
+    Attributes
+    ----------
+    check : called repeatedly meanwhile; may raise
+    say : is told what is missing
+    begun : when the wait began, on the monotonic clock
     """
 
     seconds: float
-    check: Callable[[], None] = lambda: None
-    say: Callable[[str], None] = lambda _: None
+    check: Check = no_check
+    say: Say = lambda _: None
     begun: float = field(default_factory=time.monotonic)
     _deadline: float = field(init=False)
     _said: str = field(init=False, default="")
@@ -94,7 +94,7 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Whether all the time has passed."""
+        """True once all the time has passed."""
         return time.monotonic() >= self._deadline
 
     @property
@@ -103,7 +103,7 @@ class Patience:
         return max(0.0, self._deadline - time.monotonic())
 
     def wait_for(self, missing: str) -> None:
-        """A turn of waiting. What is missing is said when it changes, and from time to time."""
+        """Wait for a moment. Says what is missing when that changes, and every `REMIND` seconds."""
         self.check()
         if missing != self._said or time.monotonic() >= self._again:
             self.say(f"waiting for {missing}; {self.left:.0f} s left")
@@ -113,11 +113,12 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as the scheduler knows it. `resource` is what tasks for it are pinned by; it counts as its first kind,
-    `also` are others that it advertises.
+    """A worker as the scheduler knows it.
 
-    plain: whether it advertises none of our resources and is taken as a CPU worker. Its tasks are pinned by its address
-    alone.
+    Attributes
+    ----------
+    kind, also : the first kind that it advertises, which it counts as, and the others
+    plain : True if it advertises none of our resources and is taken as a CPU worker; only its address pins its tasks
     """
 
     name: str
@@ -131,11 +132,11 @@ class Member:
 
     @property
     def declared(self) -> str:
-        """The resources that it advertises, in words."""
+        """The resources that it advertises, joined by "and"."""
         return " and ".join(RESOURCES[kind] for kind in (self.kind, *self.also))
 
     def named(self, name: str) -> Member:
-        """The worker under its name in a run."""
+        """Return the worker under its name in a run."""
         return replace(self, name=name)
 
     @property
@@ -146,7 +147,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Members:
-    """The workers a run uses, and where its parameter server lives; `servers` are others that are set apart for it."""
+    """The workers that a run uses, the host of its parameter server, and other hosts that are set apart for it."""
 
     workers: tuple[Member, ...]
     server: Member
@@ -155,18 +156,18 @@ class Members:
 
 
 def present(client: Client, check: Check = no_check) -> dict[str, dict[str, Any]]:
-    """The scheduler's workers by address. Raises OSError where the scheduler is gone or does not answer.
+    """Return the scheduler's workers by address. Raises OSError where the scheduler is gone or does not answer.
 
-    Asked of the scheduler itself: what `client.scheduler_info` returns is a cache that a timer empties of workers.
+    This asks the scheduler itself: `client.scheduler_info` returns a cache that a timer empties of workers.
     """
     return dict(answer_to(client, client.scheduler.identity(n_workers=-1), check=check)["workers"])
 
 
 def advertised(workers: Mapping[str, Mapping[str, Any]], *, plain: bool | None = None) -> list[Member]:
-    """The workers that are ours to use, by kind and name. Each has a name of its own, the user's where one was given.
+    """Return the workers that a job may use, by kind and name. Each has a name of its own, the user's if one was given.
 
-    Those are the workers that declare one of our resources. Where none declares CPU or GPU, workers that declare none
-    of our resources are CPU workers too. `plain` says whether they are, where it is not for these workers to say.
+    These are the workers that declare one of our resources. Where none declares CPU or GPU, workers that declare none
+    of our resources are CPU workers too. `plain` decides this in place of these workers.
     """
     kinds = {address: _kinds(info) for address, info in workers.items()}
     if plain is None:
@@ -190,7 +191,7 @@ def _member(address: str, info: Mapping[str, Any], kinds: tuple[Kind, ...]) -> M
 
 
 def taken_as_cpu(members: Iterable[Member]) -> tuple[str, ...]:
-    """The line that is said where workers that advertise nothing are taken as CPU workers, if there are any."""
+    """Return a line to say if workers that advertise nothing are taken as CPU workers; none if there are no such."""
     count = sum(member.plain for member in members)
     taken = "1 worker is taken as a CPU worker" if count == 1 else f"{count} workers are taken as CPU workers"
     remedy = "to choose others, start them with --resources CPU=1 (or GPU=1, PS=1)"
@@ -206,19 +207,25 @@ def wait_for_members(
     client: Client,
     wanted: Workers,
     wait: float,
-    check: Callable[[], None] = lambda: None,
+    check: Check = no_check,
     *,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
     settle: float = 0.0,
     silent: Mapping[str, str] | None = None,
     begun: float | None = None,
 ) -> Members:
-    """Wait until the wanted workers are there (seconds: `wait`) and say who they are.
+    """Wait up to `wait` seconds until the wanted workers are there. Returns those that a job takes.
 
-    Where any number will do, until none has come for `settle` seconds. `check` is called now and then, and may raise;
-    `say` is told what is missing. begun: when the waiting began.
-    silent: addresses of workers that do not answer, with the words for it; they are not chosen.
-    Raises ClusterError naming what was found and the command that adds what is missing.
+    Parameters
+    ----------
+    wanted : their numbers by kind; where none is given, any number will do
+    check, say, begun : see `Patience`
+    settle : seconds without a new worker after which any number will do
+    silent : reports on workers that do not answer, by address; these are not chosen
+
+    Raises
+    ------
+    ClusterError : workers are missing; it names those that were found and the command that adds the others
     """
     silent = silent or {}
     patience = Patience(wait, check, say, time.monotonic() if begun is None else begun)
@@ -233,18 +240,15 @@ def wait_for_members(
         if settled and not missing:
             return chosen(found, wanted)
         if missing:
-            patience.wait_for(_in_short(found, missing))
+            more = ", ".join(f"{n} more with {RESOURCES[kind]}=1" for kind, n in missing.items())
+            patience.wait_for(f"workers: {more} (found {_counted(found)})")
         else:
             time.sleep(POLL)
 
 
-def _in_short(found: list[Member], missing: Mapping[str, int]) -> str:
-    more = ", ".join(f"{n} more with {RESOURCES[kind]}=1" for kind, n in missing.items())  # type: ignore[index]
-    return f"workers: {more} (found {_counted(found)})"
-
-
 def _counted(found: list[Member]) -> str:
-    return ", ".join(f"{_count(found, kind)} {kind}" for kind in RESOURCES)
+    have = Counter(m.kind for m in found)
+    return ", ".join(f"{have[kind]} {kind}" for kind in RESOURCES)
 
 
 def _there(client: Client, check: Check, silent: Mapping[str, str]) -> list[Member]:
@@ -257,19 +261,16 @@ def _there(client: Client, check: Check, silent: Mapping[str, str]) -> list[Memb
         ) from error
 
 
-def _count(found: list[Member], kind: str) -> int:
-    return sum(m.kind == kind for m in found)
-
-
-def missing_members(found: list[Member], wanted: Workers) -> dict[str, int]:
-    """How many of each kind are wanted besides those; one at least, where none is named."""
+def missing_members(found: list[Member], wanted: Workers) -> dict[Kind, int]:
+    """Return the number of workers of each kind that are missing; one CPU worker if any will do and there is none."""
+    have = Counter(m.kind for m in found)
     if not wanted.given:
-        return {} if _count(found, "cpu") + _count(found, "gpu") else {"cpu": 1}
-    return {kind: n - have for kind, n in wanted.given.items() if (have := _count(found, kind)) < n}
+        return {} if have["cpu"] + have["gpu"] else {"cpu": 1}
+    return {kind: n - have[kind] for kind, n in wanted.given.items() if have[kind] < n}  # type: ignore[index, misc]
 
 
 def chosen(found: list[Member], wanted: Workers) -> Members:
-    """Those of them that a job takes, where none is missing."""
+    """Return the members that a job takes of those found, where none is missing."""
     workers: list[Member] = []
     for kind in ("cpu", "gpu"):
         of_kind = [m for m in found if m.kind == kind]
@@ -287,10 +288,9 @@ def _what_is_missing(
     address = client.scheduler.address
     lines = [f"scheduler {address}: found {_counted(found)} workers after {wait:g} s, but the job wants more:"]
     for kind, n in missing_members(found, wanted).items():
-        resource = RESOURCES[kind]  # type: ignore[index]
+        resource = f"{RESOURCES[kind]}=1"
         lines.append(
-            f"  {n} more with {resource}=1; on each machine: "
-            f"dask worker {address} --nthreads 1 --resources {resource}=1"
+            f"  {n} more with {resource}; on each machine: dask worker {address} --nthreads 1 --resources {resource}"
         )
     lines += [
         f"  worker {m.name} advertises {m.declared}, and counts as {m.kind}: restart it with one of them"

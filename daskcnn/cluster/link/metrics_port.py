@@ -1,6 +1,6 @@
 """Figures of runs on the ports where Dask serves `/metrics`: in the scheduler's process and in the workers'.
 
-Dask writes out prometheus_client's registry there. A collector in it shows what the driver of each run has sent last.
+Dask serves prometheus_client's registry there. A collector in it shows the last figures of each run's driver.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 PACKAGE = "prometheus_client"
 KEPT = 20
-"""Runs whose last figures a process keeps."""
+"""Number of runs whose last figures a process keeps."""
 RUNS = "daskcnn_runs"
-"""The only metric that is made here: runs by status, of all drivers."""
+"""The only metric that this module makes: runs by status, of all drivers."""
 RUNS_MEANING = "Runs whose figures are kept here, by status."
 
 
@@ -36,8 +36,8 @@ class RunFigures:
 
     Attributes
     ----------
-    figures : of each metric the values by its labels' values, in the order of `Metric.labels`.
-    worker : the worker whose figures these are; empty for all of the run's.
+    figures : of each metric, values by the values of its labels, in the order of `Metric.labels`
+    worker : the worker whose figures these are; empty for those of the whole run
     """
 
     run: str
@@ -47,9 +47,9 @@ class RunFigures:
 
 
 class RunsCollector:
-    """What the registry asks for the figures of all runs in this process.
+    """Gives prometheus_client's registry the figures of all runs in this process.
 
-    The process may be scheduler and workers at once: a worker's figures are among all of its run's, and shown once.
+    A process may be scheduler and workers at once. Then a worker's figures are part of its run's, and shown once.
     """
 
     def __init__(self) -> None:
@@ -57,22 +57,19 @@ class RunsCollector:
         self._lock = threading.Lock()
 
     def keep(self, figures: RunFigures) -> None:
-        """Keep these figures in place of older ones; of too many runs the oldest go."""
+        """Keep these figures in place of older ones. The oldest runs beyond `KEPT` are dropped."""
         with self._lock:
             self._runs[figures.run] = {**self._runs.pop(figures.run, {}), figures.worker: figures}
             while len(self._runs) > KEPT:
                 del self._runs[next(iter(self._runs))]
 
-    def _shown(self) -> list[RunFigures]:
-        with self._lock:
-            runs = [dict(parts) for parts in self._runs.values()]
-        return [part for parts in runs for part in ([parts[""]] if "" in parts else parts.values())]
-
     def collect(self) -> Iterator[Any]:
-        """Every metric as a family of prometheus_client's."""
+        """Yield every metric as a family of prometheus_client's."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        runs = self._shown()
+        with self._lock:
+            kept = [dict(parts) for parts in self._runs.values()]
+        runs = [part for parts in kept for part in ([parts[""]] if "" in parts else parts.values())]
         by_status = GaugeMetricFamily(RUNS, RUNS_MEANING, labels=["status"])
         for status, count in Counter({run.run: run.status for run in runs}.values()).items():
             by_status.add_metric([status], count)
@@ -86,13 +83,13 @@ class RunsCollector:
             yield family
 
     def describe(self) -> Iterable[Any]:
-        """Nothing is known before a run: the registry then does not ask for figures to find the names."""
+        """Return no names, so that the registry does not ask for figures to find them: none are known before a run."""
         return ()
 
 
 @cache
 def collector_here() -> RunsCollector:
-    """The collector of this process, in prometheus_client's registry."""
+    """Return the collector of this process, registered in prometheus_client's registry."""
     from prometheus_client import REGISTRY
 
     collector = RunsCollector()
@@ -101,10 +98,10 @@ def collector_here() -> RunsCollector:
 
 
 def show_figures(figures: RunFigures) -> None:
-    """Show the figures on this process's port. Called in the scheduler's process and in the workers'."""
+    """Show the figures on this process's port. Runs in the scheduler's process and in the workers'."""
     collector_here().keep(figures)
 
 
 def serves_metrics() -> bool:
-    """Whether this process has what `/metrics` needs."""
+    """Return True if this process has the package that `/metrics` needs."""
     return find_spec(PACKAGE) is not None

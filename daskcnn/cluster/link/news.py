@@ -1,4 +1,4 @@
-"""What a worker tells the driver while a task of it lasts: what it is calibrating, and how far it is."""
+"""Messages of a worker to the driver during a task: the step of its calibration, and its progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distributed import Client, get_worker
 from daskcnn.events import Calibrating
 
 EVERY = 2.0
-"""Seconds between two messages: the scheduler passes each on. What takes less is told by no message."""
+"""Seconds between two messages, which the scheduler passes on. Shorter work sends none."""
 
 
 def _topic(run: str) -> str:
@@ -26,7 +26,7 @@ class Teller:
         self._topic, self._told = _topic(run), time.monotonic()
 
     def tell(self, doing: str, done: int = 0, of: int = 0) -> None:
-        """Say what is being done now, and after how many parts of how many; 0 where it has no parts."""
+        """Send what is being done now, and how many of its parts are done; 0 of 0 where it has no parts."""
         if (now := time.monotonic()) - self._told < EVERY:
             return
         self._told = now
@@ -44,19 +44,19 @@ class News:
         self._queue: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
 
     def subscribe(self, client: Client, run: str) -> None:
-        """Begin to hear the run's workers."""
+        """Begin to receive messages of the run's workers."""
         client.subscribe_topic(_topic(run), self.heard)
 
     def unsubscribe(self, client: Client, run: str) -> None:
-        """Hear them no more."""
+        """Receive no more messages."""
         client.unsubscribe_topic(_topic(run))
 
     def heard(self, event: tuple[float, Mapping[str, Any]]) -> None:
-        """Keep a message. Called on the thread of the client's event loop."""
+        """Keep a message. Runs on the thread of the client's event loop."""
         self._queue.put(event[1])
 
     def taken(self, names: Mapping[str, str]) -> list[Calibrating]:
-        """The messages so far as events, of the workers with a name; names: by address."""
+        """Return the messages so far as events. names: of workers by address; messages of others are dropped."""
         found: list[Calibrating] = []
         while True:
             try:

@@ -1,7 +1,4 @@
-"""What Dask logs on workers that this package starts, and a user should not see.
-
-A cluster of one worker in this process, for fits that are not worth processes of their own.
-"""
+"""A cluster of one worker in this process, for fits that are not worth processes of their own."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ from daskcnn.errors import UserError
 
 
 def quiet_refusals() -> None:
-    """From now on, Dask's log of this process has no line of a task that refuses a user's data or cluster."""
-    logging.getLogger("distributed.worker").addFilter(_is_no_refusal)  # a filter is there once at most
+    """Keep tasks that refuse a user's data or cluster out of Dask's log of this process."""
+    logging.getLogger("distributed.worker").addFilter(_is_no_refusal)  # a filter that is there is not added again
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """The driver raises what a task has raised. Dask logs it with a traceback besides."""
+    """Return False for the traceback of a task's error that the driver raises too."""
     if not str(record.msg).startswith("Compute Failed") or not isinstance(record.args, tuple):
         return True
     raised = [text.partition("(")[0] for text in record.args if isinstance(text, str)]
@@ -48,7 +45,7 @@ R = TypeVar("R")
 def apart_from_tasks(function: Callable[[], R]) -> R:
     """Call the function, on a thread of its own where this one runs a task of Dask's.
 
-    In a task every client takes the task's worker for one of its own cluster's, and sends data there.
+    In a task, a client takes the task's worker for one of its own cluster and sends data there.
     """
     try:
         get_worker()
@@ -60,11 +57,11 @@ def apart_from_tasks(function: Callable[[], R]) -> R:
 
 @dataclass
 class SharedCluster:
-    """A cluster that is started when it is first needed, and used by one at a time.
+    """A cluster that is started when it is first needed, and serves one caller at a time.
 
     Attributes
     ----------
-    turn : held while the worker is used: it can be in one run only.
+    turn : held while the worker is in use: it can be in one run only
     """
 
     turn: threading.RLock = field(default_factory=threading.RLock)
@@ -74,13 +71,13 @@ class SharedCluster:
 
     @contextmanager
     def client(self) -> Iterator[Client]:
-        """A client of the cluster, for the caller alone."""
+        """Give a client of the cluster to one caller at a time."""
         with self.turn:
             yield self._started()
 
     def _started(self) -> Client:
         if self._client is None or self._client.status != "running" or self._process != os.getpid():
-            # a process that was forked has none of the threads of the cluster that it remembers
+            # a forked process has none of the threads of the cluster that it remembers
             quiet_refusals()
             settings = {"distributed.worker.profile.enabled": False, "distributed.scheduler.allowed-failures": 0}
             nowhere = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
@@ -102,7 +99,7 @@ class SharedCluster:
         return self._client
 
     def close(self) -> None:
-        """Stop the cluster, if this process has started it. The next use starts another one."""
+        """Stop the cluster if this process has started it. The next use starts another one."""
         with self.turn:
             client, cluster, own = self._client, self._cluster, self._process == os.getpid()
             self._client = self._cluster = None
@@ -112,5 +109,5 @@ class SharedCluster:
 
 
 SHARED = SharedCluster()
-"""The one of this process."""
+"""The cluster of this process."""
 atexit.register(SHARED.close)

@@ -1,19 +1,20 @@
 """The tasks of a meeting without a server, as they run on a worker.
 
-A replica's training stands still between two tasks of its worker: nothing here waits, so one thread is enough. Tasks
-change the replica, so each of them may run once only; one that Dask runs again after a loss is refused.
+A replica's training rests between two tasks of its worker. No task waits for others, so one thread is enough. Tasks
+change the replica, so each may run only once: one that Dask runs again after a loss is refused.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from daskcnn.arrays import Array, single_threaded_blas
-from daskcnn.cluster.worker.session import Session, session_of, stopped
+from daskcnn.cluster.worker.session import Session, session_of
+from daskcnn.cluster.worker.tasks import ReplicaRound
 from daskcnn.errors import Diverged
 from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
@@ -21,9 +22,9 @@ from daskcnn.ps import Local, Reply, Vector
 from daskcnn.ps.bsp import ASA
 from daskcnn.ps.split import Span, spans
 from daskcnn.ps.vectors import all_finite, cast
-from daskcnn.training.cadence import Cadence, TrainSteps, steps_of_round
-from daskcnn.training.replica import Stopped, Trained
-from daskcnn.training.replica_exchange import JudgeCenter, Order, ReplicaExchange, Report, Send
+from daskcnn.training.cadence import Cadence, TrainSteps
+from daskcnn.training.replica import Replica, Stopped
+from daskcnn.training.replica_exchange import ReplicaExchange, Send
 from daskcnn.training.round_report import RoundReport
 
 
@@ -33,9 +34,16 @@ class OutOfTurn(Exception):
 
 @dataclass(frozen=True)
 class Peers:
-    """Workers that meet. life: counts what the driver begins; tasks of earlier ones are refused. size: of the vector.
+    """Workers that meet.
 
-    names: in the order in which their pieces are added up, each in charge of one range.
+    Attributes
+    ----------
+    life
+        Counts what the driver begins; tasks of earlier lives are refused.
+    names
+        In the order in which their pieces are added up. Each is in charge of one range.
+    size
+        Of the vector.
     """
 
     run: str
@@ -44,15 +52,20 @@ class Peers:
     size: int
 
     def span(self, name: str) -> Span:
-        """The range that the worker is in charge of."""
+        """Return the range that the worker is in charge of."""
         return spans(self.size, len(self.names))[self.names.index(name)]
 
 
 @dataclass(frozen=True)
 class RoundStart:
-    """Driver to worker: the round that begins. score: the validation samples to judge its center on.
+    """The driver's order to begin a round.
 
-    scale: of the learning rate.
+    Attributes
+    ----------
+    score
+        The validation samples to judge the round's center on.
+    scale
+        Factor of the learning rate.
     """
 
     round: Round
@@ -78,56 +91,57 @@ class Rescued:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The arithmetic of a meeting for `ReplicaExchange`: it gives a contribution, and adopts each sum as it came."""
+    """The arithmetic of a meeting for `ReplicaExchange`: sums are adopted as they come, before it is told of them."""
 
     asa: ASA
 
     def payload(self, local: Local) -> Vector:
-        """The vector that is cut into pieces."""
+        """Return the vector that is cut into pieces."""
         return self.asa.contribution(local)
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
-        """All ranges are adopted."""
+        """Note the version: all ranges are adopted already."""
         local.base_version = version
 
 
-@dataclass
-class RoundUnderWay:
+class MeetingRound(ReplicaRound):
     """A round of a peer.
 
     Attributes
     ----------
-    order:
-        What its machine wants done next.
-    training:
+    training
         The round's steps.
-    samples, seconds:
-        What it came to up to the last meeting: samples, seconds of load and compute.
-    bytes_up, bytes_down:
-        What this worker moved.
+    samples, seconds
+        Up to the last meeting: samples trained on, seconds of load and compute.
+    bytes_up, bytes_down
+        Bytes that this worker sent and received.
     """
 
-    order: Order
-    training: Generator[Trained, None, None]
-    samples: int = 0
-    seconds: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
+    def __init__(self, replica: Replica, exchange: ReplicaExchange, start: RoundStart) -> None:
+        super().__init__(replica, exchange, start.round, start.score, start.scale)
+        self.training = self.steps()
+        self.samples, self.seconds = 0, 0.0
+        self.bytes_up = self.bytes_down = 0
 
 
 @dataclass
 class Peer:
     """A replica between meetings, in its worker's session.
 
-    said: the contribution to the meeting under way, on the host; it may be the weights themselves, which rest until all
-    pieces of it were taken. merged: the last meeting's sums, where they are not kept in the local's base.
+    Attributes
+    ----------
+    said
+        The contribution to the meeting under way, on the host. It may be the weights themselves, which do not change
+        until all of its pieces are taken.
+    merged
+        The last meeting's sums, where they are not kept in the local's base.
     """
 
     name: str
     life: int
     asa: ASA
     exchange: ReplicaExchange
-    round: RoundUnderWay | None = None
+    round: MeetingRound | None = None
     said: Array | None = None
     merged: Sequence[Array] = ()
 
@@ -137,14 +151,27 @@ class Peer:
         return self.exchange.local
 
     @property
-    def now(self) -> RoundUnderWay:
+    def now(self) -> MeetingRound:
         """The round under way."""
         assert self.round is not None, "begun with the round's first task"
         return self.round
 
+    def check_turn(self, version: int) -> None:
+        """Raise OutOfTurn unless the replica trains from this version."""
+        if self.local.base_version != version:
+            known = self.local.base_version
+            raise OutOfTurn(f"a task of version {version} where {known} is trained from; it is dropped")
+
+    def contribution(self, version: int) -> Array:
+        """Return what the replica contributes to the meeting of this version. Raises OutOfTurn."""
+        self.check_turn(version)
+        if self.said is None:
+            raise OutOfTurn(f"a task of version {version} that comes before the training; it is dropped")
+        return self.said
+
 
 def begin_life(peers: Peers, name: str, optimizer: OptimizerState | None, version: int, center: Array) -> None:
-    """Start as the worker of this name, from the center (size,), which stays untouched, and this optimizer's state."""
+    """Begin as the worker of this name with this center (size,) and optimizer's state. The center is not changed."""
     session = session_of(peers.run)
     replica = session.replica
     asa = ASA.of(replica.job.rule, replica.job.cluster.wire)
@@ -159,7 +186,7 @@ def begin_life(peers: Peers, name: str, optimizer: OptimizerState | None, versio
 
 
 def end_life(session: Session) -> None:
-    """Give up a round that was not ended, so that its loader ends."""
+    """Forget the peer, and stop the loader of a round that was not ended."""
     peer = session.kept.find(Peer)
     if peer is not None and peer.round is not None:
         peer.round.training.close()
@@ -167,40 +194,63 @@ def end_life(session: Session) -> None:
 
 
 def train(peers: Peers, version: int, start: RoundStart | None, sums: Sequence[Array]) -> Stepped | None:
-    """Go on from the last meeting's sums, if there are any, and train up to the next. None: the driver stopped it.
+    """Adopt the last meeting's sums, if there are any, and train up to the next meeting.
 
-    version: of the center to train from. start: of the round, for its first meeting.
+    Parameters
+    ----------
+    version
+        Of the center to train from.
+    start
+        Of the round, for its first meeting.
+
+    Returns
+    -------
+    None if the driver stopped the training.
     """
-    session, peer = _peer_of(peers)
-    _adopt(peers, session, peer, version, sums)
+    session, peer = _adopted(peers, version, sums)
     if start is not None:
-        _begin_round(session, peer, start)
-    if not isinstance(peer.now.order, TrainSteps):
+        if peer.round is not None:
+            raise OutOfTurn(f"round {start.round.number} has begun already; a task was run twice")
+        peer.round = MeetingRound(session.replica, peer.exchange, start)
+    now = peer.now
+    if not isinstance(now.order, TrainSteps):
         raise OutOfTurn(f"a task of version {version} whose steps are made already; it is dropped")
+    wanted = now.order.samples
     try:
         with single_threaded_blas():
-            return _steps(session, peer, peer.now.order)
+            so_far = next(each for each in now.training if each.score.samples == wanted)
     except Stopped:
         return None
+    now.stretch_trained(so_far)
+    assert isinstance(now.order, Send)
+    assert now.order.push is not None
+    peer.said = session.replica.device.backend.to_host(now.order.push.payload)
+    samples, seconds = so_far.score.samples, so_far.load + so_far.compute
+    made = Stepped(samples - now.samples, seconds - now.seconds)
+    now.samples, now.seconds = samples, seconds
+    return made
 
 
 def cut(peers: Peers, version: int, name: str, stepped: Stepped) -> Array:
-    """The piece of this worker's contribution that the worker of this name is in charge of."""
+    """Cut the piece of this worker's contribution that the worker of this name is in charge of."""
     _, peer = _peer_of(peers)
-    piece = _said(peer, version)[slice(*peers.span(name))]
+    piece = peer.contribution(version)[slice(*peers.span(name))]
     peer.now.bytes_up += piece.nbytes
     return piece
 
 
 def add_up(peers: Peers, version: int, stepped: Sequence[Stepped], pieces: Sequence[Array]) -> Array:
-    """The merge of the range that this worker is in charge of. pieces: the others', in order.
+    """Merge the range that this worker is in charge of. Raises Diverged where the result is not finite.
 
-    Raises Diverged where it is not finite.
+    Parameters
+    ----------
+    pieces
+        Those of the other workers, in the order of their names.
     """
     session, peer = _peer_of(peers)
     mine = slice(*peers.span(peer.name))
     contributions = list(pieces)
-    contributions.insert(peers.names.index(peer.name), _said(peer, version)[mine])
+    contributions.insert(peers.names.index(peer.name), peer.contribution(version)[mine])
     base = session.replica.device.backend.to_host(peer.local.base[mine])
     merged = peer.asa.add_up(base, contributions, [each.samples for each in stepped])
     if not all_finite(merged):
@@ -212,27 +262,23 @@ def add_up(peers: Peers, version: int, stepped: Sequence[Stepped], pieces: Seque
 
 
 def adopt(peers: Peers, version: int, sums: Sequence[Array]) -> None:
-    """Go on from the sums of all workers, each of its range."""
-    session, peer = _peer_of(peers)
-    _adopt(peers, session, peer, version, sums)
+    """Adopt the sums of all workers, each of its range."""
+    _adopted(peers, version, sums)
 
 
 def end_round(peers: Peers, version: int, sums: Sequence[Array]) -> RoundReport:
     """Adopt the round's last sums, judge the center, and report. The wait for others is part of communication."""
-    session, peer = _peer_of(peers)
-    _adopt(peers, session, peer, version, sums)
+    _, peer = _adopted(peers, version, sums)
     now = peer.now
     now.training.close()
     with single_threaded_blas():
-        _judge(session, peer)
-    optimizer = session.replica.host_optimizer()
-    report = peer.exchange.report(bytes_up=now.bytes_up, bytes_down=now.bytes_down, optimizer=optimizer)
+        report = now.report(now.bytes_up, now.bytes_down, at_center=True)
     peer.round = None
     return report
 
 
 def center_of(peers: Peers) -> Array:
-    """The last meeting's center, a copy on the host."""
+    """Return a copy of the last meeting's center on the host."""
     session, peer = _peer_of(peers)
     if peer.merged:
         center = np.concatenate([cast(part, session.replica.layout.dtype) for part in peer.merged])
@@ -243,7 +289,7 @@ def center_of(peers: Peers) -> Array:
 
 
 def rescue(peers: Peers) -> Rescued:
-    """Which center this worker has, and its optimizer's state."""
+    """Return the version of this worker's center, and its optimizer's state."""
     session, peer = _peer_of(peers)
     return Rescued(peer.local.base_version, session.replica.host_optimizer())
 
@@ -256,24 +302,12 @@ def _peer_of(peers: Peers) -> tuple[Session, Peer]:
     return session, peer
 
 
-def _said(peer: Peer, version: int) -> Array:
-    _check_turn(peer, version)
-    if peer.said is None:
-        raise OutOfTurn(f"a task of version {version} that comes before the training; it is dropped")
-    return peer.said
-
-
-def _check_turn(peer: Peer, version: int) -> None:
-    if peer.local.base_version != version:
-        known = peer.local.base_version
-        raise OutOfTurn(f"a task of version {version} where {known} is trained from; it is dropped")
-
-
-def _adopt(peers: Peers, session: Session, peer: Peer, version: int, sums: Sequence[Array]) -> None:
-    """Go on from the sums, if there are any, to the center of this version."""
+def _adopted(peers: Peers, version: int, sums: Sequence[Array]) -> tuple[Session, Peer]:
+    """Adopt the sums, if there are any, of the meeting before the center of this version. Raises OutOfTurn."""
+    session, peer = _peer_of(peers)
     backend, local = session.replica.device.backend, peer.local
     if sums:
-        _said(peer, version - 1)
+        peer.contribution(version - 1)
         now = peer.now
         now.bytes_down += sum(each.nbytes for i, each in enumerate(sums) if peers.names[i] != peer.name)
         frozen = [(place, local.weights[place].copy()) for place in session.replica.frozen]
@@ -286,35 +320,5 @@ def _adopt(peers: Peers, session: Session, peer: Peer, version: int, sums: Seque
         order = peer.exchange.replied([(reply, local.weights)], time.perf_counter())
         assert order is not None
         now.order, peer.said = order, None
-    _check_turn(peer, version)
-
-
-def _begin_round(session: Session, peer: Peer, start: RoundStart) -> None:
-    exchange = peer.exchange
-    if peer.round is not None:
-        raise OutOfTurn(f"round {start.round.number} has begun already; a task was run twice")
-    steps = steps_of_round(session.replica, exchange.rule, start.round, exchange.local, scale=start.scale, stop=stopped)
-    peer.round = RoundUnderWay(exchange.begin(start.round, start.score), steps)
-
-
-def _steps(session: Session, peer: Peer, order: TrainSteps) -> Stepped:
-    now = peer.now
-    so_far = next(each for each in now.training if each.score.samples == order.samples)
-    busy = so_far.load + so_far.compute
-    meet = peer.exchange.trained(so_far.score, so_far.lr, busy=busy, load=so_far.load, at=time.perf_counter())
-    assert isinstance(meet, Send)
-    assert meet.push is not None
-    peer.said = session.replica.device.backend.to_host(meet.push.payload)
-    made = Stepped(so_far.score.samples - now.samples, busy - now.seconds)
-    now.order, now.samples, now.seconds = meet, so_far.score.samples, busy
-    return made
-
-
-def _judge(session: Session, peer: Peer) -> None:
-    """Judge the center if that is ordered: the replica's weights are the center's now."""
-    now, replica = peer.now, session.replica
-    if isinstance(now.order, JudgeCenter):
-        begun, whole = time.perf_counter(), replica.job.data.validation
-        score = replica.evaluate(replica.dataset.train, now.order.lo, now.order.hi, stopped, whole=whole)
-        now.order = peer.exchange.judged_center(score, begun=begun, at=time.perf_counter())
-    assert isinstance(now.order, Report)
+    peer.check_turn(version)
+    return session, peer

@@ -1,12 +1,9 @@
-"""A worker's exchanges with the server: what its `ReplicaExchange` orders is carried out over a link, and timed.
-
-The tasks that run on a worker: calibrating, judging, joining the server, rounds of training.
-"""
+"""The tasks that run on a worker: calibrate it, judge weights, join the server, train a round."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
@@ -21,6 +18,7 @@ from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.nn.score import Score
+from daskcnn.partition.rounds import Round
 from daskcnn.ps import Join, Local, Pull, Push, Reply
 from daskcnn.ps.vectors import cast
 from daskcnn.store.array_index import ArrayIndex
@@ -33,15 +31,15 @@ from daskcnn.training.worker_calibration import stage_seconds, step_seconds, tun
 
 def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> None:
     """Take part in the server's barrier and start from its center. Raises Stopped."""
-    session.exchange = exchange = session.exchange or exchange_of(session.replica)
+    session.exchange = exchange = session.exchange or _exchange_of(session.replica)
     reply = _link(order, session, stop).call(Join(order.epoch, order.worker, order.session))
     _, center = _on_device(session.replica, reply)
     exchange.joined(center, reply.version)
     session.replica.adopt_optimizer(order.optimizer)
 
 
-def exchange_of(replica: Replica) -> ReplicaExchange:
-    """The machine of a worker that exchanges with the server."""
+def _exchange_of(replica: Replica) -> ReplicaExchange:
+    """Return the state machine of a worker that exchanges with the server."""
     job = replica.job
     overlap = job.cluster.overlap and job.train.replica_size == 1  # a group's home makes no steps by itself
     assert job.rule is not None, "strategy layer has tasks of its own"
@@ -51,56 +49,86 @@ def exchange_of(replica: Replica) -> ReplicaExchange:
     return ReplicaExchange(job.rule, local, cadence, overlap=overlap, frozen=replica.frozen)
 
 
-class ServedRound:
-    """One round of a worker that has joined the server. `order` is what its machine wants done next.
+class ReplicaRound:
+    """A round of a replica on its worker, from the beginning to the report.
 
-    A worker by itself calls `train`. A group's home calls `trained` where a stretch of the group's steps has ended,
-    and `end` after the last.
+    Attributes
+    ----------
+    order
+        The order of the replica's state machine that is to be carried out next.
+    """
+
+    def __init__(
+        self, replica: Replica, exchange: ReplicaExchange, round_: Round, score: tuple[int, int] | None, scale: float
+    ) -> None:
+        self.replica, self.exchange = replica, exchange
+        self._round, self._scale = round_, scale
+        self.order: Order = exchange.begin(round_, score)
+
+    def steps(self) -> Generator[Trained, None, None]:
+        """Train the round a step at a time; see `steps_of_round`."""
+        rule, local = self.exchange.rule, self.exchange.local
+        return steps_of_round(self.replica, rule, self._round, local, scale=self._scale, stop=stopped)
+
+    def stretch_trained(self, so_far: Trained) -> None:
+        """Tell the state machine that the steps it ordered are made."""
+        busy = so_far.load + so_far.compute
+        now = time.perf_counter()
+        self.order = self.exchange.trained(so_far.score, so_far.lr, busy=busy, load=so_far.load, at=now)
+
+    def evaluate(self, lo: int, hi: int, weights: Array | None, whole: int | None = None) -> Score:
+        """Judge weights on samples lo…hi of the training part; None: the replica's own. See `Replica.evaluate`."""
+        return self.replica.evaluate(self.replica.dataset.train, lo, hi, stopped, weights=weights, whole=whole)
+
+    def report(self, bytes_up: int, bytes_down: int, *, at_center: bool = False) -> RoundReport:
+        """Judge the center if that is ordered, and report the round.
+
+        Parameters
+        ----------
+        at_center
+            The replica's own weights are the center's.
+        """
+        if isinstance(self.order, JudgeCenter):
+            begun, (lo, hi, center) = time.perf_counter(), self.order
+            score = self.evaluate(lo, hi, None if at_center else center, self.replica.job.data.validation)
+            self.order = self.exchange.judged_center(score, begun=begun, at=time.perf_counter())
+        optimizer = self.replica.host_optimizer()
+        return self.exchange.report(bytes_up=bytes_up, bytes_down=bytes_down, optimizer=optimizer)
+
+
+class ServedRound(ReplicaRound):
+    """A round of a worker that has joined the server.
+
+    A worker by itself calls `train`. A group's home calls `trained` after each stretch of the group's steps, and `end`
+    after the last.
     """
 
     def __init__(self, order: RoundOrder, session: Session, stop: Callable[[], bool]) -> None:
         assert session.exchange is not None, "joined before its first round"
         assert order.round is not None, "an order to join only"
-        self.asked = order
-        self._session, self._replica, self._exchange = session, session.replica, session.exchange
-        self._link = _link(order, session, stop)
+        session.exchange.give_up()  # a round before may have been stopped
+        super().__init__(session.replica, session.exchange, order.round, order.score, order.scale)
+        self.asked, self._session, self._link = order, session, _link(order, session, stop)
         self._calls: Future[list[Reply]] | None = None  # under way while steps are made
-        self._exchange.give_up()  # a round before may have been stopped
-        self.order: Order = self._exchange.begin(order.round, order.score)
 
     def train(self) -> RoundReport:
         """Train the round to its end. Raises Stopped, PushRefused, Diverged, or OSError where the server is gone."""
-        asked, exchange = self.asked, self._exchange
-        assert asked.round is not None
-        steps = steps_of_round(
-            self._replica, exchange.rule, asked.round, exchange.local, scale=asked.scale, stop=stopped
-        )
-        with closing(steps):
+        with closing(self.steps()) as steps:
             while isinstance(self.order, TrainSteps):
                 self.trained(self._stretch(steps, self.order))
         return self.end()
 
     def trained(self, so_far: Trained) -> None:
-        """The stretch that was ordered has come to this: exchange what the rule wants exchanged now."""
-        busy = so_far.load + so_far.compute
-        self.order = self._exchange.trained(
-            so_far.score, so_far.lr, busy=busy, load=so_far.load, at=time.perf_counter()
-        )
+        """Exchange what the rule wants exchanged after the stretch that was ordered."""
+        self.stretch_trained(so_far)
         while isinstance(self.order, JudgeLocal | Send | Await):
             self.order = self._next(self.order)
 
     def end(self) -> RoundReport:
         """Judge the center, if that is ordered, and report."""
         if isinstance(self.order, PullCenter):
-            self.order = self._taken_in(self._made(None, pull=True))
-        if isinstance(self.order, JudgeCenter):
-            begun, score = time.perf_counter(), self._score(*self.order, whole=self._replica.job.data.validation)
-            self.order = self._exchange.judged_center(score, begun=begun, at=time.perf_counter())
-        return self._exchange.report(
-            bytes_up=self._link.bytes_up,
-            bytes_down=self._link.bytes_down,
-            optimizer=self._replica.host_optimizer(),
-        )
+            self.order = self._taken_in(self._call(None, pull=True))
+        return self.report(self._link.bytes_up, self._link.bytes_down)
 
     # --- orders ---
 
@@ -115,11 +143,11 @@ class ServedRound:
         raise AssertionError(f"the round's steps end before {order}")
 
     def _next(self, order: JudgeLocal | Send | Await) -> Order:
-        """Carry the order out."""
+        """Carry the order out. Returns the order that follows."""
         match order:
             case JudgeLocal(lo, hi):
-                begun, score = time.perf_counter(), self._score(lo, hi, None)
-                return self._exchange.judged_local(score, begun=begun, at=time.perf_counter())
+                begun, score = time.perf_counter(), self.evaluate(lo, hi, None)
+                return self.exchange.judged_local(score, begun=begun, at=time.perf_counter())
             case Send():
                 return self._send(order)
             case Await():
@@ -130,38 +158,30 @@ class ServedRound:
     def _send(self, order: Send) -> Order:
         push, asked = None, self.asked
         if (gain := order.push) is not None:
-            payload, count = self._replica.device.backend.to_host(gain.payload), gain.samples
+            payload, count = self.replica.device.backend.to_host(gain.payload), gain.samples
             sender = asked.epoch, asked.worker, asked.session
             push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy)
         if order.meanwhile is None:
-            return self._taken_in(self._made(push, order.pull))
-        self._calls = self._session.sender.submit(self._made, push, order.pull)
+            return self._taken_in(self._call(push, order.pull))
+        self._calls = self._session.sender.submit(self._call, push, order.pull)
         return order.meanwhile
 
-    def _score(self, lo: int, hi: int, weights: Array | None, whole: int | None = None) -> Score:
-        """whole: samples that the center is judged on in all; its AUC is wanted too."""
-        replica = self._replica
-        return replica.evaluate(replica.dataset.train, lo, hi, stopped, weights=weights, whole=whole)
-
-    # --- calls ---
-
-    def _made(self, push: Push | None, pull: bool) -> list[Reply]:
-        """Make the calls; on the session's own thread where the replica trains on meanwhile."""
-        pushed = [self._link.call(push)] if push else []
-        return [*pushed, *([self._link.call(self._pull())] if pull else [])]
-
-    def _pull(self) -> Pull:
-        return Pull(self.asked.epoch, self.asked.worker, self.asked.session)
+    def _call(self, push: Push | None, pull: bool) -> list[Reply]:
+        """Push and pull as ordered. Runs on the session's own thread while the replica trains on."""
+        replies = [self._link.call(push)] if push else []
+        if pull:
+            replies.append(self._link.call(Pull(self.asked.epoch, self.asked.worker, self.asked.session)))
+        return replies
 
     def _taken_in(self, replies: list[Reply]) -> Order:
-        """Take in replies that were waited for; returns the order that follows."""
+        """Hand in replies that were waited for. Returns the order that follows."""
         order = self._replied(replies)
         assert order is not None
         return order
 
     def _replied(self, replies: list[Reply]) -> Order | None:
-        answers = [_on_device(self._replica, reply) for reply in replies]
-        return self._exchange.replied(answers, time.perf_counter())
+        answers = [_on_device(self.replica, reply) for reply in replies]
+        return self.exchange.replied(answers, time.perf_counter())
 
 
 def _link(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> ServerLink:
@@ -169,12 +189,12 @@ def _link(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> Serv
 
 
 def _on_device(replica: Replica, reply: Reply) -> Answer:
-    """A reply and what it brings, in the replica's dtype and memory."""
+    """Return a reply and its vector, in the replica's dtype and memory."""
     return reply, replica.device.backend.from_host(cast(reply.weights, replica.layout.dtype))
 
 
 def device_problem(kind: str) -> str | None:
-    """None if this worker has the device that it advertises, else what is wrong."""
+    """Return the reason why this worker lacks the device that it advertises; None if it has it."""
     try:
         if kind == "gpu":
             backend("gpu")
@@ -185,10 +205,19 @@ def device_problem(kind: str) -> str | None:
 
 @returns_refusals
 def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None = None) -> Calibration:
-    """Measure this worker with the real shapes, through the code of training. `index`: of arrays in place.
+    """Measure this worker with the real shapes, through the code of training.
 
-    Raises ClusterError where it has not the device that it advertises, or does not see the very data set; ArrayChanged
-    where arrays in place are not what the index says.
+    Parameters
+    ----------
+    index
+        Of arrays in place.
+
+    Raises
+    ------
+    ClusterError
+        The worker lacks the device that it advertises, or sees another data set.
+    ArrayChanged
+        Arrays in place are not what the index says.
     """
     if problem := check_dataset(job, fingerprint, index):
         remedy = "give data on storage that every worker reaches, or copy it there"
@@ -198,24 +227,25 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Arr
     session = open_session(run, job, kind, index, compiling=compiling)
     profile = device_profile(kind, session.replica.device.pool.threads)
     with single_threaded_blas():
-        tune_convolutions(session.replica, begun=lambda done, of, spec: teller.tell(_in_words(spec), done, of))
+
+        def tell_spec(done: int, of: int, spec: ConvSpec) -> None:
+            maps = f"a convolution {spec.R}x{spec.S} of {spec.C} to {spec.K} channels, maps {spec.H}x{spec.W}"
+            teller.tell(maps, done, of)
+
+        tune_convolutions(session.replica, begun=tell_spec)
         teller.tell("a step of training")
         seconds, convs = step_seconds(session.replica)
         fixed, rest = dict[str, float](), None
-        if job.train.strategy == LAYER or job.train.replica_size > 1:  # a shard's share goes by all that it does
+        if job.train.strategy == LAYER or job.train.replica_size > 1:  # shares go by whole stages
             teller.tell("the layers that are sharded")
             stages = stage_seconds(session.replica)
             convs, fixed, rest = dict(stages.whole), dict(stages.fixed), stages.rest
     return Calibration(seconds, convs, fixed, profile.threads, profile.name, profile.memory, rest)
 
 
-def _in_words(spec: ConvSpec) -> str:
-    return f"a convolution {spec.R}x{spec.S} of {spec.C} to {spec.K} channels, maps {spec.H}x{spec.W}"
-
-
 @returns_refusals
 def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Score:
-    """Judge these weights on samples lo…hi of a split ("train" or "test"); of test samples by the views of the job."""
+    """Judge these weights on samples lo…hi of a split ("train" or "test"), of test samples by the job's views."""
     replica = session_of(run).replica
     with single_threaded_blas():
         theirs = replica.device.backend.from_host(weights)
@@ -227,12 +257,7 @@ def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Sco
 
 @returns_refusals
 def join_run(order: RoundOrder) -> bool:
-    """Take part in the server's barrier, as `joined` does."""
-    return joined(order)
-
-
-def joined(order: RoundOrder) -> bool:
-    """Begin a session: take part in the server's barrier and start from its center. False: stopped meanwhile."""
+    """Join the server as `join_server` does. Returns False if the driver stopped it meanwhile."""
     try:
         join_server(order, session_of(order.run), stop_signal())
     except Stopped:
@@ -242,7 +267,7 @@ def joined(order: RoundOrder) -> bool:
 
 @returns_refusals
 def train_round(order: RoundOrder) -> RoundReport | None:
-    """One round: train, judge, push, adopt what comes back. None: the driver stopped it."""
+    """Train a round, and exchange weights in it. Returns None if the driver stopped it."""
     served = ServedRound(order, session_of(order.run), stop_signal())
     try:
         with single_threaded_blas():
