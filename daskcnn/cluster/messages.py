@@ -13,8 +13,12 @@ from daskcnn.partition.rounds import Round
 class RoundOrder:
     """Driver to worker: join (no round), or train this round and push it.
 
-    run, epoch, session: which server and which life of the worker; server: where it is. score: the validation samples
-    to judge the merged center on afterwards. optimizer: the state to start a session with. scale: of the learning rate.
+    Attributes
+    ----------
+    epoch, session : the server's number in the run; the number of the worker's session
+    score : validation samples to judge the merged center on afterwards
+    optimizer : state to start a session with
+    scale : factor of the learning rate
     """
 
     run: str
@@ -30,10 +34,13 @@ class RoundOrder:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A worker's measurements of itself: seconds a sample for a whole step, and for each convolution layer.
+    """A worker's measurements of itself, in seconds a sample.
 
-    conv_fixed: of those, what a shard of its kernels takes however few they are. rest_seconds: seconds a sample of what
-    home does alone where kernels are sharded, layers that are not divided and the loss; None where none are.
+    Attributes
+    ----------
+    conv_seconds : of each convolution layer
+    conv_fixed : of these, the seconds that a shard takes however few its kernels are
+    rest_seconds : of the layers that are not divided and the loss; None where kernels are not sharded
     """
 
     seconds_per_sample: float

@@ -1,4 +1,4 @@
-"""For workers of a local cluster: signals meant for the driver reach their process group too, and are not for them."""
+"""Preload of a local cluster's workers, which ignore the signals that their process group receives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from daskcnn.cluster.link.own_process import quiet_refusals
 
 
 def dask_setup(worker: Any) -> None:
-    """Called by Dask in the worker's process. The nanny, in the driver, still ends it."""
+    """Set a worker's process up. Dask calls it there; the nanny, in the driver, still ends the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.getLogger("distributed.worker").addFilter(worth_a_line)
@@ -18,10 +18,10 @@ def dask_setup(worker: Any) -> None:
 
 
 def worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a user should see a line of the worker's log.
+    """Return True if a user should see a line of the worker's log.
 
-    A heartbeat that is under way while the job closes its own cluster fails, and Dask logs that with a traceback. The
-    scheduler of a local cluster is in the driver's process: where it is gone, the job has ended.
+    A heartbeat fails while the job closes its own cluster, and Dask logs that with a traceback. The scheduler of a
+    local cluster is in the driver's process: once it is gone, the job has ended.
     """
     failed = record.exc_info[1] if record.exc_info else None
     return not (isinstance(failed, OSError) and "heartbeat" in record.getMessage())

@@ -1,7 +1,4 @@
-"""Where in a round a replica exchanges weights: the steps in between need no decision.
-
-The steps of a replica's round, as the update rule has them.
-"""
+"""The stops of a replica's round at which it exchanges weights, and the steps between them."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ class TrainSteps:
     judge:
         What is judged before the push; None if nothing is.
     last:
-        Whether the stop is the round's end.
+        True at the round's end.
     """
 
     first: int
@@ -72,7 +69,7 @@ class Cadence:
         self._known: dict[tuple[int, int, int | None], tuple[TrainSteps, ...]] = {}
 
     def stops(self, round_: Round) -> tuple[TrainSteps, ...]:
-        """In turn; the last one is the round's end."""
+        """Return the stops in turn; the last one is the round's end."""
         ranges = round_.ranges
         if len(ranges) == 1:  # as mostly; it is asked millions of times
             ((lo, hi),) = ranges

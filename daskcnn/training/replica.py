@@ -1,7 +1,4 @@
-"""Seconds of a worker's work, stretched where its speed is throttled.
-
-One replica: a full copy of the network, its optimizer's state, and what a round does with them.
-"""
+"""A replica: a full copy of the network, its optimizer's state, and its training and evaluation on one device."""
 
 from __future__ import annotations
 
@@ -65,25 +62,25 @@ class Stopwatch:
         self._throttle, self._pause = throttle, pause
 
     def seconds(self, work: Callable[[], Any]) -> float:
-        """Seconds that the work takes this once, throttled."""
+        """Return the seconds that the work takes once, throttled."""
         begun = self.clock()
         work()
         self._synchronize()
         return self.slowed(self.clock() - begun)
 
     def median_seconds(self, work: Callable[[], Any], times: int) -> float:
-        """Median of the seconds that the work takes, throttled. A first time is left out."""
+        """Return the median seconds of the work, throttled, without the first time."""
         return median([self.seconds(work) for _ in range(times + 1)][1:])
 
     def slowed(self, seconds: float) -> float:
-        """The same seconds times the throttle, spent."""
+        """Pause for the throttle. Returns the seconds including the pause."""
         if self._throttle > 1 and self._pause is not None:
             self._pause(seconds * (self._throttle - 1))
             return seconds * self._throttle
         return seconds
 
     def waited(self, ready: Iterator[T]) -> Iterator[tuple[float, T]]:
-        """Each item with the seconds that it was waited for."""
+        """Yield each item with the seconds of waiting for it."""
         begun = self.clock()
         for item in ready:
             yield self.clock() - begun, item
@@ -105,7 +102,7 @@ def _unchanged(grads: Array) -> Array:
 
 
 def _partners(batch: Batch) -> Batch:
-    """Labels and weights of the samples that those of a mixed batch are mixed with."""
+    """Return the batch with labels and weights of the samples that it is mixed with."""
     assert batch.mixture is not None
     of = batch.mixture.partners
     return replace(batch, labels=batch.labels[of], weights=None if batch.weights is None else batch.weights[of])
@@ -187,11 +184,11 @@ class Replica:
 
     @cached_property
     def weighting(self) -> Weighting | None:
-        """How training samples are weighed; None: all alike. The first call may read all labels and weights."""
+        """The weighting of training samples; None: all count alike. The first access may read all labels."""
         return weighting_of(self.job, self.dataset)
 
     def sample_weights(self, batch: Batch) -> Array | None:
-        """What each sample of a training batch counts for by its own label, (N,) on the host; None: all alike.
+        """Return the weight of each sample of a training batch by its own label, (N,) on the host; None: all 1.
 
         A mixed image that is its own label counts for both that it is mixed of.
         """
@@ -224,7 +221,7 @@ class Replica:
         self.optimizer_state = OptimizerState(self.optimizer_state.vectors, new.count)
 
     def restart_optimizer(self) -> None:
-        """Go on from weights that are not those of the last step."""
+        """Restart the optimizer for weights that are not those of the last step."""
         self.optimizer_state = self.descent.optimizer.restarted(self.optimizer_state, self._parameters)
 
     @property
@@ -321,7 +318,7 @@ class Replica:
         adjust: Adjust = _unchanged,
         scale: float = 1.0,
     ) -> Generator[Trained, None, None]:
-        """`train` a step at a time: after each, what the round came to so far. To be closed by who does not end it."""
+        """Yield the sums of the round after each step of `train`. Call `close()` if you stop iterating early."""
         score, load, compute = Score(0.0, 0, 0), 0.0, 0.0
         for plan in presentations(self.job, ranges, samples, presentation, steps):
             with batches(self.dataset, self.dataset.train, plan, self.job.model.dtype) as ready:

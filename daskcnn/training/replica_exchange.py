@@ -1,8 +1,8 @@
 """A replica's side of the exchanges with the center, as a state machine without I/O and without a clock.
 
 Theory of operation. A method is called for each fact: what has happened on the worker, and when. It returns the order
-that follows: what is to be done next. Whoever drives the machine (a task on a worker, the simulator, a test) carries
-the order out and calls the method that answers it. The driver measures or simulates time and moves the bytes; it
+that follows. The driver of the machine (a task on a worker, the simulator, a test) carries the order out and calls the
+method that answers it. The driver measures or simulates time and moves the bytes; it
 decides nothing.
 
     fact                       orders that may follow
@@ -192,9 +192,9 @@ class ReplicaExchange:
     cadence:
         Where rounds stop; shared by all workers.
     overlap:
-        Whether replicas may train during an exchange, if the rule allows it.
+        Let replicas train during an exchange, if the rule allows it.
     via:
-        How merges travel, if not as the rule has it.
+        Arithmetic of the exchange, if not the rule's own.
     frozen:
         Places in the weights that no exchange changes once a session has begun.
     """

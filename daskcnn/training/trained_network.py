@@ -1,4 +1,4 @@
-"""A trained network: what a run leaves behind, to look at images with."""
+"""A trained network that classifies or reconstructs images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Classifier:
 
     @property
     def reconstructs(self) -> bool:
-        """Whether it answers an image with an image, and not with classes."""
+        """True if it reconstructs images; else it classifies them."""
         return self.loss.labels == "image"
 
     def predict(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -117,7 +117,7 @@ class Predictor:
 
 
 def _remedy(given: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    """What to do about images of another shape or, where these are alike, type."""
+    """Return the remedy for images of another shape or, where these are alike, type."""
     H, W, C = wanted
     if given == wanted:
         return "give several, images[None]"

@@ -1,4 +1,4 @@
-"""What each training sample counts for in the loss: its own weight times that of its class."""
+"""Weights of training samples in the loss: a sample's own weight times that of its class."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Weighting:
     Attributes
     ----------
     factors
-        What a sample's own weight is multiplied by: (classes,), by the label, or () for all samples alike. They make
+        Factors of a sample's own weight: (classes,), by the label, or () for all samples alike. They make
         the mean weight of the training samples 1.
     """
 
@@ -45,7 +45,7 @@ def weights_of(weighting: Weighting | None, batch: Batch, shares: Numbers | None
 
 
 def weighting_of(job: Job, dataset: Dataset) -> Weighting | None:
-    """How the job weighs the data set's training samples; None: all alike.
+    """Return the job's weighting of the data set's training samples; None: all count alike.
 
     It depends on job and data set alone, so every worker finds the same. Raises JobError for class weights that do not
     fit the data set, DataError for weights of which none is above 0.

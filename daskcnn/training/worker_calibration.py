@@ -1,7 +1,4 @@
-"""How long a worker takes for a step of training, and for each convolution of it.
-
-How long a worker takes for the stages of a network, and for what stays at home.
-"""
+"""Calibration: seconds of a worker for a step of training, each convolution, each stage, and the undivided layers."""
 
 from __future__ import annotations
 
@@ -92,7 +89,7 @@ def _conv_step(replica: Replica, name: str, layer: Conv, in_shape: Shape) -> Cal
 
 
 MOST_FIXED = 0.9
-"""Of a stage's seconds: some are for its kernels, whatever the clock says of so few."""
+"""Largest share of a stage's seconds that counts as fixed: some are for its kernels whatever is measured."""
 
 
 class StageSeconds(NamedTuple):
@@ -114,10 +111,10 @@ class StageSeconds(NamedTuple):
 
 
 def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
-    """Measured on random values of the real shapes, through the code path of training.
+    """Measure stages on random values of the real shapes, through the code path of training.
 
-    A warm-up is dropped and the median kept. What is fixed is found from half of the kernels, which take their turns
-    with all of them: by the shortest times, for a disturbance would count as much of either.
+    A warm-up is dropped and the median kept. The fixed seconds follow from the shortest times of all kernels and of
+    half of them, measured in turn: a disturbance would spoil either.
     """
     n, whole, fixed = replica.batch_size, dict[str, float](), dict[str, float]()
     for i, stage in enumerate(stages_of(replica.model)):

@@ -1,6 +1,6 @@
-"""Measures workers' links, with results as training sends them, and the scheduler's time a task.
+"""The measurements that a layer-sharded run's shares depend on: calibrations, links, and the scheduler's time a task.
 
-The measurements that a layer-sharded run's shares go by: calibration and links.
+Links are measured with results as training sends them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import LayerSettings
 
 SMALLEST, LARGEST = 64 << 10, 4 << 20
-"""Bytes of the results: the first one's, and the most."""
-LONG = 0.1  # seconds of a transfer that is long enough to be measured by
+"""Bytes of the first result and of the largest one."""
+LONG = 0.1  # seconds of a transfer that is long enough to be measured
 TIMES = 3
 TURNS = 8
-"""Between two workers, to see what Dask takes for one."""
+"""Turns between two workers, by which Dask's time for one is measured."""
 _TASKS = 2 * TURNS + 1
-"""Of these turns."""
+"""Tasks of these turns."""
 
 
 def measure_links(context: RunContext, home: str) -> WorkerLinks:
-    """Every worker's link, measured to home and back, the slower way; home's own is as good as the best of them.
+    """Measure every worker's link to home and back, and the scheduler's time for a task. Emits them as an event.
 
-    And what the scheduler takes for a task. Emits what was found. One after the other, for home's link is everybody's.
-    Raises WorkersLost, also for a worker whose results do not arrive within the stall timeout, and Lost.
+    The slower direction counts. Home's own link is as good as the best. Links are measured one after the other, because
+    all of them share home's. Raises Lost, and WorkersLost, also for a worker whose results do not arrive within the
+    stall timeout.
     """
     others = [worker for worker in context.workers.alive if worker != home]
     if not others:
@@ -68,14 +69,14 @@ def measure_links(context: RunContext, home: str) -> WorkerLinks:
 
 
 def _link(context: RunContext, home: str, worker: str, handover: float) -> WorkerLink:
-    """handover: seconds that a step takes longer to go on there than at home."""
+    """Measure a link. handover: seconds by which a step goes on later there than at home."""
     ways = [_way(partial(_transfer, context, worker, *ends)) for ends in ((home, worker), (worker, home))]
     bandwidth, latency = min(way.bandwidth for way in ways), max(way.latency for way in ways)
     return WorkerLink(bandwidth, latency, max(0.0, handover - latency))
 
 
 def _turn(context: RunContext, home: str, other: str) -> float:
-    """Seconds from one task to the next, which run at home and there in turn."""
+    """Measure the seconds from one task to the next, which run at home and there in turn."""
     bundle = context.dispatch.bundle()
     ends: Alias | None = None
     for _ in range(TURNS):
@@ -87,7 +88,7 @@ def _turn(context: RunContext, home: str, other: str) -> float:
 
 
 def _ended(before: list[float] | None = None) -> list[float]:
-    """When the tasks at home have run, by its clock."""
+    """Return the times at which the tasks at home have run, by its clock."""
     return [*(before or ()), time.monotonic()]
 
 
@@ -96,7 +97,7 @@ def _passed_on(before: list[float]) -> list[float]:
 
 
 def _way(seconds: Callable[[int], float]) -> WorkerLink:
-    """Empty results first, of which one makes the connection; then larger ones, as long as they are there at once."""
+    """Time empty results, the first of which makes the connection, then larger ones until one takes `LONG`."""
     seconds(0)
     latency = median(seconds(0) for _ in range(TIMES))
     nbytes, first = SMALLEST, seconds(SMALLEST)

@@ -1,13 +1,9 @@
-"""Meetings peer to peer as Dask graphs: who trains, cuts, adds up and adopts, each task pinned to its worker.
+"""BSP without a server: replicas exchange their weights peer to peer (`asa`, `asa16`), meeting after meeting.
 
-One meeting of k workers is k tasks of training, k·(k-1) that cut out what travels, and k that add up. The next
-meeting's training begins with the adoption of the sums, so meetings chain through them and are submitted ahead.
-
-BSP without a server: replicas exchange their weights peer to peer (`asa`, `asa16`), meeting after meeting.
-
-The driver submits a round's meetings ahead (`peers.graph`). It takes the center from a worker when it judges or saves
-it. When a worker is lost, the others begin the round again from the last center that one of them has. Their training
-since the last meeting is dropped.
+A meeting of k workers is k tasks of training, k·(k-1) that cut pieces which travel, and k that add up, each pinned to
+its worker. The next meeting's training begins with the adoption of the sums, so meetings form a chain, and the driver
+submits them ahead. It takes the center from a worker when it judges or saves it. When a worker is lost, the others
+begin the round again from the last center that one of them has. Their training since then is dropped.
 """
 
 from __future__ import annotations
@@ -55,7 +51,7 @@ class PeerGraph:
         self._submit, self.peers = dispatch.submit, peers
 
     def meet(self, version: int, starts: Mapping[str, meeting_tasks.RoundStart], before: Meeting | None) -> Meeting:
-        """Train from the center of this version, adopted from the meeting before, and exchange what came of it.
+        """Train from the center of this version, adopted from the meeting before, and exchange the results.
 
         starts: by worker, where a round begins.
         """
@@ -79,7 +75,7 @@ class PeerGraph:
         return Meeting(version, steps, tuple(cuts.values()), added)
 
     def adopt(self, last: Meeting) -> dict[str, Future]:
-        """All workers take over what the meeting came to, and hold nothing that depends on its tasks."""
+        """Let all workers adopt the meeting's sums in tasks that no later task needs the meeting for."""
         submit, version = self._submit, last.version + 1
         return {
             w: submit("adopt", meeting_tasks.adopt, self.peers, version, _sums(last), worker=w)
@@ -87,7 +83,7 @@ class PeerGraph:
         }
 
     def end(self, last: Meeting) -> dict[str, Future]:
-        """The same at the end of a round: reports."""
+        """Let all workers adopt the sums and report the round."""
         submit, version = self._submit, last.version + 1
         return {
             w: submit("adopt", meeting_tasks.end_round, self.peers, version, _sums(last), worker=w)
@@ -129,7 +125,7 @@ class PeerExchange:
         return TaskWork(future, lambda _, at: facts.Joined(worker, order.life, order.session, at))
 
     def _begin_life(self, life: int, state: TrainingState) -> None:
-        """From the center that was rescued, or else from the state kept last."""
+        """Begin from the rescued center, else from the last saved state."""
         self._context.workers.needs_server = False
         if self._rescued:
             self._center()  # its holders know it by their old life
@@ -139,7 +135,7 @@ class PeerExchange:
         self._peers = replace(self._peers, life=life, names=())
 
     def _center(self) -> Array:
-        """The center of the last meeting. Raises WorkersLost."""
+        """Return the center of the last meeting. Raises WorkersLost."""
         version, center = self._kept
         if version != self._version:
             context, first = self._context, self._holders[0]
@@ -168,7 +164,7 @@ class PeerExchange:
         """A worker that sits out has no place that others wait at."""
 
     def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
-        """Replicas that give a sign of life and whose tasks ended as the others' did not wait for others."""
+        """Return the overdue replicas that wait for others: those that answer and whose part has ended."""
         late = self._round.late() if self._round is not None else ()
         silent = self._context.workers.unheard(self._context.job.cluster.stall_timeout)
         blamed = silent or (late if len(late) < len(self._peers.names) else ())
@@ -253,7 +249,7 @@ class PeerRound:
         return tuple(worker for worker, future in first.items() if not future.done())
 
     def advance(self) -> None:
-        """Submit what may be ahead of what has ended."""
+        """Submit meetings up to `AHEAD` ahead of those that have ended."""
         while not self._settling and len(self._flight) <= AHEAD:
             if self._made == self._count:
                 self._end_when_met()
@@ -275,7 +271,7 @@ class PeerRound:
         self._watched(self._last.steps)
 
     def _settle_when_met(self) -> None:
-        """Nothing that follows hangs on the meetings so far."""
+        """Cut the chain: let no later task depend on the meetings so far."""
         if not self._flight and self._last is not None:
             self._settling, self._last = self._graph.adopt(self._last), None
             self._watched(self._settling)
@@ -306,7 +302,7 @@ class PeerRound:
         return found
 
     def _progress(self, now: float) -> list[Fact]:
-        """The meetings whose training has ended; who waited for whom in them."""
+        """Take the meetings whose training has ended, and note how long each worker waited in them."""
         found: list[Fact] = []
         while self._flight and all(each.key in self._stepped for each in self._flight[0].steps.values()):
             steps = self._flight.popleft().steps
@@ -329,7 +325,7 @@ class PeerRound:
         return report._replace(wait=wait, communication=report.communication - wait)
 
     def cancel(self) -> None:
-        """Training stops at its next step once cancelled."""
+        """Cancel the meetings under way; training stops at its next step."""
         for meeting in self._flight:
             meeting.cancel()
         self._flight.clear()

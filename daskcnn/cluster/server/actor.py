@@ -1,6 +1,4 @@
-"""A worker's connection to the parameter server, whole or split.
-
-The parameter server as a Dask actor, whole or split, and its address.
+"""The parameter server as a Dask actor, whole or split, its address, and a worker's connection to it.
 
 The state machine of `ps` runs on one executor thread, request after request. The methods are coroutines on the host's
 event loop: a push behind a barrier waits there for its reply without holding a thread, so any number can wait. A whole
@@ -70,7 +68,7 @@ class ServerLink:
     ranges
         The ranges of a split server, in the vector's order; none of a whole one.
     stopped
-        Whether the driver has given up the task that waits.
+        Returns True once the driver has given up the task that waits.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class ServerLink:
         self.bytes_down = 0
 
     def call(self, request: Request) -> Reply:
-        """Send the request, wait for the reply. After a broken connection again: the server knows repeats.
+        """Send the request and wait for the reply; repeat it after a broken connection. The server recognises repeats.
 
         Raises PushRefused, Stopped when the run was stopped meanwhile, or OSError where the server is gone.
         """
@@ -111,19 +109,19 @@ class ServerLink:
         return np.concatenate(self._ask([partial(_read, each, worker, number) for each in self._ranges]))
 
     def _ask(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The answers to calls of actors, which are all under way at the same time."""
+        """Call actors, all at the same time. Returns their answers."""
         begun = [self._begun(call) for call in calls]
         return [self._answer(call, answer) for call, answer in zip(calls, begun, strict=True)]
 
     def _begun(self, call: Callable[[], Any]) -> Any:
-        """The answer to come."""
+        """Begin a call. Returns the pending answer."""
         try:
             return call()
         except (OSError, RuntimeError) as error:  # Dask raises the latter where it knows that the actor is gone
             return NoAnswer(error)
 
     def _answer(self, call: Callable[[], Any], begun: Any) -> Any:
-        """Raises the last try's OSError where all have failed."""
+        """Wait for an answer, and call again where that fails. Raises the last OSError where all tries fail."""
         for _ in range(TRIES - 1):
             with suppress(OSError):
                 return self._wait(begun)
@@ -131,9 +129,9 @@ class ServerLink:
         return self._wait(begun)
 
     def _wait(self, answer: Any) -> Any:
-        """The answer, waited for in short turns until the driver says stop: it judges how long that takes.
+        """Wait for the answer in short turns, until the driver says stop: the driver decides how long.
 
-        Dask does not wake who waits on an actor that is gone.
+        Dask does not end a wait for an actor that is gone.
         """
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Which worker gets which part of the work next, and what becomes of the parts of a lost worker. No Dask and no clock.
+"""The queue of parts: assigns parts of work to workers, and reassigns those of a lost worker. No Dask and no clock.
 
 A worker is invited when it is seen, gets parts once it is ready, and is lost when it leaves or falls silent. A part
 goes to the worker with the most room, so fast workers get more parts. Parts are drawn only when a worker has room.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AHEAD = 2
 """Parts in flight for each slot of a worker: one that it works on, and one so that it need not wait for the driver."""
 ATTEMPTS = 3
-"""Workers that may be lost with a part, until the part is held to be the cause."""
+"""Workers that may be lost with a part before the part counts as the cause."""
 ARRIVE = 60.0
 """Seconds within which an invited worker gets ready; then it is expected no more."""
 
@@ -48,7 +48,7 @@ class _WorkerParts(Generic[T]):
     parts: dict[int, QueuedPart[T]] = field(default_factory=dict)
 
     def expected(self, now: float) -> bool:
-        """Whether it is about to get ready."""
+        """Return True while it may still get ready in time."""
         return not self.ready and now < self.invited + ARRIVE
 
 
@@ -71,7 +71,7 @@ class PartQueue(Generic[T]):
 
     @property
     def over(self) -> bool:
-        """Whether all parts are done."""
+        """True once all parts are done."""
         return self._drained and not self._again and not any(worker.parts for worker in self._workers.values())
 
     def invite(self, members: Iterable[Member], now: float) -> list[Member]:
@@ -134,11 +134,11 @@ class PartQueue(Generic[T]):
                 raise Lost(f"{queued.part}", reason, "look at their logs; do they have enough memory?")
 
     def quiet(self, now: float, limit: float) -> list[str]:
-        """Workers that have parts and were not heard of for more than `limit` seconds."""
+        """Return the workers that have parts and were silent for more than `limit` seconds."""
         return [address for address, w in self._workers.items() if w.parts and w.heard + limit < now]
 
     def deserted(self, now: float, wait: float) -> bool:
-        """Whether no worker has been ready for `wait` seconds, and none is expected any more."""
+        """Return True if no worker has been ready for `wait` seconds, and none is expected any more."""
         if any(worker.ready for worker in self._workers.values()):
             self._alone_since = None
             return False

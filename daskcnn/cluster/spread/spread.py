@@ -25,7 +25,7 @@ from daskcnn.cluster.spread.part_queue import PartQueue, QueuedPart
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.job.tables import Cluster
 
-LOOK = 2.0  # seconds between two looks at which workers there are
+LOOK = 2.0  # seconds between two checks of the workers
 
 T = TypeVar("T")
 Submit = Callable[..., Future]
@@ -51,9 +51,9 @@ def spread(
     ----------
     client : of the cluster; None to call the function in this process, one part after the other
     settings : which workers to use, how long to wait for some, and after what silence one counts as lost
-    whole : whether a part takes a whole worker. The function is then given the worker's `kind` and `threads` too.
+    whole : let a part take a whole worker. The function is then given the worker's `kind` and `threads` too.
     submit : sends a part to a worker; `submit_part` if not given
-    check : called now and then while it waits; may raise
+    check : called repeatedly while it waits; may raise
     warn : is told about lost workers
 
     Raises
@@ -185,7 +185,7 @@ class _Spread:
             yield from self._fetched(address, worker, key, ended)
 
     def _sent(self, address: str, worker: _SpreadWorker) -> None:
-        """The worker has the function, and is ready; or that has failed, and is tried again at the next look."""
+        """Note that the worker has the function and is ready; after a failure the next check tries again."""
         sending, worker.sending = worker.sending, None
         assert sending is not None, "it has ended"
         if (error := sending.exception()) is None:

@@ -1,11 +1,8 @@
 """A worker's session of a run, which lasts between its tasks.
 
-Tasks of a run take turns on a worker whose threads would run several at once.
-
-The resource that a worker advertises is enough for one task, so Dask starts the next one behind it. A worker without
-has no such limit, and the tasks of a replica share its weights and its scratch memory.
-
-Whether a task's work is still wanted.
+The resource that a worker advertises is enough for one task, so Dask runs one task of a run at a time. A worker without
+the resource has no such limit. There tasks take turns (`in_turn`), because they share the replica's weights and its
+scratch memory.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from daskcnn.training.replica import Replica
 from daskcnn.training.replica_exchange import ReplicaExchange
 
 THROTTLE = "DASKCNN_THROTTLE"
-"""Environment variable of a worker: a factor ≥ 1 by which it computes slower, to play an unequal machine."""
+"""Environment variable of a worker: a factor ≥ 1 by which it computes slower, to simulate a slower machine."""
 T = TypeVar("T")
 
 
@@ -40,7 +37,7 @@ T = TypeVar("T")
 class Counters:
     """Counts a worker's seconds and bytes in a layer-sharded run since it was last asked.
 
-    conv_seconds of each stage, for conv_samples that went there and back.
+    conv_seconds: by stage, for conv_samples forward and backward.
     """
 
     busy: float = 0.0
@@ -57,7 +54,7 @@ class TaskMemory:
         self._by_class: dict[type[Any], Any] = {}
 
     def find(self, kind: type[T]) -> T | None:
-        """The object of this class, if there is one."""
+        """Return the object of this class, if there is one."""
         return cast(T | None, self._by_class.get(kind))
 
     def put(self, thing: T) -> T:
@@ -103,7 +100,7 @@ _lock = threading.Lock()
 
 
 def _here() -> str:
-    """The address of the worker that runs this task; empty where this process is no worker."""
+    """Return the address of the worker that runs this task; empty where this process is no worker."""
     try:
         return str(get_worker().address)
     except ValueError:
@@ -111,15 +108,15 @@ def _here() -> str:
 
 
 def check_dataset(job: Job, fingerprint: str, index: ArrayIndex | None = None) -> str | None:
-    """None if this worker sees the very data set, else what is wrong. A chunk of arrays in place is read.
+    """Return None if this worker sees the same data set, else the reason. Reads a chunk of arrays in place.
 
     Parameters
     ----------
-    index : of arrays in place, as the driver has it; None before it was made
+    index : of arrays in place, as the driver has it; None before it exists
 
     Raises
     ------
-    ArrayChanged : that chunk is not what the index says. No worker would find it otherwise.
+    ArrayChanged : that chunk differs from the index
     """
     try:
         dataset = opened(job.data, index)
@@ -141,9 +138,9 @@ def open_session(
     *,
     compiling: Callable[[int, int], None] = lambda done, of: None,
 ) -> Session:
-    """Begin the run on this worker; whatever another run kept here goes.
+    """Begin the run on this worker, and forget other runs.
 
-    compiling: told how many loops are compiled, and of how many, where this machine has to compile them.
+    compiling: is told how many loops are compiled, and of how many, if this machine has to compile them.
     Raises ClusterError without the device, or with too little memory for the network.
     """
     with _lock:
@@ -165,7 +162,7 @@ def open_session(
 
 
 def _memory() -> int:
-    """Bytes that this worker may fill: its own limit, or what the machine has."""
+    """Return the bytes that this worker may fill: its own limit, or the machine's memory."""
     limit = get_worker().memory_manager.memory_limit if _here() else None
     return limit or device_profile("cpu", 1).memory
 
@@ -177,7 +174,7 @@ def keep_session(run: str, session: Session) -> Session:
 
 
 def session_of(run: str, worker: str | None = None) -> Session:
-    """This worker's session of the run. Raises ClusterError where another run has taken the worker over.
+    """Return this worker's session of the run. Raises ClusterError where another run has taken the worker over.
 
     worker : its address, where this is no task of it.
     """
@@ -212,15 +209,15 @@ def in_turn(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def stopped() -> bool:
-    """Whether the task in this thread was cancelled, by the driver or because the driver is gone.
+    """Return True if the task in this thread was cancelled, by the driver or because the driver is gone.
 
-    Not to be relied on in a task that depends on an actor: see `server.actor.ServerAt`.
+    Do not rely on it in a task that depends on an actor: see `server.actor.ServerAt`.
     """
     return stop_signal()()
 
 
 def stop_signal() -> Callable[[], bool]:
-    """The same for this thread's task, to be asked on any thread."""
+    """Return a function that any thread can call for the same answer about this thread's task."""
     worker = get_worker()
     key = worker.get_current_task()
 
