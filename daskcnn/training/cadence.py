@@ -27,16 +27,11 @@ class TrainSteps:
 
     Attributes
     ----------
-    first, step:
-        The steps to make, counted from 1 in each round.
-    gained, samples:
-        The samples of these steps; the samples behind the replica afterwards.
-    push, pull:
-        What the rule wants at the stop.
-    judge:
-        What is judged before the push; None if nothing is.
-    last:
-        True at the round's end.
+    first, step : The steps to make, counted from 1 in each round.
+    gained, samples : The samples of these steps; the samples behind the replica afterwards.
+    push, pull : What the rule wants at the stop.
+    judge : What is judged before the push; None if nothing is.
+    last : True at the round's end.
     """
 
     first: int
@@ -54,10 +49,8 @@ class Cadence:
 
     Parameters
     ----------
-    rule:
-        Says what is due after which step.
-    batch_size:
-        Samples of a minibatch.
+    rule : Says what is due after which step.
+    batch_size : Samples of a minibatch.
     validation:
         The samples lo…hi of the training part on which a rule that weighs pushes has them judged. Without any samples
         Q is the round's training accuracy.
@@ -117,10 +110,8 @@ def steps_of_round(
 
     Parameters
     ----------
-    local:
-        The replica's weights, with what the rule's `local_step` goes by.
-    scale:
-        Factor of the learning rate.
+    local : The replica's weights, with what the rule's `local_step` goes by.
+    scale : Factor of the learning rate.
     stop:
         Asked before each step.
 
@@ -130,10 +121,8 @@ def steps_of_round(
 
     Raises
     ------
-    Stopped
-        When `stop` says so.
-    Diverged
-        When a loss is not finite.
+    Stopped : When `stop` says so.
+    Diverged : When a loss is not finite.
     """
 
     replica.restart_optimizer()

@@ -185,18 +185,12 @@ class ReplicaExchange:
 
     Parameters
     ----------
-    rule:
-        The run's update rule.
-    local:
-        The replica's weights, where it computes.
-    cadence:
-        Where rounds stop; shared by all workers.
-    overlap:
-        Let replicas train during an exchange, if the rule allows it.
-    via:
-        Arithmetic of the exchange, if not the rule's own.
-    frozen:
-        Places in the weights that no exchange changes once a session has begun.
+    rule : The run's update rule.
+    local : The replica's weights, where it computes.
+    cadence : Where rounds stop; shared by all workers.
+    overlap : Let replicas train during an exchange, if the rule allows it.
+    via : Arithmetic of the exchange, if not the rule's own.
+    frozen : Places in the weights that no exchange changes once a session has begun.
     """
 
     __slots__ = (

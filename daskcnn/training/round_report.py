@@ -19,34 +19,20 @@ class RoundReport(NamedTuple):
 
     Attributes
     ----------
-    round:
-        The round that was trained.
-    score:
-        Loss and right answers over the round's samples, each before the step that it was part of.
-    lr:
-        Learning rate of the last step.
-    busy, load:
-        Seconds of loading and computing; of these, the seconds of waiting for minibatches.
-    wait, communication:
-        Seconds that the replica waited for other workers; seconds of its exchanges besides.
-    evaluation:
-        Seconds of judging the weights on validation samples.
-    bytes_up, bytes_down:
-        Bytes sent and received.
-    pushes:
-        Pushes that were answered.
-    version:
-        Version of the last reply.
-    base_version, gamma, q:
-        The last push's base version, attenuation γ and accuracy Q.
-    staleness:
-        The largest staleness of the round's pushes, in versions.
-    judged, center:
-        Number of validation samples that the center was judged on; the center's score on them.
-    optimizer:
-        The optimizer's state on the host.
-    members:
-        What each worker of a group spent and moved.
+    round : The round that was trained.
+    score : Loss and right answers over the round's samples, each before the step that it was part of.
+    lr : Learning rate of the last step.
+    busy, load : Seconds of loading and computing; of these, the seconds of waiting for minibatches.
+    wait, communication : Seconds that the replica waited for other workers; seconds of its exchanges besides.
+    evaluation : Seconds of judging the weights on validation samples.
+    bytes_up, bytes_down : Bytes sent and received.
+    pushes : Pushes that were answered.
+    version : Version of the last reply.
+    base_version, gamma, q : The last push's base version, attenuation γ and accuracy Q.
+    staleness : The largest staleness of the round's pushes, in versions.
+    judged, center : Number of validation samples that the center was judged on; the center's score on them.
+    optimizer : The optimizer's state on the host.
+    members : What each worker of a group spent and moved.
     """
 
     round: Round

@@ -97,12 +97,9 @@ class StageSeconds(NamedTuple):
 
     Attributes
     ----------
-    whole
-        Of each convolution and the layers spread with it, by name, with all kernels.
-    fixed
-        Of those, what a shard takes however few kernels it has.
-    rest
-        Of what home does alone: all layers that are not divided, and the loss.
+    whole : Of each convolution and the layers spread with it, by name, with all kernels.
+    fixed : Of those, what a shard takes however few kernels it has.
+    rest : Of what home does alone: all layers that are not divided, and the loss.
     """
 
     whole: Mapping[str, float]

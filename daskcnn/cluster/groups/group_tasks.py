@@ -47,12 +47,9 @@ class SharedNetwork:
 
     Attributes
     ----------
-    spread, by
-        Of each stage: how many of its layers are divided, and by what.
-    kernels
-        Of each stage, how many each worker has.
-    judges
-        Workers that have the merged layers of the last stage; home has those of the others.
+    spread, by : Of each stage: how many of its layers are divided, and by what.
+    kernels : Of each stage, how many each worker has.
+    judges : Workers that have the merged layers of the last stage; home has those of the others.
     """
 
     spread: tuple[int, ...]
@@ -83,12 +80,9 @@ class GroupMeeting:
 
     Attributes
     ----------
-    last
-        True for the round's last meeting.
-    score
-        Of the round's steps before those whose scores come with their tasks.
-    lr
-        Of the last step.
+    last : True for the round's last meeting.
+    score : Of the round's steps before those whose scores come with their tasks.
+    lr : Of the last step.
     """
 
     order: RoundOrder
@@ -145,10 +139,8 @@ def meet(
 
     Raises
     ------
-    Stopped
-        The driver gives the round up.
-    OutOfStep
-        The group has had this meeting.
+    Stopped : The driver gives the round up.
+    OutOfStep : The group has had this meeting.
     """
     session = session_at(context)
     home = _home(session, meeting.order)
@@ -217,8 +209,7 @@ def adopt(context: TaskContext, part: StagePart, optimizer: bool, away: bool, ha
 
     Parameters
     ----------
-    optimizer
-        Take over its optimizer's state too; else go on with the own one.
+    optimizer : Take over its optimizer's state too; else go on with the own one.
     """
     piece = handed[part.piece]
     session_at(context).counters.bytes_down += piece.nbytes if away else 0

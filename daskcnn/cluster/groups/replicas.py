@@ -54,12 +54,9 @@ class RoundStep(MinibatchStep):
 
     Attributes
     ----------
-    plan, begin
-        The pass that the step is part of, and where in its order the minibatch begins.
-    meets
-        True if the group exchanges weights after it.
-    last
-        True for the round's last step.
+    plan, begin : The pass that the step is part of, and where in its order the minibatch begins.
+    meets : True if the group exchanges weights after it.
+    last : True for the round's last step.
     """
 
     plan: BatchPlan
@@ -96,8 +93,7 @@ class GroupGraph(LayerGraph):
 
     Attributes
     ----------
-    chained
-        Steps since the last task that depends on none before it.
+    chained : Steps since the last task that depends on none before it.
     """
 
     def __init__(self, context: RunContext, stages: Sequence[Stage], layout: Layout) -> None:
@@ -112,8 +108,7 @@ class GroupGraph(LayerGraph):
 
         Parameters
         ----------
-        generation
-            Higher than all that these workers have seen in the run.
+        generation : Higher than all that these workers have seen in the run.
         """
         self.generation, self._step, self._owed = generation, 0, {}
         self._begin()
@@ -202,8 +197,7 @@ class Group:
 
     Attributes
     ----------
-    seconds
-        A sample takes, if all of them compute at once.
+    seconds : A sample takes, if all of them compute at once.
     """
 
     name: str

@@ -48,10 +48,8 @@ class MinibatchStep:
 
     Attributes
     ----------
-    number
-        Of the step in the run.
-    presentation, position
-        The pass over the samples, and the minibatch's place in it.
+    number : Of the step in the run.
+    presentation, position : The pass over the samples, and the minibatch's place in it.
     """
 
     number: int
@@ -66,10 +64,8 @@ class LayerGraph:
 
     Attributes
     ----------
-    plan
-        A step of a whole minibatch.
-    held
-        Pieces and edges of each worker after the steps so far.
+    plan : A step of a whole minibatch.
+    held : Pieces and edges of each worker after the steps so far.
     """
 
     def __init__(

@@ -61,8 +61,7 @@ def install(context: TaskContext, part: StagePart, piece: Piece, optimizer: Opti
 
     Parameters
     ----------
-    optimizer
-        State to go on with in place of the piece's own, on the device.
+    optimizer : State to go on with in place of the piece's own, on the device.
     """
     with working(context) as replica:
         piece = piece.on(part.device(replica))
@@ -106,10 +105,8 @@ def shard_fwd(
 
     Parameters
     ----------
-    beside, wanted
-        Results with edges of the neighbours; the edge that is wanted of each.
-    owed, owed_pace
-        All workers' gradients of the last step, which a shard of samples makes first, and its pace.
+    beside, wanted : Results with edges of the neighbours; the edge that is wanted of each.
+    owed, owed_pace : All workers' gradients of the last step, which a shard of samples makes first, and its pace.
     """
     shelf, batch = shelf_at(context), batch_of(context)
     own = part.samples(batch)

@@ -49,8 +49,7 @@ class Shelf:
 
     Parameters
     ----------
-    generation
-        How often the run has placed its pieces. Values of an older generation are never found.
+    generation : How often the run has placed its pieces. Values of an older generation are never found.
     """
 
     def __init__(self, generation: int) -> None:
@@ -96,18 +95,12 @@ class TaskResult:
 
     Attributes
     ----------
-    maker
-        Worker that made it.
-    parts
-        Arrays by worker's name or `ALL`; gradients by stage and worker.
-    edges
-        Channels at both ends of a shard, for its neighbours.
-    wire
-        The dtype that parts travel in.
-    arrived
-        True once it came over the wire.
-    claim
-        To parts that are not in it.
+    maker : Worker that made it.
+    parts : Arrays by worker's name or `ALL`; gradients by stage and worker.
+    edges : Channels at both ends of a shard, for its neighbours.
+    wire : The dtype that parts travel in.
+    arrived : True once it came over the wire.
+    claim : To parts that are not in it.
     """
 
     maker: str
@@ -199,14 +192,10 @@ class TaskContext:
 
     Attributes
     ----------
-    generation
-        How often the run has placed its pieces.
-    wire
-        The dtype that activations and gradients travel in.
-    minibatch, pace
-        Of the step; None and 0 for tasks between steps.
-    sub
-        Number of the minibatch's part, one of `subs`.
+    generation : How often the run has placed its pieces.
+    wire : The dtype that activations and gradients travel in.
+    minibatch, pace : Of the step; None and 0 for tasks between steps.
+    sub : Number of the minibatch's part, one of `subs`.
     """
 
     run: str
@@ -242,26 +231,16 @@ class StagePart:
 
     Attributes
     ----------
-    spread
-        How many of the stage's layers are divided.
-    share
-        The channels of a shard; None for the merged layers.
-    away
-        Number of other workers that need the result.
-    weighted
-        True if the merged layers have weights.
-    by
-        What is divided: kernels or samples.
-    by_all
-        True if each worker computes the merged layers for itself.
-    taken
-        Outputs of other stages that the task works on.
-    widths
-        Channels of the outputs of each stage that any part of this one works on.
-    places
-        Where the channels of each gradient lie among those that the task asks for; None: they are all of them.
-    cuts
-        By stage, the part of its gradient that goes to each worker.
+    spread : How many of the stage's layers are divided.
+    share : The channels of a shard; None for the merged layers.
+    away : Number of other workers that need the result.
+    weighted : True if the merged layers have weights.
+    by : What is divided: kernels or samples.
+    by_all : True if each worker computes the merged layers for itself.
+    taken : Outputs of other stages that the task works on.
+    widths : Channels of the outputs of each stage that any part of this one works on.
+    places : Where the channels of each gradient lie among those that the task asks for; None: they are all of them.
+    cuts : By stage, the part of its gradient that goes to each worker.
     """
 
     stage: int

@@ -55,15 +55,13 @@ def received(
 
     Parameters
     ----------
-    gradients_of
-        The stage.
+    gradients_of : The stage.
     alike
         Round the worker's own outputs as those that others receive.
 
     Raises
     ------
-    OutOfStep
-        A part is missing, or belongs to another step.
+    OutOfStep : A part is missing, or belongs to another step.
     """
     shelf, counters, arrays = shelf_at(context), session_at(context).counters, []
     away = [source for source in sources if source.claim and source.maker != context.worker]
@@ -222,8 +220,7 @@ async def answer_part(worker: str, run: str, generation: int, step: int, name: l
 
     Parameters
     ----------
-    worker
-        That worker's address, by which its session is found: no task runs here.
+    worker : That worker's address, by which its session is found: no task runs here.
     """
     try:
         shelf = session_of(run, worker).kept.find(Shelf)

@@ -38,12 +38,9 @@ class Peers:
 
     Attributes
     ----------
-    life
-        Counts what the driver begins; tasks of earlier lives are refused.
-    names
-        In the order in which their pieces are added up. Each is in charge of one range.
-    size
-        Of the vector.
+    life : Counts what the driver begins; tasks of earlier lives are refused.
+    names : In the order in which their pieces are added up. Each is in charge of one range.
+    size : Of the vector.
     """
 
     run: str
@@ -62,10 +59,8 @@ class RoundStart:
 
     Attributes
     ----------
-    score
-        The validation samples to judge the round's center on.
-    scale
-        Factor of the learning rate.
+    score : The validation samples to judge the round's center on.
+    scale : Factor of the learning rate.
     """
 
     round: Round
@@ -109,12 +104,9 @@ class MeetingRound(ReplicaRound):
 
     Attributes
     ----------
-    training
-        The round's steps.
-    samples, seconds
-        Up to the last meeting: samples trained on, seconds of load and compute.
-    bytes_up, bytes_down
-        Bytes that this worker sent and received.
+    training : The round's steps.
+    samples, seconds : Up to the last meeting: samples trained on, seconds of load and compute.
+    bytes_up, bytes_down : Bytes that this worker sent and received.
     """
 
     def __init__(self, replica: Replica, exchange: ReplicaExchange, start: RoundStart) -> None:
@@ -133,8 +125,7 @@ class Peer:
     said
         The contribution to the meeting under way, on the host. It may be the weights themselves, which do not change
         until all of its pieces are taken.
-    merged
-        The last meeting's sums, where they are not kept in the local's base.
+    merged : The last meeting's sums, where they are not kept in the local's base.
     """
 
     name: str
@@ -198,8 +189,7 @@ def train(peers: Peers, version: int, start: RoundStart | None, sums: Sequence[A
 
     Parameters
     ----------
-    version
-        Of the center to train from.
+    version : Of the center to train from.
     start
         Of the round, for its first meeting.
 
@@ -244,8 +234,7 @@ def add_up(peers: Peers, version: int, stepped: Sequence[Stepped], pieces: Seque
 
     Parameters
     ----------
-    pieces
-        Those of the other workers, in the order of their names.
+    pieces : Those of the other workers, in the order of their names.
     """
     session, peer = _peer_of(peers)
     mine = slice(*peers.span(peer.name))

@@ -63,12 +63,9 @@ class ServerLink:
 
     Parameters
     ----------
-    actor
-        Gives a handle of the server.
-    ranges
-        The ranges of a split server, in the vector's order; none of a whole one.
-    stopped
-        Returns True once the driver has given up the task that waits.
+    actor : Gives a handle of the server.
+    ranges : The ranges of a split server, in the vector's order; none of a whole one.
+    stopped : Returns True once the driver has given up the task that waits.
     """
 
     def __init__(
@@ -200,16 +197,11 @@ class ServerActor:
 
     Parameters
     ----------
-    snapshot
-        What it goes on from. A split server looks at no vector of it but for the center's dtype.
-    wire
-        The dtype that vectors travel in.
-    ranges
-        The ranges of a split server, in the vector's order. None: it holds the center itself.
-    limit
-        Seconds after which a range that has not answered counts as lost.
-    kept
-        Places in the center that no merge changes, as far as it is held here.
+    snapshot : What it goes on from. A split server looks at no vector of it but for the center's dtype.
+    wire : The dtype that vectors travel in.
+    ranges : The ranges of a split server, in the vector's order. None: it holds the center itself.
+    limit : Seconds after which a range that has not answered counts as lost.
+    kept : Places in the center that no merge changes, as far as it is held here.
     """
 
     def __init__(

@@ -133,10 +133,8 @@ class RangeLines:
 
     Parameters
     ----------
-    limit
-        Seconds after which a range that has not answered counts as lost.
-    lost
-        Called on the event loop with the error when an order has not reached a range.
+    limit : Seconds after which a range that has not answered counts as lost.
+    lost : Called on the event loop with the error when an order has not reached a range.
     """
 
     def __init__(self, ranges: Sequence[RangeAt], *, limit: float, lost: Callable[[Exception], None]) -> None:

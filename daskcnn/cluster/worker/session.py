@@ -73,18 +73,12 @@ class Session:
 
     Attributes
     ----------
-    replica:
-        The network on this worker's device.
-    counters:
-        What the worker spent in a layer-sharded run since it was last asked.
-    order:
-        The order of the samples in the present pass of a layer-sharded run, by its plan.
-    exchange:
-        Its exchanges with the server; None until it joins one.
-    kept:
-        What tasks leave for later ones.
-    sender:
-        The thread of exchanges that overlap training.
+    replica : The network on this worker's device.
+    counters : What the worker spent in a layer-sharded run since it was last asked.
+    order : The order of the samples in the present pass of a layer-sharded run, by its plan.
+    exchange : Its exchanges with the server; None until it joins one.
+    kept : What tasks leave for later ones.
+    sender : The thread of exchanges that overlap training.
     """
 
     replica: Replica

@@ -54,8 +54,7 @@ class ReplicaRound:
 
     Attributes
     ----------
-    order
-        The order of the replica's state machine that is to be carried out next.
+    order : The order of the replica's state machine that is to be carried out next.
     """
 
     def __init__(
@@ -85,8 +84,7 @@ class ReplicaRound:
 
         Parameters
         ----------
-        at_center
-            The replica's own weights are the center's.
+        at_center : The replica's own weights are the center's.
         """
         if isinstance(self.order, JudgeCenter):
             begun, (lo, hi, center) = time.perf_counter(), self.order
@@ -214,10 +212,8 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Arr
 
     Raises
     ------
-    ClusterError
-        The worker lacks the device that it advertises, or sees another data set.
-    ArrayChanged
-        Arrays in place are not what the index says.
+    ClusterError : The worker lacks the device that it advertises, or sees another data set.
+    ArrayChanged : Arrays in place are not what the index says.
     """
     if problem := check_dataset(job, fingerprint, index):
         remedy = "give data on storage that every worker reaches, or copy it there"
