@@ -30,8 +30,8 @@ from daskcnn.arrays import Device, device_profile, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import Scenario, scenario_of
-from daskcnn.show.figures import Figure, stacked
-from daskcnn.show.renderers.pictures import draw
+from daskcnn.show.renderers.drawing import draw
+from daskcnn.show.run_figures import Figure, stacked
 from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
 from daskcnn.sim.papers_costs import Sharding, ceiling
 from daskcnn.training.replica import Replica

@@ -30,9 +30,9 @@ from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.training import train_job
 from daskcnn.ps import RULES
 from daskcnn.runs.log import read_events
-from daskcnn.show.figures import Curve, Figure
-from daskcnn.show.renderers.pictures import draw
+from daskcnn.show.renderers.drawing import draw
 from daskcnn.show.report_tables import RunReport, tables
+from daskcnn.show.run_figures import Curve, Figure
 
 THROTTLED = 2.3
 BY_SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.02, "batch_size": 128, "schedule": "poly"}

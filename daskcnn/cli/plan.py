@@ -19,8 +19,8 @@ from daskcnn.planning import show_model as convolutions
 from daskcnn.planning import simulate as simulation
 from daskcnn.planning.simulate import scenario
 from daskcnn.reports.plot import draw_paper_figures
+from daskcnn.show.renderers.drawing import need_matplotlib
 from daskcnn.show.renderers.network_text import readable_conv_plans
-from daskcnn.show.renderers.pictures import need_matplotlib
 from daskcnn.show.renderers.run_text import format_simulation, simulation_dict
 from daskcnn.show.renderers.terminal import say
 from daskcnn.show.worker_plan import format_worker_plan

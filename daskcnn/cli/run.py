@@ -18,8 +18,8 @@ from daskcnn.launch.dry_run import dry_run as dry_run_of
 from daskcnn.nn import MODELS
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
+from daskcnn.show.renderers.drawing import can_draw
 from daskcnn.show.renderers.job_text import readable_keys
-from daskcnn.show.renderers.pictures import can_draw
 from daskcnn.show.renderers.run_text import format_summary
 from daskcnn.store import DATASETS
 

@@ -13,8 +13,8 @@ from daskcnn.reports import report as reporting
 from daskcnn.reports.plot import draw_runs
 from daskcnn.reports.report import list_runs, log_lines
 from daskcnn.show.comparison import format_comparison
-from daskcnn.show.figures import FIGURES
 from daskcnn.show.renderers.run_text import format_report, readable_runs
+from daskcnn.show.run_figures import FIGURES
 
 
 @click.command(cls=Command)

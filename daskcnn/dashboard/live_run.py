@@ -15,10 +15,10 @@ from typing import Any
 
 from daskcnn.events import DamagedEvent, Event, RunStarted, StepsEnded, UnknownEvent, parse
 from daskcnn.show.board import Board
-from daskcnn.show.figures import MEGA, Curve, Figure, run_figures, thinned
 from daskcnn.show.history import SPENT, History, RoundRow
 from daskcnn.show.lines import describe
 from daskcnn.show.report_tables import RunReport, report_of
+from daskcnn.show.run_figures import MEGA, Curve, Figure, run_figures, thinned
 from daskcnn.show.text import clean, clock, count, number, percent, plural, spread
 from daskcnn.show.timeline import Stretch, divided, timeline
 

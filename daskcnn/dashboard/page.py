@@ -20,8 +20,8 @@ from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.utils import update
 
 from daskcnn.dashboard.live_run import TITLES, Runs, ShownRun, heading, shown
-from daskcnn.show.figures import COLOUR_OF, Figure
-from daskcnn.show.renderers.pictures import COLOURS
+from daskcnn.show.renderers.drawing import COLOURS
+from daskcnn.show.run_figures import COLOUR_OF, Figure
 
 EVERY = 1000
 """Milliseconds between two updates."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.errors import DataError
-from daskcnn.show.renderers.pictures import SAMPLE_CELL, SheetRow, contact_sheet
+from daskcnn.show.renderers.drawing import SAMPLE_CELL, SheetRow, contact_sheet
 from daskcnn.show.text import count
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.chunk_facts import Images, missing_pixels

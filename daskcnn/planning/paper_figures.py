@@ -13,8 +13,8 @@ from daskcnn.job.resolve import resolve, resolved_train
 from daskcnn.planning.simulate import Scenario, constants_of, learner_of, simulate
 from daskcnn.ps import RULES
 from daskcnn.ps.downpour import Downpour
-from daskcnn.show.figures import Curve, Figure, stacked
 from daskcnn.show.report_tables import RunReport
+from daskcnn.show.run_figures import Curve, Figure, stacked
 from daskcnn.sim.cluster import Server, SimulatedCluster, Worker, kinds
 from daskcnn.sim.learners import LAYERS, clusters_of_points
 from daskcnn.sim.papers_costs import ceiling

@@ -9,8 +9,8 @@ from daskcnn.errors import DataError, UserError
 from daskcnn.planning.paper_figures import paper_figures
 from daskcnn.planning.simulate import Scenario
 from daskcnn.reports.report import reports
-from daskcnn.show.figures import run_figures, step_parts
-from daskcnn.show.renderers.pictures import draw, draw_together, need_matplotlib
+from daskcnn.show.renderers.drawing import draw, draw_together, need_matplotlib
+from daskcnn.show.run_figures import run_figures, step_parts
 
 USUAL = ("accuracy-by-time", "loss-by-time", "samples-by-worker", "time-by-worker", "breakdown")
 """The figures in a picture of runs by default."""

@@ -21,7 +21,7 @@ from daskcnn.show.comparison import Comparison
 from daskcnn.show.comparison import compare as compare_reports
 from daskcnn.show.history import ROUND_COLUMNS
 from daskcnn.show.lines import stamped
-from daskcnn.show.renderers.pictures import need_matplotlib
+from daskcnn.show.renderers.drawing import need_matplotlib
 from daskcnn.show.renderers.run_text import RunRow
 from daskcnn.show.report_tables import RunReport, tables
 

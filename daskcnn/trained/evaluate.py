@@ -18,7 +18,7 @@ from daskcnn.job.dataset import opened
 from daskcnn.nn.network import Views
 from daskcnn.nn.score import MOST_CONFUSED, TOP, ClassAnswers, ClassScores, LabelAnswers, shares
 from daskcnn.runs.summary import keep_evaluation
-from daskcnn.show.renderers.pictures import draw_confusion, need_matplotlib
+from daskcnn.show.renderers.drawing import draw_confusion, need_matplotlib
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import INDEX, read_index
 from daskcnn.store.chunk_source import CACHE

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from daskcnn.cli import main as daskcnn
-from daskcnn.show.renderers.pictures import SheetRow, contact_sheet
+from daskcnn.show.renderers.drawing import SheetRow, contact_sheet
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
 from tests.tiny_runs import tiny_data

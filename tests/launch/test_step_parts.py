@@ -16,8 +16,8 @@ from PIL import Image
 from daskcnn.errors import DataError, UserError
 from daskcnn.events import parsed
 from daskcnn.reports.plot import draw_runs
-from daskcnn.show.figures import GAP, PARTS, Figure, step_parts
 from daskcnn.show.report_tables import RunReport, tables
+from daskcnn.show.run_figures import GAP, PARTS, Figure, step_parts
 
 Record = dict[str, Any]
 

@@ -12,10 +12,10 @@ import pytest
 
 from daskcnn.errors import escaped
 from daskcnn.show.comparison import compare
-from daskcnn.show.figures import run_figures
 from daskcnn.show.renderers.page import MOST_ROWS, comparison_page, report_page, ticks
 from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import RunReport
+from daskcnn.show.run_figures import run_figures
 from tests.show.html_page import LOGS, Element, parsed_page, report_of
 from tests.show.run_events import calibration, epoch, round_of, start, tables
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskcnn.show.figures import FIGURES, MOST_BARS, Figure, run_figures, thinned, top_of
 from daskcnn.show.report_tables import RunReport
+from daskcnn.show.run_figures import FIGURES, MOST_BARS, Figure, run_figures, thinned, top_of
 from tests.show.run_events import Event, calibration, epoch, round_of, start, tables
 
 points = st.lists(st.floats(-1e6, 1e6), max_size=200).map(lambda ys: [(float(x), y) for x, y in enumerate(ys)])

@@ -22,9 +22,9 @@ from daskcnn.planning.simulate import scenario
 from daskcnn.reports import plot
 from daskcnn.runs.log import read_events
 from daskcnn.show import worker_plan
-from daskcnn.show.figures import Figure, stacked, step_parts
-from daskcnn.show.renderers.pictures import draw
+from daskcnn.show.renderers.drawing import draw
 from daskcnn.show.report_tables import tables
+from daskcnn.show.run_figures import Figure, stacked, step_parts
 from daskcnn.sim.cluster import read_cluster
 from tests.tiny_runs import tiny_data
 

@@ -26,10 +26,10 @@ from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import to_state
 from daskcnn.runs.summary import kept_evaluation
 from daskcnn.show.board import Board
-from daskcnn.show.figures import run_figures
 from daskcnn.show.lines import describe
 from daskcnn.show.renderers.network_text import readable_evaluation
 from daskcnn.show.report_tables import tables
+from daskcnn.show.run_figures import run_figures
 from daskcnn.store import open_dataset
 from daskcnn.training.replica import Replica
 from tests.show.html_page import parsed_page

@@ -20,8 +20,8 @@ from daskcnn.job.resolve import resolve
 from daskcnn.nn import Context, predict, score
 from daskcnn.nn.score import area_under_curve
 from daskcnn.runs.summary import kept_evaluation
+from daskcnn.show.renderers.drawing import draw_confusion
 from daskcnn.show.renderers.network_text import confusion_table, readable_evaluation
-from daskcnn.show.renderers.pictures import draw_confusion
 from daskcnn.store import Dataset, normalise, open_dataset
 from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.making.writer import write

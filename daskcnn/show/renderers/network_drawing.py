@@ -10,8 +10,8 @@ from daskcnn.nn import Layer, Sequential, Shape
 from daskcnn.nn.layers import Add, Auxiliary, Branches, Residual
 from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.nn.summary import label
+from daskcnn.show.renderers.drawing import COLOURS, need_matplotlib
 from daskcnn.show.renderers.network_text import times
-from daskcnn.show.renderers.pictures import COLOURS, need_matplotlib
 
 WIDTH, HEIGHT, GAP = 3.4, 0.5, 0.22
 """Inches of a box, and between two boxes."""

@@ -22,12 +22,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from daskcnn.show.comparison import Comparison
-from daskcnn.show.figures import COLOUR_OF, Curve, Figure, part_name, run_figures
 from daskcnn.show.history import SPENT
+from daskcnn.show.renderers.drawing import COLOURS, drawn
 from daskcnn.show.renderers.network_text import CONFUSION, class_table, confusion_table, judged_line
-from daskcnn.show.renderers.pictures import COLOURS, drawn
 from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import RunReport
+from daskcnn.show.run_figures import COLOUR_OF, Curve, Figure, part_name, run_figures
 from daskcnn.show.text import clean, count, duration, number, percent, spread
 from daskcnn.show.timeline import Lane, timeline
 

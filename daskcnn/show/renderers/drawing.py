@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from daskcnn.errors import DataError, UserError, installing
-from daskcnn.show.figures import Figure
+from daskcnn.show.run_figures import Figure
 from daskcnn.show.text import clean
 
 if TYPE_CHECKING:
