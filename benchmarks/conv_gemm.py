@@ -50,12 +50,12 @@ def directions(spec: ConvSpec, device: Device) -> dict[str, Work]:
     """The three directions of a layer by im2col on random values, kernels prepared."""
     rng = np.random.default_rng(0)
     x, w, dy = (rng.standard_normal(s, dtype=np.float32) for s in (spec.x_shape, spec.w_shape, spec.y_shape))
-    im2col = ALGORITHMS[ALGORITHM]
-    prepared = im2col.prepare(spec, w, device)
+    im2col = ALGORITHMS[ALGORITHM].bind(spec, device.backend, device.workspace_limit)
+    prepared = im2col.prepare(w, device)
     return {
-        "forward": lambda: im2col.forward(spec, x, prepared, device),
-        "backward_data": lambda: im2col.backward_data(spec, dy, prepared, device),
-        "backward_filter": lambda: im2col.backward_filter(spec, x, dy, device),
+        "forward": lambda: im2col.forward(x, prepared, device),
+        "backward_data": lambda: im2col.backward_data(dy, prepared, device),
+        "backward_filter": lambda: im2col.backward_filter(x, dy, device),
     }
 
 

@@ -24,7 +24,6 @@ from conv_gemm import SIDE, sgemm
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.compiled import spectral
 from daskcnn.conv import ALGORITHMS, ConvSpec
-from daskcnn.conv.fourier import Tiling, fourier
 from daskcnn.conv.spec import Work
 
 NETWORKS = ((50, 500), (150, 800), (300, 1000), (500, 1500))
@@ -69,12 +68,12 @@ def measure(spec: ConvSpec, stages: Stages, rounds: int) -> dict[str, Any]:
     """Figures of both directions."""
     algorithm, device, rng = ALGORITHMS["spectral"], Device(), np.random.default_rng(0)
     x, w, dy = (rng.standard_normal(s, dtype=np.float32) for s in (spec.x_shape, spec.w_shape, spec.y_shape))
-    prepared, reference = algorithm.prepare(spec, w, device), sgemm()
-    f = fourier(*Tiling(spec, None).axes, spec.dtype)
-    stages.sides = {id(side.height): name for name, side in vars(f).items() if name != "units"}
+    conv: Any = algorithm.bind(spec, device.backend, device.workspace_limit)
+    prepared, reference = conv.prepare(w, device), sgemm()
+    stages.sides = {id(side.height): name for name, side in vars(conv.f).items() if name != "units"}
     passes = {
-        "forward": lambda: algorithm.forward(spec, x, prepared, device),
-        "backward": lambda: algorithm.backward(spec, x, dy, prepared, device),
+        "forward": lambda: conv.forward(x, prepared, device),
+        "backward": lambda: conv.backward(x, dy, prepared, device),
     }
     taken: dict[str, list[dict[str, float]]] = defaultdict(list)
     for _ in range(rounds + 1):

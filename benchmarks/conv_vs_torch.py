@@ -69,13 +69,13 @@ def noise(spec: ConvSpec) -> Arrays:
 
 def ours(name: str, spec: ConvSpec, arrays: Arrays, device: Device) -> Calls:
     """An algorithm of ours."""
-    (x, w, dy), algorithm = arrays, ALGORITHMS[name]
-    prepared = algorithm.prepare(spec, w, device)
+    (x, w, dy), conv = arrays, ALGORITHMS[name].bind(spec, device.backend, device.workspace_limit)
+    prepared = conv.prepare(w, device)
     return {
-        "forward": lambda: algorithm.forward(spec, x, algorithm.prepare(spec, w, device), device),
-        "backward_data": lambda: algorithm.backward_data(spec, dy, prepared, device),
-        "backward_filter": lambda: algorithm.backward_filter(spec, x, dy, device),
-        "backward": lambda: algorithm.backward(spec, x, dy, prepared, device),
+        "forward": lambda: conv.forward(x, conv.prepare(w, device), device),
+        "backward_data": lambda: conv.backward_data(dy, prepared, device),
+        "backward_filter": lambda: conv.backward_filter(x, dy, device),
+        "backward": lambda: conv.backward(x, dy, prepared, device),
     }
 
 

@@ -188,6 +188,17 @@ class Pool:
         self._together(work, min(len(every), threads or self.threads))
         return results
 
+    def share(self, function: Callable[[int, int, int], Any], count: int, threads: int) -> None:
+        """Call `function(first, last, share)` for as many equal shares of range(count) as there are threads to use.
+
+        The number of the share names scratch memory.
+        """
+
+        def one(i: int) -> None:
+            function(count * i // threads, count * (i + 1) // threads, i)
+
+        self.map(one, range(threads), threads=threads)
+
     def run(self, tasks: Sequence[Task]) -> None:
         """Run all tasks. Those they depend on must be among them.
 

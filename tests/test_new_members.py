@@ -14,7 +14,7 @@ from pydantic import Field
 
 from daskcnn.arrays import Array
 from daskcnn.cli import main as daskcnn
-from daskcnn.conv import ALGORITHMS, Im2col
+from daskcnn.conv import ALGORITHMS, Convolution, Im2col
 from daskcnn.conv.planner import forget_plans
 from daskcnn.conv.spec import Work
 from daskcnn.events import RunResumed
@@ -83,9 +83,9 @@ class Counted(Im2col):
     def work(self, *_: Any) -> tuple[Work, ...]:
         return (Work("all", 1, 0),)
 
-    def forward(self, *arguments: Any, **options: Any) -> Array:
+    def bind(self, *arguments: Any) -> Convolution:
         CALLS.append("algorithm")
-        return super().forward(*arguments, **options)
+        return super().bind(*arguments)
 
 
 class Stripes:

@@ -5,8 +5,8 @@ threads of a worker run side by side; it writes to the arrays it is given and al
 that may run on several threads takes the range it works on, and its numbers do not depend on how the range was cut.
 Products of matrices are BLAS's, through `numpy.dot`.
 
-A module here is imported when something of it is used first, as `compiled.winograd.forward`: Numba takes a process half
-a second and 140 MB, and planners need none of it. `Backend.loops` does it ahead.
+A module here is imported when it is first used, as `compiled.winograd.correlate`: Numba takes a process half a second
+and 140 MB, and planners need none of it. `Device.warm` imports and compiles all of them ahead.
 """
 
 from __future__ import annotations

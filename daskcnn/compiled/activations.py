@@ -1,13 +1,8 @@
-"""Exponentials that compile to vectors: no library of vector functions is at hand.
+"""Activations of runs of numbers, mostly in place, and the loss of a softmax with its gradient.
 
-Cephes' and every library's way: x = n·ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r - 1, and n goes to the
-exponent's bits. A few units in the last place, in float32 and float64.
-
-Activations of runs of numbers, in place.
-
-With one array for both sides of an assignment, loops compile to vectors: two might overlap.
-
-The softmax's loss and its gradient, sample by sample.
+A loop in place compiles to vectors, because two arrays might overlap. No library of vector functions is at hand, so
+exponentials are made here in Cephes' way: x = n·ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r - 1, and n in the
+exponent's bits. They are exact to a few units in the last place.
 """
 
 from __future__ import annotations
@@ -168,7 +163,7 @@ def _logistic(x: Any, T: Any) -> Any:
 
 @inner_in_order
 def _normal(x: Any, T: Any) -> Any:
-    """The part of the normal distribution below x; its tail is e^(-x²/2) · t/2 · a polynomial in t = 2 / (2 + |x|/√2).
+    """The share of the normal distribution below x; its tail is e^(-x²/2) · t/2 · a polynomial in t = 2 / (2 + |x|/√2).
 
     The polynomial, in u = 2·t - 1, interpolates e^(z²) · erfc(z) / t with z = |x|/√2 at Chebyshev's points.
     """
@@ -188,7 +183,7 @@ def _normal(x: Any, T: Any) -> Any:
 def cross_entropy(scores: Array, labels: Array, weights: Array, smoothing: float, dscores: Array) -> float:
     """Mean of each sample's -log probability of its label times its weight; dscores: its gradient by the scores.
 
-    weights: (N,), or (0,) where all are 1. smoothing: the part of each label that all classes share.
+    weights: (N,), or (0,) where all are 1. smoothing: the share of each label that is spread over all classes.
     """
     T = scores.dtype.type
     N, loss, mine, shared = len(scores), 0.0, T(1 - smoothing), T(smoothing / scores.shape[1])

@@ -1,4 +1,4 @@
-"""Batch normalising: statistics by channel, and what stands at the head of a chain of local layers.
+"""Batch normalising: statistics by channel, and the operation at the head of a chain of local layers.
 
 `tiled` (5, samples · channels) holds mean, factor and shift of each channel, and by_x and by_all of the way back. They
 are repeated for every sample of a block.
@@ -21,8 +21,8 @@ TENTH = 10
 def moments(x: Array, C: int, run: int, first: int, last: int, parts: Array, scratch: Array) -> None:
     """parts[part] = mean of each channel, and sum of squares about it, of PART numbers or so, first <= part < last.
 
-    The mean of a tenth of the part is taken first, then sums about it: exact however far the mean lies from 0. If that
-    tenth is unlike the rest, the rounding of squares grows with the variance that this makes, ten times at most.
+    The mean of a tenth of the part is taken first, then sums about it, which is exact however far the mean lies from 0.
+    If that tenth is unlike the rest, squares are rounded more, ten times at most.
     run: numbers that are added at once, a multiple of C. scratch: (3, run).
     """
     T = x.dtype.type
@@ -52,13 +52,16 @@ def moments(x: Array, C: int, run: int, first: int, last: int, parts: Array, scr
 
 
 def part_count(size: int, run: int) -> int:
-    """How many parts a map of `size` numbers has."""
-    return -(-size // (max(1, PART // run) * run))
+    """Return the number of parts of a map of `size` numbers."""
+    return -(-size // part_size(run))
 
 
-@inner
-def _part_size(run: int) -> int:
+def part_size(run: int) -> int:
+    """Return the numbers of a part: whole runs."""
     return max(1, PART // run) * run
+
+
+_part_size = inner(part_size)
 
 
 @inner

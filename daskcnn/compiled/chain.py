@@ -1,10 +1,10 @@
-"""Dropout's mask: the numbers of `arrays.derive` and `arrays.uniform`, from a sample's key, pixel and channel.
-
-Chains of local layers: every block of a map goes through all of them while it is in cache.
+"""Chains of local layers: every block of a map goes through all of them while it is in cache.
 
 A map far exceeds the caches, and each of these layers does a few operations per number: alone they would wait for
-memory. Only the chain's input is kept for the way back; each block goes forward again first, which costs less than
+memory. Only the chain's input is kept for the way back. Each block goes forward again first, which costs less than
 writing and reading what every layer would keep. `program` says what is done and where a block's numbers lie.
+
+Dropout draws the numbers of `arrays.derive` and `arrays.uniform`, from a sample's key, pixel and channel.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from daskcnn.compiled import activations, batchnorm, lrn, pool
 from daskcnn.compiled.loop import Array, boolean, float64, inner, int64, intp, loop, uint64
 from daskcnn.compiled.program import (
     AVERAGE,
+    BY_INPUT,
+    BY_OUTPUT,
     CODE,
     DROPOUT,
     DX,
     DY,
-    GELU,
+    KEEPS_PLACE,
     KEPT,
-    LEAKY_RELU,
     LRN,
+    NORMALISES,
     REACH,
     SALT,
-    SCALE,
     SCALE_RELU,
     SIDE,
-    SILU,
     SIZE,
     STEP,
     THRESHOLD,
@@ -134,11 +134,13 @@ def forward(
     tiled: Array,
     bits: Array,
 ) -> None:
-    """y of the parts first, …, last - 1 of a map.
+    """Write y of the parts first, …, last - 1 of a map.
 
-    by_channel: (5, C) of batch normalising at the chain's head (`batchnorm`), (0, C) without. table,
-    numbers, block, parts: of the program. keys: of the samples. place: the first channel's number, and whether the map
-    is vectors. scratch, tiled, bits: scratch memory of the program's `scratch`, `tiled` and `bits` numbers.
+    by_channel : (5, C) of batch normalising at the chain's head (`batchnorm`), (0, C) without
+    table, numbers, block, parts : of the program
+    keys : of the samples
+    place : the first channel's number, and 1 for a map of vectors
+    scratch, tiled, bits : scratch memory of the program's `scratch`, `tiled` and `bits` numbers
     """
     C, end = x.shape[3], table[len(table) - 1]
     _tile(by_channel, tiled)
@@ -178,10 +180,12 @@ def backward(
     tiled: Array,
     bits: Array,
 ) -> None:
-    """dx of the parts of a map; or, with sums (parts, 2, C), what batch normalising at the chain's head needs before.
+    """Write dx of the parts of a map; or, with sums (parts, 2, C), what batch normalising at the head needs before.
 
-    dy and dx may have some channels only, `given` and `wanted` on; dy is 0 elsewhere. adds: whether dx is added to what
-    is there. sums: of the gradient behind the head and of the same times (x - mean); then dx is not touched.
+    dy and dx may have some channels only, from `given` and `wanted` on; dy is 0 elsewhere.
+
+    adds : add dx to what is there
+    sums : of the gradient behind the head, and of the same times (x - mean); then dx is not touched
     """
     C = x.shape[3]
     _tile(by_channel, tiled)
@@ -212,7 +216,7 @@ def _through(
     memory: tuple[Array, Array, Array],
     goes_back: bool,
 ) -> None:
-    """The block, which lies in scratch, goes through all operations."""
+    """Take the block, which lies in scratch, through all operations."""
     (scratch, tiled, bits), run = memory, sides[2] * C
     for link in range(len(table) - 1):
         row = table[link]
@@ -220,15 +224,15 @@ def _through(
         x = scratch[row[X] : row[X] + _extent(row, sides[0]) * width * run]
         y = scratch[row[Y] : row[Y] + _extent(out, sides[0]) * _extent(out, sides[1]) * run]
         kept = scratch[row[KEPT] :]
-        if code <= DROPOUT and row[X] != row[Y]:
+        if code in KEEPS_PLACE and row[X] != row[Y]:
             copy(x, y)
-        if code <= LEAKY_RELU:
+        if code in BY_OUTPUT:
             activations.forward(code, y, numbers[link, 0])
         elif code == LRN:
             lrn.forward(x, y, kept, C, numbers[link])
-        elif GELU <= code <= SILU:
+        elif code in BY_INPUT:
             activations.forward_to(code, x, y)
-        elif SCALE <= code <= SCALE_RELU:
+        elif code in NORMALISES:
             batchnorm.forward(x, y, tiled, run, code == SCALE_RELU)
         elif code == DROPOUT:
             corner = at[0] * row[SIDE], at[1] * row[SIDE], place[0]
@@ -244,25 +248,22 @@ def _through(
 
 @inner
 def _back(sides: Pixels, C: int, table: Array, numbers: Array, tiled: Array, scratch: Array, sums: bool) -> None:
-    """The gradient of the block's output goes back through all operations."""
+    """Take the gradient of the block's output back through all operations."""
     run = sides[2] * C
     for link in range(len(table) - 2, -1, -1):
         row = table[link]
         code, width, out = row[CODE], _extent(row, sides[1]), table[link + 1]
-        size, out_size = (
-            _extent(row, sides[0]) * width * run,
-            _extent(out, sides[0]) * _extent(out, sides[1]) * run,
-        )
+        size, out_size = (_extent(row, sides[0]) * width * run, _extent(out, sides[0]) * _extent(out, sides[1]) * run)
         x, y = scratch[row[X] : row[X] + size], scratch[row[Y] : row[Y] + out_size]
         dy = scratch[row[DY] : row[DY] + out_size]
         kept = scratch[row[KEPT] :]
-        if code <= LEAKY_RELU:
+        if code in BY_OUTPUT:
             activations.backward(code, y, dy, numbers[link, 0])
         elif code == LRN:
             lrn.backward(x, kept, C, numbers[link], dy)
-        elif GELU <= code <= SILU:
+        elif code in BY_INPUT:
             activations.backward_from(code, x, dy)
-        elif SCALE <= code <= SCALE_RELU:
+        elif code in NORMALISES:
             if sums:
                 batchnorm.add_sums(x, y, dy, tiled, run, code == SCALE_RELU)
             else:
@@ -277,20 +278,20 @@ def _back(sides: Pixels, C: int, table: Array, numbers: Array, tiled: Array, scr
 
 @inner
 def _extent(row: Array, pixels: int) -> int:
-    """Pixels a side of an operation's input that belong to this many of the chain's output."""
+    """Return the pixels a side of an operation's input that belong to this many of the chain's output."""
     return (pixels - 1) * row[SIDE] + row[REACH]
 
 
 @inner
 def _count(part: Array, block: Array, width: int) -> int:
-    """How many blocks a part has."""
+    """Return the number of blocks of a part."""
     rows, samples = part[1] - part[0], part[3] - part[2]
     return -(-rows // block[0]) * -(-width // block[1]) * -(-samples // block[2])
 
 
 @inner
 def _block(part: Array, block: Array, width: int, i: int) -> tuple[Pixels, Pixels]:
-    """Where the part's block of this number begins in the output, and its sides."""
+    """Return the place in the output where the part's block of this number begins, and its sides."""
     down, across = -(-(part[1] - part[0]) // block[0]), -(-width // block[1])
     row = part[0] + i // across % down * block[0]
     column = i % across * block[1]

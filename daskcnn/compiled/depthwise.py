@@ -50,7 +50,7 @@ def correlate(
 
 @inner
 def _row_of(source: Any, row: int, columns: int, size: int, start: int, n: int, held: Any, which: Any) -> int:
-    """Return where the runs of a row of a map lie in memory of their own, side by side.
+    """Return the place of the runs of a row of a map in memory of their own, where they lie side by side.
 
     In the map they lie a power of two apart, so that few sets of a cache have room for all of them.
 
@@ -82,7 +82,7 @@ def _add_row(
     to: int,
     n: int,
 ) -> None:
-    """Add what the taps of a row of the kernels make under a column, three taps at a time where all three meet one."""
+    """Add the products of a row of taps under a column, three taps at a time where all three meet a pixel."""
     s = 0
     while s < step.width:
         j = _met(column, s, step.right, step.left, step.columns_apart, W, back)
@@ -150,7 +150,7 @@ def correlate_filter(
 def _add_up_row(
     source: Any, above: int, W: int, change: Any, columns: int, step: Any, totals: Any, to: int, run: int, n: int
 ) -> None:
-    """Add the products of a row of dy with a row of x for every tap, four columns at a time where all four meet one."""
+    """Add the products of a row of dy and a row of x for every tap, four columns at a time where all meet a pixel."""
     column = 0
     while column < columns:
         several = 4 if columns - column >= 4 else 1
@@ -187,7 +187,7 @@ def _met(at: int, tap: int, step: int, begin: int, apart: int, size: int, back: 
 
 @inner
 def _add_products(a: Any, at: int, b: Any, by: int, total: Any, to: int, n: int) -> None:
-    """Add n products a·b, number by number, from these places on. Unsigned places make it vectors, as in `copies`."""
+    """Add n products a·b, number by number, from these places on. Unsigned places make vectors, as in `runs`."""
     one, other, there = uintp(at), uintp(by), uintp(to)
     for i in range(uintp(n)):
         total[there + i] += a[one + i] * b[other + i]

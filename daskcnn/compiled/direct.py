@@ -1,12 +1,9 @@
-"""A tile of a product of matrices, whose sums stay in registers until they are whole.
+"""Convolution of maps with few channels as sums in registers: no columns are made, and nothing is copied.
 
-The products that a convolution with few channels makes are too thin for BLAS, which copies its factors first. Here a
-factor's numbers are taken from where they lie: each row and each step of the sum says its place.
-
-Convolution of maps with few channels as sums in registers: no columns are made, and nothing is copied.
-
-At an output pixel every tap of the kernels that meets the map has a place in it. The numbers of a tap for all samples
-lie a pixel's channels apart, from that place on.
+Its products are too thin for BLAS, which copies its factors first. Here the sums of a tile of the product stay in
+registers until they are whole, and a factor's numbers are read where they lie: each row and each step of the sum has a
+place. At an output pixel every tap that meets the map has a place in it. The numbers of a tap for all samples lie a
+pixel's channels apart, from that place on.
 """
 
 from __future__ import annotations

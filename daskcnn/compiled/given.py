@@ -1,4 +1,4 @@
-"""What loops are given: arrays in the order of their axes, and the addresses of several arrays. Numba is not needed."""
+"""Arguments of loops: arrays in the order of their axes, and the addresses of several arrays. Numba is not needed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Array: TypeAlias = npt.NDArray[Any]
 def readable(a: Array) -> Array:
     """Return an array in the order of its axes that a loop reads.
 
-    A loop would be compiled anew for an array that is read-only, as those that come from other processes are. It leaves
-    what it is given as it is, so it is given a view that hides this.
+    A read-only array, as those from other processes are, would make Numba compile the loop anew. Loops leave their
+    input as it is, so the result is a view that hides this.
     """
     a = np.ascontiguousarray(a)
     if not a.flags.aligned:

@@ -17,8 +17,8 @@ from daskcnn.compiled.runs import copy_at
 
 
 class Taps(NamedTuple):
-    """The kernels' height and width, their stride, where the first one begins on the map (row and column), and how many
-    rows and columns lie from one tap to the next.
+    """The kernels' height and width, their stride, the row and column of the map where the first one begins, and the
+    rows and columns from one tap to the next.
     """
 
     height: int
@@ -32,7 +32,7 @@ class Taps(NamedTuple):
 
 
 def plane_rows(taps: Taps, rows: int) -> int:
-    """Return how many rows of the map are below this many rows of the output."""
+    """Return the number of rows of the map below this many rows of the output."""
     return (rows - 1) * taps.down + (taps.height - 1) * taps.rows_apart + 1
 
 

@@ -1,4 +1,4 @@
-"""What makes a function a compiled loop. The only import of Numba."""
+"""Decorators that make a function a compiled loop. The only import of Numba."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fingerprint(*texts: str) -> str:
 
 
 def version() -> str:
-    """Return what becomes another with any module of loops."""
+    """Return a text that changes with any module of loops."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return "\n".join(f"{file} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files)
 
@@ -57,14 +57,14 @@ def version() -> str:
 def cache_path() -> Path:
     """Return the folder where compiled loops are kept: Numba's own setting, or one in the cache of daskcnn.
 
-    It is another one for each version: Numba compiles a loop anew if its own module changes, but not if those do that
-    it calls functions of.
+    Each version has a folder of its own: Numba compiles a loop anew when its own module changes, but not when a module
+    changes whose functions it calls.
     """
     return Path(numba.config.CACHE_DIR or cache_folder() / "compiled" / fingerprint(version()))
 
 
 def processor() -> str:
-    """Return what Numba compiles for: its version, and name and features of the processor."""
+    """Return the target of compilation: Numba's version, and the processor's name and features."""
     name = numba.config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
     features = numba.config.CPU_FEATURES or llvmlite.binding.get_host_cpu_features().flatten()
     return f"numba {numba.__version__}, {name}, {features}"
@@ -80,7 +80,7 @@ def _writable(folder: Path) -> bool:
 
 numba.config.CACHE_DIR = str(cache_path())
 UNCACHED = not _writable(cache_path())
-"""Whether every process compiles its loops anew, because the cache's folder cannot be written."""
+"""True where every process compiles its loops anew, because the cache's folder cannot be written."""
 
 FLOATS = {"float32": float32, "float64": float64}
 
@@ -92,7 +92,7 @@ _OPTIONS: dict[str, Any] = {
 _FREE = {"contract", "reassoc", "nsz"}
 """Sums may run in vectors, products into sums; NaN and inf stay what they are."""
 _INNER: dict[str, Any] = {**_OPTIONS, "cache": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""For what Python does not call: half the time to compile it."""
+"""For functions that Python does not call: they compile in half the time."""
 
 
 def integers(kind: type[Any]) -> Any:
@@ -144,9 +144,9 @@ def loop(signature: Signature, *, as_written: bool = False) -> Callable[[F], F]:
 
 
 def _by_turns(function: Any, within: Any) -> Any:
-    """Return what calls `within` when the interpreter is left, and comes back when no other thread is there.
+    """Return a function that leaves the interpreter, calls `within`, and comes back when no other thread is there.
 
-    It has name, parameters and place of the function, which is where Numba keeps what it compiled.
+    It has the name, parameters and place of `function`: Numba keeps what it compiled under these.
     """
     code = function.__code__
     given = ", ".join(code.co_varnames[: code.co_argcount])
@@ -160,8 +160,8 @@ def _by_turns(function: Any, within: Any) -> Any:
 def inner(function: F) -> F:
     """Compile a function that loops call; Python does not.
 
-    The loops that call it are kept on disk with it inside. Alone it is not: an index on disk that names a class of an
-    older version cannot be read.
+    Loops are kept on disk with the functions they call inside. The function alone is not kept: an index on disk that
+    names a class of an older version cannot be read.
     """
     return numba.njit(fastmath=_FREE, **_INNER)(function)
 
@@ -172,12 +172,12 @@ def blas_gemm(dtype: Any) -> tuple[int, Any]:
 
 
 def inner_in_order(function: F) -> F:
-    """Compile a function that loops call, whose operations are not reordered: its exactness hangs on their order."""
+    """Compile a function that loops call, whose operations keep their order, because its exactness depends on it."""
     return numba.njit(fastmath={"contract"}, **_INNER)(function)
 
 
 def inner_as_written(function: F) -> F:
-    """Compile a function that loops call, whose operations are rounded by themselves, in the order given."""
+    """Compile a function that loops call, whose operations are each rounded, in the order given."""
     return numba.njit(**_INNER)(function)
 
 
@@ -193,16 +193,16 @@ def _pointer(typing: Any, address: Any, like: Any) -> Any:
 
 @inner_as_written
 def vector_at(address: Any, like: Any, size: int) -> Any:
-    """Numbers that lie at this address, of a type or of that of an array's numbers: a view, nothing is copied."""
+    """Return a view of the numbers at this address, of this type or of the type of an array's numbers."""
     return carray(_pointer(address, like), (size,))
 
 
 place_for, counted = alloca_once, for_range
-"""For what writes LLVM's code itself: memory that the compiler makes a register, and a loop."""
+"""For functions that write LLVM's code themselves: memory that the compiler makes a register, and a loop."""
 
 
 def array_data(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """Return the pointer to the numbers of an array, likewise."""
+    """Return the pointer to the numbers of an array, for such functions."""
     return context.make_array(kind)(context, builder, value).data
 
 
@@ -210,12 +210,12 @@ _PAUSES: dict[str, tuple[str, list[int]]] = {
     **dict.fromkeys(("x86_64", "AMD64", "i686"), ("llvm.x86.sse2.pause", [])),
     **dict.fromkeys(("aarch64", "arm64"), ("llvm.aarch64.hint", [1])),
 }
-"""LLVM's function that tells a processor that a loop waits, and its arguments."""
+"""LLVM's function that tells a processor that a loop waits, and its arguments, by the machine's name."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pause(typing: Any) -> Any:
-    """Let the other thread of a core, or its power supply, profit from a turn of a loop that waits."""
+    """Tell the processor that a loop waits: the core's other thread runs faster, or it saves power."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if platform.machine() in _PAUSES:
@@ -255,7 +255,7 @@ _GIVE_WAY = 64
 
 @inner_as_written
 def rest(turn: int) -> None:
-    """Between two turns of a loop that waits."""
+    """Pass the time between two turns of a loop that waits."""
     if turn % _GIVE_WAY == _GIVE_WAY - 1:
         _give_way()
     else:
@@ -301,17 +301,17 @@ _TURN = np.zeros(8, np.int64)
 """1 while a thread that came back from a loop is in the interpreter."""
 llvmlite.binding.add_symbol("daskcnn_turn", _TURN.ctypes.data)
 _TURNS = 4_000
-"""How often a thread looks before it comes back although another one is there: 100 µs, or more on other processors."""
+"""Turns that a thread waits before it comes back although another one is there: 100 µs, or more on other processors."""
 
 
 def step_aside() -> None:
-    """Tell that this thread, which is in the interpreter, is about to sleep."""
+    """Say that this thread, which is in the interpreter, is about to sleep."""
     _TURN[0] = 0
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _turn(typing: Any) -> Any:
-    """Address of `_TURN`, by its name: what is kept on disk is of other processes too."""
+    """Return the address of `_TURN`, by its name: compiled loops on disk are for other processes too."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number = builder.module.globals.get("daskcnn_turn")
@@ -335,13 +335,13 @@ def _swap_shared(typing: Any, address: Any, old: Any, new: Any) -> Any:
 
 @inner_as_written
 def _leave() -> None:
-    """A thread has left the interpreter."""
+    """Say that this thread has left the interpreter."""
     write_shared(_turn(), 0)
 
 
 @inner_as_written
 def wait_for_turn(turns: int) -> None:
-    """Wait until another thread of loops is in the interpreter, at most for so long."""
+    """Wait until another thread of loops is in the interpreter, at most for so many turns."""
     for _ in range(turns):
         if read_shared(_turn()):
             return
@@ -352,7 +352,7 @@ def wait_for_turn(turns: int) -> None:
 def _come_back() -> None:
     """Wait until no other thread of loops is in the interpreter, for a while.
 
-    To wait for the interpreter itself is to sleep, and to wake takes longer than most threads stay there.
+    A thread that waits for the interpreter itself sleeps, and waking takes longer than most threads stay there.
     """
     for turn in range(_TURNS):
         if _swap_shared(_turn(), 0, 1):

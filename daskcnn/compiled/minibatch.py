@@ -1,8 +1,7 @@
-"""A minibatch from images as they are stored: normalised, shifted and mirrored, read where they lie in their chunks.
+"""Minibatches x (H, W, N, C): images are read where they lie in their chunks, normalised, moved and augmented.
 
-Steps of augmentation on a minibatch x (H, W, N, C) of normalised images, each image by itself.
-
-All operations are rounded as written, so that an image comes out the same in any minibatch.
+Each image is treated by itself, and all operations are rounded as written, so that an image comes out the same in any
+minibatch.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ def normalise(addresses: Any, mean: Any, factor: Any, places: Any, rows: Any, x:
 
 @loop(lambda T: (uint64[::1], T[::1], T[::1], int64[:, ::1], T[:, :, ::1], T[:, :, :, ::1]), as_written=True)
 def normalise_reflected(addresses: Any, mean: Any, factor: Any, places: Any, rows: Any, x: Any) -> None:
-    """Do the same with the image's mirror image beyond it, less than its size away, without its outermost pixels again.
+    """Normalise likewise, with the mirror image beyond an image in place of 0. Its outermost pixels are not repeated.
 
-    It is a loop of its own, for the other one is slower by an eighth if it does both.
+    One loop that does both would make the other case slower by an eighth.
     """
     H, W, N, C = x.shape
     made = x.reshape(x.size)
@@ -94,7 +93,7 @@ def _reflected(at: int, size: int) -> int:
 
 @inner_as_written
 def _normalise_row(image: Any, i: int, H: int, mean: Any, factor: Any, row: Any) -> None:
-    """row = that row of the image, normalised; whatever it was beyond the image, it becomes 0."""
+    """row = row i of the image, normalised; 0 beyond the image."""
     run = uintp(len(mean))
     if 0 <= i < H:
         at = uintp(i) * run
@@ -189,7 +188,7 @@ def recolour(x: Any, factors: Any, mean: Any, deviation: Any, limits: Any, lines
 
 @inner_as_written
 def _tones(x: Any, factors: Any, mean: Any, deviation: Any, lines: Any) -> None:
-    """lines = what brightness and contrast make of a number of x (H·W, N, C): the first times it, plus the second."""
+    """lines = factor and summand by which brightness and contrast change a number of x (H·W, N, C)."""
     count, N, C = x.shape
     lines[:] = 0
     for p in range(count):

@@ -66,7 +66,7 @@ def to_inputs(m: Any, at: int, step: int, d: Any, to: int, apart: int, inputs: i
 
 @inner
 def _places(at: int, step: int) -> Any:
-    """Return where runs begin. Numba tests signed numbers for less than zero at each use, and compiles no vectors."""
+    """Return the places where runs begin, unsigned: with signed ones Numba tests for less than zero at each use."""
     return (
         *(uintp(at), uintp(at + step), uintp(at + 2 * step), uintp(at + 3 * step)),
         *(uintp(at + 4 * step), uintp(at + 5 * step), uintp(at + 6 * step), uintp(at + 7 * step)),

@@ -1,4 +1,4 @@
-"""Windows of 2×2 pixels that meet without overlap, behind batch normalising and an activation: one look at each number.
+"""Windows of 2×2 pixels that meet without overlap, behind batch normalising and an activation, in one pass.
 
 A map is (H, W, samples · channels). A run is the numbers of one pixel of the output, or a piece of them as long as
 `tiled`, whose five rows are those of `batchnorm`, repeated. Without batch normalising mean and shift are 0 and the
@@ -37,15 +37,7 @@ def forward(pool: int, activation: int, x: Array, tiled: Array, y: Array, first:
 
 @loop(lambda T: (intp, T[:, :, ::1], T[:, ::1], T[:, :, ::1], float64[:, :, ::1], intp, intp, intp, T[:, ::1]))
 def sums(
-    activation: int,
-    x: Array,
-    tiled: Array,
-    dy: Array,
-    parts: Array,
-    size: int,
-    first: int,
-    last: int,
-    scratch: Array,
+    activation: int, x: Array, tiled: Array, dy: Array, parts: Array, size: int, first: int, last: int, scratch: Array
 ) -> None:
     """parts[part] = the sums (2, C) of d and of d·(x - mean) over `size` runs each, first <= part < last.
 
@@ -64,15 +56,7 @@ def sums(
 
 @loop(lambda T: (intp, intp, boolean, T[:, :, ::1], T[:, ::1], T[:, :, ::1], T[:, :, ::1], intp, intp))
 def backward(
-    pool: int,
-    activation: int,
-    scaled: bool,
-    x: Array,
-    tiled: Array,
-    dy: Array,
-    dx: Array,
-    first: int,
-    last: int,
+    pool: int, activation: int, scaled: bool, x: Array, tiled: Array, dy: Array, dx: Array, first: int, last: int
 ) -> None:
     """dx of the windows of these runs; scaled: d·factor + (x - mean)·by_x + by_all behind batch normalising."""
     change = dy.reshape(dy.size)
@@ -92,7 +76,7 @@ def backward(
 
 @inner
 def _place(run: int, shape: tuple[int, int, int], tiled: Array) -> tuple[int, int]:
-    """Where a run of the output begins, and its length."""
+    """Return the place where a run of the output begins, and its length."""
     length, piece = shape[2], tiled.shape[1]
     pieces = -(-length // piece)
     start = run % pieces * piece
@@ -101,7 +85,7 @@ def _place(run: int, shape: tuple[int, int, int], tiled: Array) -> tuple[int, in
 
 @inner
 def _window(x: Array, run: int, shape: tuple[int, int, int], tiled: Array) -> Places:
-    """The input's numbers that a run of an output of this shape is made of."""
+    """Return the input's numbers that a run of an output of this shape is made of."""
     flat, width, length, piece = x.reshape(x.size), x.shape[1], x.shape[2], tiled.shape[1]
     pieces = -(-length // piece)
     pixel, start = run // pieces, run % pieces * piece
@@ -118,7 +102,7 @@ def _window(x: Array, run: int, shape: tuple[int, int, int], tiled: Array) -> Pl
 
 @inner
 def _least(activation: int, T: Any) -> Any:
-    """What no output is below."""
+    """Return the least value of an output."""
     return T(0) if activation == RELU else T(-np.inf)
 
 
@@ -183,7 +167,7 @@ def _give_greatest_scaled(window: Places, tiled: Array, activation: int, dy: Arr
 
 @inner
 def _first_of_greatest(a: Any, b: Any, c: Any, d: Any, least: Any) -> tuple[bool, bool, bool, bool]:
-    """Whether each is the window's greatest: the first of equal ones, and none if it is `least` or not a number."""
+    """Return True for the window's greatest: the first of equal ones, and none if it is `least` or not a number."""
     top = _greater(_greater(a, b), _greater(c, d))
     counts = top > least
     is_a = counts & (a == top)

@@ -26,14 +26,12 @@ DEEPEST = 1_024
 PANEL, STEP, MOST = 6_000, 16, 64
 """Numbers of the left factor in such a product, to stay in the first-level cache; what its rows and columns are a
 multiple of; and its most columns."""
-
-
 WARM_UP = 2_048, 512, 64
 """Rows, depth and columns of a product that writes what small ones prefetch. With fewer rows than OpenBLAS copies at
 once, it copies a few columns at a time to the same place."""
 
 _touched = 0
-"""How many buffers were written to."""
+"""The number of buffers that were written to."""
 _ONE = Lock()
 
 
@@ -47,8 +45,8 @@ class Matrix(NamedTuple):
 
 
 @cache
-def small_products() -> int:
-    """Return the multiplications of a product up to which large ones are cut; 0 where BLAS gains nothing by that."""
+def small() -> int:
+    """Return the multiplications above which `multiply` cuts a product; 0 where BLAS gains nothing by that."""
     kernels = {str(info.get("architecture")).lower() for info in threadpool_info() if info["user_api"] == "blas"}
     return SMALL if kernels & DIRECT else 0
 

@@ -1,4 +1,4 @@
-"""What a chain of local layers does to a block of a map: operations, and where each has its numbers in scratch memory.
+"""The operations of a chain of local layers on a block of a map, and the places of their numbers in scratch memory.
 
 Plain Python, without Numba: layers name their operations with it.
 """
@@ -13,15 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 RELU, SIGMOID, TANH, LEAKY_RELU, DROPOUT, LRN, GELU, SILU, SCALE, SCALE_RELU, MAX, AVERAGE, L2 = range(13)
-"""The operations that `chain` knows, those that write over their input first."""
+"""The operations that `chain` knows."""
 
 CODE, SIDE, REACH, X, Y, KEPT, DX, DY, SIZE, STEP, SALT, THRESHOLD = range(12)
 """Columns of a program's table. The last row stands for the chain's output."""
 
-KEEPS_PLACE = {RELU, SIGMOID, TANH, LEAKY_RELU, DROPOUT}
+BY_OUTPUT, BY_INPUT = (RELU, SIGMOID, TANH, LEAKY_RELU), (GELU, SILU)
+"""Activations that go back with their output, and those that go back with their input. Loops compare with tuples."""
+NORMALISES, POOLS = (SCALE, SCALE_RELU), (MAX, AVERAGE, L2)
+KEEPS_PLACE = (*BY_OUTPUT, DROPOUT)
 """Operations that may write over their input: they go back with their output, or with what they keep."""
-POOLS = {MAX, AVERAGE, L2}
-NEEDS_OUTPUT = {RELU, SIGMOID, TANH, LEAKY_RELU, SCALE_RELU}
+NEEDS_OUTPUT = (*BY_OUTPUT, SCALE_RELU)
 """Operations that go back with their output."""
 
 TILED = 7
@@ -42,7 +44,7 @@ class Operation:
     Attributes
     ----------
     code : which loop
-    numbers : what it computes with, in the network's dtype
+    numbers : its constants, in the network's dtype
     size, step : pixels a side of a window, and from one to the next
     salt, threshold : of dropout: of its keys, and the least of 2²⁴ drawn numbers that is kept
     """
@@ -65,11 +67,11 @@ class Program:
     numbers : (operations, 8), of each operation, in the network's dtype
     block : rows and columns of the output, and samples, of a block
     parts : (parts, 4): first and last row of the output and first and last sample
-    scratch : how many numbers a thread needs
+    scratch : scratch numbers of a thread
     tiled : rows and columns that batch normalising needs besides: by channel, for each sample of a block
-    bits : how many keys of random numbers dropout needs besides
+    bits : keys of random numbers that dropout needs besides
     out_shape : (H, W, N, C) of the output
-    tiles : whether windows meet without overlap and leave no pixel out
+    tiles : True where windows meet without overlap and leave no pixel out
     """
 
     table: npt.NDArray[np.int64]
@@ -101,7 +103,7 @@ class Program:
         fits = side * out_H == H and side * out_W == W and all(o.size == o.step for o in operations)
         parts = _parts(out_H, N, prod(shape), rows=not overlaps)
         codes = {operation.code for operation in operations}
-        tiled = TILED if codes & {SCALE, SCALE_RELU} else 0, block[2] * C
+        tiled = TILED if codes & {*NORMALISES} else 0, block[2] * C
         bits = 2 * block[2] * C if DROPOUT in codes else 0
         return cls(table, numbers, np.array(block), parts, scratch, tiled, bits, (out_H, out_W, N, C), fits)
 
@@ -123,9 +125,9 @@ def _clipped(operation: Operation, C: int) -> Operation:
 
 
 def _windows(operations: Sequence[Operation]) -> list[tuple[int, int]]:
-    """Return for the input of each operation, and for the output, what a pixel of the output takes of it.
+    """Return the window of a pixel of the output in the input of each operation, and in the output.
 
-    (pixels from one to the next, pixels a side)
+    A window is (pixels from one to the next, pixels a side).
     """
     windows = [(1, 1)]
     for operation in reversed(operations):
@@ -136,7 +138,7 @@ def _windows(operations: Sequence[Operation]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a block's numbers lie, one array after the other."""
+    """The places of a block's numbers, one array after the other."""
 
     operations: Sequence[Operation]
     windows: list[tuple[int, int]]
@@ -169,7 +171,7 @@ class _Layout:
 
 
 def _kept(operation: Operation, size: int, out: int) -> int:
-    """Return how many numbers an operation keeps for its way back, spare ones included."""
+    """Return the count of numbers that an operation keeps for its way back, spare ones included."""
     if operation.code == LRN:
         return 4 * size + int(operation.numbers[1])
     return {DROPOUT: size, MAX: out, L2: out}.get(operation.code, 0)

@@ -1,6 +1,6 @@
-"""Runs of numbers, copied and added from one array of one axis to another.
+"""Runs of numbers: copies and sums from one array of one axis to another, and sums of channels over a map.
 
-Runs of numbers: sums of channels over pixels and samples, in parts that do not depend on the number of threads.
+The sums of a map are made in parts that do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def channel_sums(x: Array, C: int, run: int, first: int, last: int, parts: Array
 
 @inner
 def copy(x: Array, y: Array) -> None:
-    """y = x. An assignment of slices would compile what it says where lengths differ, which takes two seconds."""
+    """y = x. An assignment of slices would also compile its message for unequal lengths, which takes two seconds."""
     for i in range(len(y)):
         y[i] = x[i]
 
@@ -59,7 +59,7 @@ def add_run(x: Array, total: Array) -> None:
 
 @inner
 def fold(total: Array, sums: Array) -> None:
-    """sums[c] = total[c] + total[c + C] + … for C channels, half of `total` added to the other till one row is left."""
+    """sums[c] = total[c] + total[c + C] + … for C channels: `total` is added up by halves until one row is left."""
     C = len(sums)
     rows = len(total) // C
     while rows > 1:

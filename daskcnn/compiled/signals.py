@@ -1,7 +1,7 @@
-"""How threads call each other without the interpreter: numbers in memory, which one thread adds to and others watch.
+"""Calls from thread to thread without the interpreter: numbers in memory, which one thread adds to and others watch.
 
-A thread that watches keeps its core, unless another needs it: one that was woken on the same core would not begin. One
-that sleeps takes 60 µs to wake on a virtual machine: small tasks take less.
+A thread that watches keeps its core, unless another needs it: one that was woken on the same core would not begin. A
+thread that sleeps takes 60 µs to wake on a virtual machine: small tasks take less.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _watched(number: int, seen: int, turns: int) -> bool:
 
 @loop(lambda T: (intp, int64, int64))
 def watch(number: int, seen: int, turns: int) -> bool:
-    """Watch the number at an address for so long; return whether it is another than the one seen."""
+    """Watch the number at an address for so many turns; return True if it is another than the one seen."""
     return _watched(number, seen, turns)
 
 

@@ -21,7 +21,7 @@ STEPS = (MOST_POINTS * MOST_POINTS + MOST_POINTS) * STEP
 
 
 class Tile(NamedTuple):
-    """What a tile has along one axis: inputs, points and outputs; `step` pixels of the input lie from one to the next.
+    """A tile along one axis: inputs, points and outputs; `step` pixels of the input lie from one tile to the next.
 
     kernels : points that have kernels of their own; those behind the last of these share its kernels
     """

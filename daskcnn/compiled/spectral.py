@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from daskcnn.compiled.loop import inner, integers, intp, loop, uintp
 from daskcnn.compiled.products import Matrix, multiply
-from daskcnn.compiled.runs import add_at as add_run
-from daskcnn.compiled.runs import copy_at
+from daskcnn.compiled.runs import add_at, copy_at
 
 
 class Cut(NamedTuple):
@@ -181,7 +180,7 @@ def _scatter(piece: Any, cut: Cut, tile: int, o: int, n: int, target: Any, add: 
             here = ((i - row) * cut.width + j - col) * n * cut.size
             for run in range(runs):
                 if add:
-                    add_run(piece, here + run * length, numbers, at + run * every, length)
+                    add_at(piece, here + run * length, numbers, at + run * every, length)
                 else:
                     copy_at(piece, here + run * length, numbers, at + run * every, length)
 
@@ -191,16 +190,7 @@ def _scatter(piece: Any, cut: Cut, tile: int, o: int, n: int, target: Any, add: 
 
 @loop(lambda T: (intp[:, ::1], T[:, :, ::1], T[:, :, ::1], intp, T[::1], T[:, :, ::1], intp, intp, intp, T[::1]))
 def multiply_rows(
-    units: Any,
-    X: Any,
-    W: Any,
-    begin: int,
-    constant: Any,
-    Y: Any,
-    small: int,
-    first: int,
-    last: int,
-    scratch: Any,
+    units: Any, X: Any, W: Any, begin: int, constant: Any, Y: Any, small: int, first: int, last: int, scratch: Any
 ) -> None:
     """Write the frequencies first … last of Y = X·W, with a constant (k,) added to the first, or (0,).
 
@@ -311,7 +301,7 @@ def _conjugate(
             scratch[at], scratch[uintp(size) + at] = one + two, three - one + two
         size *= 2
     if add:
-        add_run(scratch, 0, target, to, size)
+        add_at(scratch, 0, target, to, size)
     else:
         copy_at(scratch, 0, target, to, size)
 

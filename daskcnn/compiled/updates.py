@@ -1,8 +1,7 @@
-"""What the parameter server makes of long vectors, and casts of what goes over the wire: one pass over memory each.
+"""Updates of long vectors, one pass over memory each: the parameter server's merges, casts, and the optimizers' steps.
 
-Every operation is rounded by itself in the order written, so the numbers are those of NumPy's expressions.
-
-Steps of the optimizers, each in one pass over the vectors; and the sums of squares that norms are made of.
+Every operation is rounded by itself in the order written, so the numbers are those of NumPy's expressions. The sums of
+squares, of which norms are made, are the exception.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ def to_half(x: Array, y: Array) -> None:
         if size < _SMALLEST:  # 2^-14: added to 0.5, which leaves the bits of a float16 that is not normal
             added = np.uint32(size).view(np.float32) + np.float32(0.5)
             bits = np.uint32(np.float32(added).view(np.uint32) - _HALF)
-        if size >= _LARGEST:  # is rounded up to 2^16
+        if size >= _LARGEST:  # rounded up to 2^16
             bits = _INFINITE_HALF
         if size > _INFINITE:
             bits = _NAN_HALF

@@ -1,7 +1,7 @@
 """Compile every loop before it is needed, once for a machine; later processes load what the first one compiled.
 
-Two processes that fill Numba's cache with the same function at once may crash (numba#4807). So processes of a machine
-take turns by a lock, until a file beside the cache says that all loops are there.
+Two processes that fill Numba's cache with the same function at once may crash (numba#4807). Processes of a machine
+therefore take turns by a lock, until a file beside the cache says that all loops are there.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from threading import Lock
 
 from filelock import FileLock
 
-import daskcnn.compiled
 from daskcnn.compiled.loop import LOOPS, UNCACHED, cache_path, fingerprint, processor, version
 
 Say = Callable[[int, int], None]
-"""Called with the number of loops that are compiled, and of all, each time one had to be compiled anew."""
+"""Called after each compilation with the number of loops that are ready and the number of all."""
 
 _WARM: set[str] = set()
 """The number types that this process has loaded."""
@@ -31,9 +30,9 @@ _ONE = Lock()
 
 
 def warm(dtype: str, say: Say = lambda done, of: None) -> int:
-    """Load all loops for networks of this dtype; compile those that are not in the cache. Return how many those were.
+    """Load all loops for networks of this dtype. Compile those that are not in the cache, and return their number.
 
-    It takes a minute on a machine that never did it, and a few tenths of a second elsewhere.
+    The first call on a machine takes a minute; later ones take a few tenths of a second.
     """
     with _ONE:
         if dtype in _WARM:
@@ -52,8 +51,8 @@ def warm(dtype: str, say: Say = lambda done, of: None) -> int:
 
 
 def warm_module(module: str, dtype: str) -> None:
-    """Load the loops of one module, for a process that needs no others; compile those that are not in the cache."""
-    import_module(f"{daskcnn.compiled.__name__}.{module}")
+    """Load the loops of one module, for a process that needs no others. Compile those that are not in the cache."""
+    import_module(f"{__package__}.{module}")
     with _ONE, nullcontext() if UNCACHED or is_ready(dtype) else FileLock(_lock()):
         for each in LOOPS:
             if each.name.startswith(f"{module}."):
@@ -61,7 +60,7 @@ def warm_module(module: str, dtype: str) -> None:
 
 
 def warm_in_processes(dtype: str, say: Say, processes: int) -> int:
-    """Compile the loops that are not in the cache, in several processes at once. Return how many those were."""
+    """Compile the loops that are not in the cache, in several processes at once. Return their number."""
     if UNCACHED or is_ready(dtype):
         return 0
     _import_all()
@@ -99,11 +98,11 @@ def _compile(dtype: str, say: Say) -> int:
 
 def _import_all() -> None:
     for module in _modules():
-        import_module(f"{daskcnn.compiled.__name__}.{module}")
+        import_module(f"{__package__}.{module}")
 
 
 def _modules() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(daskcnn.compiled.__path__)]
+    return [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
 
 
 def _lock() -> Path:
@@ -111,5 +110,5 @@ def _lock() -> Path:
 
 
 def _mark(dtype: str) -> Path:
-    """Return the file that says it, named by all that a compiled loop depends on."""
+    """Return the file that says that all loops are compiled, named by all that they depend on."""
     return cache_path() / f"ready-{fingerprint(processor(), version(), dtype)}"

@@ -38,7 +38,7 @@ class TileGroup(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Where products are made: at each point the rows of a group, `apart` numbers after those of the point before."""
+    """The place of products: at each point the rows of a group, `apart` numbers after those of the point before."""
 
     numbers: Any
     apart: int
@@ -157,8 +157,8 @@ def correlate_filter(
             for j in range(f.points):
                 p, kernels = (i - begin) * f.points + j, kernels_of(f, i, j)
                 a, b = Matrix(v.numbers, p * v.apart, C, True), Matrix(z.numbers, p * z.apart, K, False)
-                add_at = number > first or i >= f.kernels or j >= f.kernels
-                multiply(a, b, Matrix(sums, kernels * C * K, K, False), C, K, count, add_at, small)
+                adds = number > first or i >= f.kernels or j >= f.kernels
+                multiply(a, b, Matrix(sums, kernels * C * K, K, False), C, K, count, adds, small)
 
 
 @loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, ::1], intp, intp, intp, intp, T[::1]))

@@ -7,17 +7,13 @@ dilation on smaller maps, so whatever is fast there is fast here. That takes a c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import Any
 
-from daskcnn.arrays import Array, Device
-from daskcnn.conv.spec import ConvAlgorithm, ConvSpec, Direction, Prepared, Work
-
-Rows = tuple[slice, slice]
-"""Where the rows of a phase lie: in the map of the phase, and in the whole map."""
+from daskcnn.arrays import Array, Backend, Device
+from daskcnn.conv.spec import ConvAlgorithm, Convolution, ConvSpec, Direction, Pair, Prepared, Work
 
 
 class Dilated:
@@ -46,112 +42,66 @@ class Dilated:
         copies = Work("phases", 0, 2 * ways * (prod(phases.x_shape) + prod(phases.y_shape)) * spec.itemsize)
         return (copies, *self._inner.work(phases, direction))
 
-    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """Return the inner form of the kernels, which are the same for all phases."""
-        return self._inner.prepare(_phases(spec).spec, w, device, keep=keep)
-
-    def forward(
-        self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
-    ) -> Array:
-        """Return y (out_H, out_W, N, K)."""
-        p = _phases(spec)
-        y = self._inner.forward(p.spec, p.input.apart(x, device), prepared, p.inside(device), bias=bias)
-        return p.output.together(y, device)
-
-    def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """Return dx (H, W, N, C)."""
-        p = _phases(spec)
-        dx = self._inner.backward_data(p.spec, p.output.apart(dy, device), prepared, p.inside(device))
-        return p.input.together(dx, device)
-
-    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (R, S, C, K)."""
-        p = _phases(spec)
-        maps = p.input.apart(x, device), p.output.apart(dy, device)
-        return self._inner.backward_filter(p.spec, *maps, p.inside(device))
-
-    def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
-        """Return (dx, dw)."""
-        p = _phases(spec)
-        maps = p.input.apart(x, device), p.output.apart(dy, device)
-        dx, dw = self._inner.backward(p.spec, *maps, prepared, p.inside(device))
-        return p.input.together(dx, device), dw
+    def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
+        """Return the inner algorithm between copies of the maps, with a limit that leaves room for these."""
+        phases = _phases(spec)
+        inner = self._inner.bind(phases.spec, backend, limit - phases.held)
+        return _Folded(spec, limit, phases, inner, self._inner.bind(phases.spec, backend, limit))
 
 
-@dataclass(frozen=True)
 class _Folding:
-    """A map (H, W, N, C) as maps (rows, columns, phases · N, C), with zeros where a phase has less than others.
+    """A map (H, W, N, C) as maps (rows, columns, phases · N, C), with zeros where a phase has less than others."""
 
-    Attributes
-    ----------
-    size : H and W
-    folded : rows and columns of a phase
-    rows, cols : where each phase's lie
-    """
-
-    size: tuple[int, int]
-    folded: tuple[int, int]
-    rows: tuple[Rows, ...]
-    cols: tuple[Rows, ...]
-
-    @classmethod
-    def of(
-        cls, size: tuple[int, int], folded: tuple[int, int], apart: tuple[int, int], late: tuple[int, int]
-    ) -> _Folding:
-        """Return the folding whose first phase begins `late` pixels before the map."""
+    def __init__(self, size: Pair, folded: Pair, apart: Pair, late: Pair) -> None:
+        """Fold maps of this size to phases of `folded` pixels; the first phase begins `late` pixels before the map."""
         rows, cols = (_along(*axis) for axis in zip(size, apart, late, strict=True))
-        return cls(size, folded, rows, cols)
-
-    @property
-    def complete(self) -> bool:
-        """Whether no phase has less than others."""
-        axes = zip((self.rows, self.cols), self.folded, strict=True)
-        return all(own == slice(0, size) for phases, size in axes for own, _ in phases)
+        whole = zip((rows, cols), folded, strict=True)
+        self._complete = all(own == slice(0, count) for phases, count in whole for own, _ in phases)
+        self._size, self._shape = size, (*folded, *apart)
+        self._parts = [  # the pixels of each phase, in the folded map and in the whole map
+            ((own_h, own_w, i, j), (h, w))
+            for (i, (own_h, h)), (j, (own_w, w)) in product(enumerate(rows), enumerate(cols))
+        ]
 
     def apart(self, a: Array, device: Device) -> Array:
         """Return the maps of the phases of a (H, W, N, C)."""
-        (N, C), xp = a.shape[2:], device.xp
-        found = (xp.empty if self.complete else xp.zeros)((*self.folded, len(self.rows), len(self.cols), N, C), a.dtype)
+        (N, C), made = a.shape[2:], device.xp.empty if self._complete else device.xp.zeros
+        found = made((*self._shape, N, C), a.dtype)
 
-        def copy(part: tuple[Rows, Rows, tuple[int, int]]) -> None:
-            (own_h, h), (own_w, w), phase = part
-            found[(own_h, own_w, *phase)] = a[h, w]
+        def copy(part: tuple[Any, Any]) -> None:
+            own, there = part
+            found[own] = a[there]
 
-        device.pool.map(copy, self._parts())
-        return found.reshape(*self.folded, -1, C)
+        device.pool.map(copy, self._parts)
+        return found.reshape(*self._shape[:2], -1, C)
 
     def together(self, a: Array, device: Device) -> Array:
         """Return the map whose phases are a (rows, columns, phases · N, C)."""
-        parts = a.reshape(*self.folded, len(self.rows), len(self.cols), -1, a.shape[3])
-        found = device.xp.empty((*self.size, *parts.shape[4:]), a.dtype)
+        parts = a.reshape(*self._shape, -1, a.shape[3])
+        found = device.xp.empty((*self._size, *parts.shape[4:]), a.dtype)
 
-        def copy(part: tuple[Rows, Rows, tuple[int, int]]) -> None:
-            (own_h, h), (own_w, w), phase = part
-            found[h, w] = parts[(own_h, own_w, *phase)]
+        def copy(part: tuple[Any, Any]) -> None:
+            own, there = part
+            found[there] = parts[own]
 
-        device.pool.map(copy, self._parts())
+        device.pool.map(copy, self._parts)
         return found
 
-    def _parts(self) -> Iterator[tuple[Rows, Rows, tuple[int, int]]]:
-        """Yield where the rows and the columns of each phase lie, and its numbers along the height and the width."""
-        for (i, rows), (j, cols) in product(enumerate(self.rows), enumerate(self.cols)):
-            yield rows, cols, (i, j)
 
-
-def _along(size: int, apart: int, late: int) -> tuple[Rows, ...]:
-    """Return where each phase's pixels lie along an axis."""
+def _along(size: int, apart: int, late: int) -> list[tuple[slice, slice]]:
+    """Return the pixels of each phase along an axis: in its own map, and in the whole map."""
     found = []
     for phase in range(apart):
         before = int(phase < late)  # its first pixel lies before the map
         first = phase - late + before * apart
         count = len(range(first, size, apart))
         found.append((slice(before, before + count), slice(first, size, apart)))
-    return tuple(found)
+    return found
 
 
 @dataclass(frozen=True)
 class _Phases:
-    """The problem of all phases, and how the maps are folded for it.
+    """The problem of all phases, and the foldings of its maps.
 
     Attributes
     ----------
@@ -164,18 +114,44 @@ class _Phases:
     output: _Folding
     held: int
 
-    def inside(self, device: Device) -> Device:
-        """Return the device for the inner algorithm, whose limit leaves room for the folded maps."""
-        return replace(device, workspace_limit=device.workspace_limit - self.held)
+
+class _Folded(Convolution):
+    """The inner algorithm for the folded maps; `kept` prepares the kernels, which are the same for all phases."""
+
+    def __init__(self, spec: ConvSpec, limit: int, phases: _Phases, inner: Convolution, kept: Convolution) -> None:
+        super().__init__(spec, limit)
+        self._input, self._output, self._inner, self._kept = phases.input, phases.output, inner, kept
+
+    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
+        """Return the inner form of the kernels."""
+        return self._kept.prepare(w, device, keep=keep)
+
+    def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
+        """Return y (out_H, out_W, N, K)."""
+        y = self._inner.forward(self._input.apart(x, device), prepared, device, bias=bias)
+        return self._output.together(y, device)
+
+    def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
+        """Return dx (H, W, N, C)."""
+        return self._input.together(self._inner.backward_data(self._output.apart(dy, device), prepared, device), device)
+
+    def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw (R, S, C, K)."""
+        return self._inner.backward_filter(self._input.apart(x, device), self._output.apart(dy, device), device)
+
+    def backward(self, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
+        """Return (dx, dw)."""
+        maps = self._input.apart(x, device), self._output.apart(dy, device)
+        dx, dw = self._inner.backward(*maps, prepared, device)
+        return self._input.together(dx, device), dw
 
 
-def _apart(spec: ConvSpec) -> tuple[int, int]:
+def _apart(spec: ConvSpec) -> Pair:
     """Return rows and columns from tap to tap; one where there is a single tap."""
     (down, right), taps = spec.dilation, (spec.R, spec.S)
     return (down if taps[0] > 1 else 1), (right if taps[1] > 1 else 1)
 
 
-@lru_cache(maxsize=1024)
 def _phases(spec: ConvSpec) -> _Phases:
     apart, sizes = _apart(spec), ((spec.H, spec.out_H, spec.R), (spec.W, spec.out_W, spec.S))
     pads, lates, folded, outs, ends = [], [], [], [], []
@@ -191,6 +167,6 @@ def _phases(spec: ConvSpec) -> _Phases:
         spec, N=spec.N * prod(apart), H=H, W=W, pad=(pads[0], pads[1]), pad_end=(ends[0], ends[1]), dilation=(1, 1)
     )
     held = 2 * (prod(inner.x_shape) + prod(inner.y_shape)) * spec.itemsize
-    source = _Folding.of((spec.H, spec.W), (H, W), apart, (lates[0], lates[1]))
-    result = _Folding.of((spec.out_H, spec.out_W), (outs[0], outs[1]), apart, (0, 0))
+    source = _Folding((spec.H, spec.W), (H, W), apart, (lates[0], lates[1]))
+    result = _Folding((spec.out_H, spec.out_W), (outs[0], outs[1]), apart, (0, 0))
     return _Phases(inner, source, result, held)

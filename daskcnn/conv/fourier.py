@@ -7,20 +7,20 @@ separable: along the height, then along the width. A complex frequency has two r
 The cyclic length along an axis need not hold the whole convolution: wrapped numbers may fall on outputs that
 are not used. So size + pad is enough (16 + 2 rather than 16 + 4 for 5 taps with padding 2).
 
-Maps cut into overlapping tiles: a convolution of a large map as one of many small maps.
+A large map may be cut into overlapping tiles, which makes its convolution one of many small maps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.arrays import Array, Device
+from daskcnn.arrays import Array
 from daskcnn.conv.spec import ConvSpec
 
 Matrix = npt.NDArray[np.float64]
@@ -67,7 +67,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Fourier:
-    """The transforms of the map, the kernels and (transposed) the output, each to `rows` rows.
+    """The transforms of the map, the kernels and (transposed) the output, each to `Tiling.rows` rows.
 
     units : (frequencies, 2), the first row of a frequency, and how many it has: 1 if it is real, else 2
     """
@@ -77,13 +77,7 @@ class Fourier:
     output: Side
     units: npt.NDArray[np.int64]
 
-    @property
-    def rows(self) -> int:
-        """Rows of all frequencies."""
-        return int(self.units[:, 1].sum())
 
-
-@lru_cache(maxsize=256)
 def fourier(height: Axis, width: Axis, dtype: str) -> Fourier:
     """Return the transforms for these axes."""
 
@@ -110,7 +104,7 @@ def _units(height: int, width: int) -> npt.NDArray[np.int64]:
 
 
 def _reals(length: int) -> int:
-    """Return how many frequencies of a real DFT are real: 0, and half the length if that is whole."""
+    """Return the number of real frequencies of a real DFT: 0, and half the length if that is whole."""
     return 2 - length % 2
 
 
@@ -190,22 +184,26 @@ class Tiling:
 
     @cached_property
     def axes(self) -> tuple[Axis, Axis]:
-        """The axes of a tile, whose padding is part of it, or of the whole map."""
+        """The axes of a tile, which contains its padding, or of the whole map."""
         s, (h, w) = self.spec, self.outs
         if self.size is None:
             return Axis(s.H, s.R, s.pad[0], s.pad_end[0]), Axis(s.W, s.S, s.pad[1], s.pad_end[1])
         return Axis(h + s.R - 1, s.R, 0), Axis(w + s.S - 1, s.S, 0)
 
-    def zeros(self, device: Device) -> Array:
-        """Return memory for dx: zeros where tiles are added up."""
-        made = device.xp.empty if self.size is None else device.xp.zeros
-        return made(self.spec.x_shape, self.spec.dtype)
+    @cached_property
+    def rows(self) -> int:
+        """Rows of all frequencies."""
+        return self.axes[0].length * self.axes[1].length
+
+    def keeps(self, limit: int) -> bool:
+        """Return True if the transform of the kernels takes at most half of this limit, in bytes."""
+        return 2 * self.rows * self.spec.C * self.spec.K * self.spec.itemsize <= limit
 
     # --- as array expressions ---
 
     def cut(self, x: Array, xp: Any) -> Array:
-        """Return what each tile reads of x (H, W, N, C): (h, w, tiles · N, C), with zeros beyond the map."""
-        (top, left), (h, w) = self.spec.pad, self._reads
+        """Return the part of x (H, W, N, C) that each tile reads: (h, w, tiles · N, C), with zeros beyond the map."""
+        (top, left), (h, w) = self.spec.pad, self.reads
         whole = xp.zeros((*self._padded, *x.shape[2:]), x.dtype)
         rows, cols = min(x.shape[0], len(whole) - top), min(x.shape[1], whole.shape[1] - left)
         whole[top : top + rows, left : left + cols] = x[:rows, :cols]
@@ -231,7 +229,7 @@ class Tiling:
 
     def add_up(self, dtiles: Array, xp: Any) -> Array:
         """Apply the adjoint of `cut`: gradients of the same pixels from several tiles are added."""
-        s, (top, left), (h, w) = self.spec, self.spec.pad, self._reads
+        s, (top, left), (h, w) = self.spec, self.spec.pad, self.reads
         parts = dtiles.reshape(h, w, self.tiles, s.N, -1)
         whole = xp.zeros((max(self._padded[0], top + s.H), max(self._padded[1], left + s.W), *parts.shape[3:]), s.dtype)
         for t, (i, j) in enumerate(self._corners):
@@ -239,7 +237,8 @@ class Tiling:
         return xp.ascontiguousarray(whole[top : top + s.H, left : left + s.W])
 
     @property
-    def _reads(self) -> tuple[int, int]:
+    def reads(self) -> tuple[int, int]:
+        """Rows and columns that a tile reads: enough for the whole correlation."""
         return self.outs[0] + self.spec.R - 1, self.outs[1] + self.spec.S - 1
 
     @property

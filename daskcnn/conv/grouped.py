@@ -5,12 +5,10 @@ Threads share the work of a group, so results depend on their number no more tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from math import prod
 
-from daskcnn.arrays import Array, Device
-from daskcnn.conv.spec import ConvAlgorithm, ConvSpec, Direction, Prepared, Work
+from daskcnn.arrays import Array, Backend, Device
+from daskcnn.conv.spec import ConvAlgorithm, Convolution, ConvSpec, Direction, Prepared, Work
 
 
 class Grouped:
@@ -37,51 +35,56 @@ class Grouped:
         copies = Work("channels", 0, 2 * of_group * spec.itemsize)
         return (copies, *self._inner.work(spec.group, direction)) * spec.groups
 
-    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """Return the inner form of each group's kernels; those that are kept share the limit."""
-        inner = replace(device, workspace_limit=device.workspace_limit // spec.groups) if keep else device
-        return [self._inner.prepare(spec.group, w[..., kernels], inner, keep=keep) for _, kernels in _slices(spec)]
+    def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
+        """Return the inner algorithm for one group after the other."""
+        inner = self._inner.bind(spec.group, backend, limit - _held(spec))
+        return _Groups(spec, limit, inner, self._inner.bind(spec.group, backend, limit // spec.groups))
 
-    def forward(
-        self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
-    ) -> Array:
+
+class _Groups(Convolution):
+    """One group after the other. The limit of `inner` leaves room for a group's arrays; `kept` has a share of it."""
+
+    def __init__(self, spec: ConvSpec, limit: int, inner: Convolution, kept: Convolution) -> None:
+        super().__init__(spec, limit)
+        C, K = spec.group.C, spec.group.K
+        self._inner, self._kept = inner, kept
+        self._slices = [(slice(g * C, (g + 1) * C), slice(g * K, (g + 1) * K)) for g in range(spec.groups)]
+
+    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
+        """Return the inner form of each group's kernels."""
+        return [self._kept.prepare(w[..., kernels], device, keep=keep) for _, kernels in self._slices]
+
+    def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
         """Return y (out_H, out_W, N, K)."""
-        y, inner = device.xp.empty(spec.y_shape, spec.dtype), _inside(spec, device)
-        for (channels, kernels), own in zip(_slices(spec), prepared, strict=True):
+        y = device.xp.empty(self.spec.y_shape, self.spec.dtype)
+        for (channels, kernels), own in zip(self._slices, prepared, strict=True):
             shift = None if bias is None else bias[kernels]
-            y[..., kernels] = self._inner.forward(spec.group, _of(x, channels, device), own, inner, bias=shift)
+            y[..., kernels] = self._inner.forward(_of(x, channels, device), own, device, bias=shift)
         return y
 
-    def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
+    def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
         """Return dx (H, W, N, C)."""
-        dx, inner = device.xp.empty(spec.x_shape, spec.dtype), _inside(spec, device)
-        for (channels, kernels), own in zip(_slices(spec), prepared, strict=True):
-            dx[..., channels] = self._inner.backward_data(spec.group, _of(dy, kernels, device), own, inner)
+        dx = device.xp.empty(self.spec.x_shape, self.spec.dtype)
+        for (channels, kernels), own in zip(self._slices, prepared, strict=True):
+            dx[..., channels] = self._inner.backward_data(_of(dy, kernels, device), own, device)
         return dx
 
-    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
+    def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C / groups, K)."""
-        dw, inner = device.xp.empty(spec.w_shape, spec.dtype), _inside(spec, device)
-        for channels, kernels in _slices(spec):
-            own = _of(x, channels, device), _of(dy, kernels, device)
-            dw[..., kernels] = self._inner.backward_filter(spec.group, *own, inner)
+        dw = device.xp.empty(self.spec.w_shape, self.spec.dtype)
+        for channels, kernels in self._slices:
+            maps = _of(x, channels, device), _of(dy, kernels, device)
+            dw[..., kernels] = self._inner.backward_filter(*maps, device)
         return dw
 
-    def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
+    def backward(self, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
         """Return (dx, dw)."""
-        inner, xp = _inside(spec, device), device.xp
+        spec, xp = self.spec, device.xp
         dx, dw = xp.empty(spec.x_shape, spec.dtype), xp.empty(spec.w_shape, spec.dtype)
-        for (channels, kernels), own in zip(_slices(spec), prepared, strict=True):
+        for (channels, kernels), own in zip(self._slices, prepared, strict=True):
             maps = _of(x, channels, device), _of(dy, kernels, device)
-            dx[..., channels], dw[..., kernels] = self._inner.backward(spec.group, *maps, own, inner)
+            dx[..., channels], dw[..., kernels] = self._inner.backward(*maps, own, device)
         return dx, dw
-
-
-def _slices(spec: ConvSpec) -> Iterator[tuple[slice, slice]]:
-    """Yield the channels and the kernels of each group."""
-    C, K = spec.group.C, spec.group.K
-    for g in range(spec.groups):
-        yield slice(g * C, (g + 1) * C), slice(g * K, (g + 1) * K)
 
 
 def _of(a: Array, part: slice, device: Device) -> Array:
@@ -91,10 +94,4 @@ def _of(a: Array, part: slice, device: Device) -> Array:
 
 def _held(spec: ConvSpec) -> int:
     """Return the bytes of a group's maps and kernels, and of their gradients."""
-    shapes = (spec.group.x_shape, spec.group.w_shape, spec.group.y_shape)
-    return 2 * sum(prod(shape) for shape in shapes) * spec.itemsize
-
-
-def _inside(spec: ConvSpec, device: Device) -> Device:
-    """Return the device for the inner algorithm, whose limit leaves room for a group's arrays."""
-    return replace(device, workspace_limit=device.workspace_limit - _held(spec))
+    return 2 * spec.group.moved

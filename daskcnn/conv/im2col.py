@@ -1,6 +1,6 @@
-"""What each tap of a convolution meets: for loops, and as views of the padded map for expressions over whole arrays.
+"""Convolution as matrix products over columns: on processors block by block, elsewhere all at once or tap by tap.
 
-Convolution as matrix products over columns: on processors block by block, elsewhere all at once or tap by tap.
+The columns of an output pixel are the numbers that the taps of a kernel meet there.
 
 backward_data is a correlation too: of dy with the kernels flipped, one for each phase of the stride (Dumoulin &
 Visin, A guide to convolution arithmetic for deep learning, section 4, without the zeros they insert). Taps that meet
@@ -9,20 +9,21 @@ the same phase are stride / gcd(stride, dilation) apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import gcd, prod
 from typing import Any
 
+import numpy as np
+
 from daskcnn import compiled
-from daskcnn.arrays import ROUNDING, Array, Device
-from daskcnn.conv.spec import ConvSpec, Direction, Prepared, Work
+from daskcnn.arrays import ROUNDING, Array, Backend, Device
+from daskcnn.conv.spec import Convolution, ConvSpec, Direction, Prepared, Work
 
 
 def taps(spec: ConvSpec, origin: tuple[int, int] | None = None) -> Any:
-    """Return what loops are told of the taps. origin: where the first kernel begins; None: where the padding does."""
+    """Return the taps for loops. origin: the place of the first kernel on the map; None: where the padding begins."""
     top, left = (-spec.pad[0], -spec.pad[1]) if origin is None else origin
     return compiled.im2col.Taps(spec.R, spec.S, *spec.stride, top, left, *spec.dilation)
 
@@ -43,7 +44,7 @@ def unpadded(spec: ConvSpec, whole: Array, xp: Any) -> Array:
 
 
 def windows(spec: ConvSpec, whole: Array) -> Iterator[tuple[int, int, Array]]:
-    """Yield each tap (r, s) and what it meets: (out_H, out_W, N, C), views of the padded map."""
+    """Yield each tap (r, s) and the numbers it meets: (out_H, out_W, N, C), views of the padded map."""
     for r, s in product(range(spec.R), range(spec.S)):
         axes = zip((r, s), spec.dilation, spec.y_shape, spec.stride, strict=False)
         firsts = [(tap * apart, size, stride) for tap, apart, size, stride in axes]
@@ -52,7 +53,7 @@ def windows(spec: ConvSpec, whole: Array) -> Iterator[tuple[int, int, Array]]:
 
 
 def columns(spec: ConvSpec, source: Array, origin: tuple[int, int], xp: Any) -> Array:
-    """Return (out_H·out_W·N, R·S·C): what the kernels meet at each output, the first one at `origin` of the source.
+    """Return (out_H·out_W·N, R·S·C): the numbers that kernels meet at each output, the first at `origin` of the source.
 
     Outside of the source there are zeros.
     """
@@ -108,8 +109,8 @@ class Im2col:
         """Return columns and products of the direction."""
         size, pixels = spec.R * spec.S * spec.C, spec.out_H * spec.out_W * spec.N
         columns = Work("columns", 0, pixels * size * spec.itemsize // 4)  # written and read in cache
-        forward = (columns, Work("products", spec.flops, _moved(spec), (pixels, size, spec.K)))
-        dw = (columns, Work("products", spec.flops, _moved(spec), (size, pixels, spec.K)))
+        forward = (columns, Work("products", spec.flops, spec.moved, (pixels, size, spec.K)))
+        dw = (columns, Work("products", spec.flops, spec.moved, (size, pixels, spec.K)))
         return {"forward": forward, "backward": (*self.data_work(spec), *dw), "backward_filter": dw}[direction]
 
     def data_work(self, spec: ConvSpec) -> tuple[Work, ...]:
@@ -118,70 +119,11 @@ class Im2col:
         # none where no tap meets the map
         size = max((p.spec.R * p.spec.S * p.spec.C for p in _phases(spec)), default=0)
         columns = Work("columns", 0, pixels * size * spec.itemsize // 4)
-        return columns, Work("products", spec.flops, _moved(spec), (pixels, max(1, size), spec.C))
+        return columns, Work("products", spec.flops, spec.moved, (pixels, max(1, size), spec.C))
 
-    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """Return the kernels themselves, contiguous."""
-        return device.backend.contiguous(w)
-
-    def forward(
-        self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
-    ) -> Array:
-        """Return y (out_H, out_W, N, K)."""
-        if not device.backend.compiled:
-            forward = _forward_at_once if _fits(spec, device) else _forward_by_taps
-            return forward(spec, x, prepared, bias, device.xp)
-        held = 0 if bias is None else _kernel_bytes(spec)
-        strips, y = _begin(spec, device, held=held), device.xp.empty(spec.y_shape, spec.dtype)
-        w = prepared.reshape(-1, spec.K)
-        if bias is not None:
-            given, w = w, _take("kernels", (_columns(spec), spec.K), spec, device)
-            w[:-1], w[-1] = given, bias
-        _correlate(spec, x, None, w, y, strips, device)
-        return y
-
-    def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """Return dx (H, W, N, C)."""
-        if not device.backend.compiled:
-            at_once = all(_fits(phase.spec, device) for phase in _phases(spec))
-            backward_data = _backward_data_at_once if at_once else _backward_data_by_taps
-            return backward_data(spec, dy, prepared, device.xp)
-        whole, phases = spec.stride == (1, 1), _phases(spec)
-        dx = device.xp.empty(spec.x_shape, spec.dtype)
-        if len(phases) < prod(spec.stride):
-            dx[...] = 0  # a phase without taps stays zero
-        for phase in phases:
-            held = _phase_bytes(phase, spec)
-            strips = _begin(phase.spec, device, held=held)
-            out = dx if whole else _take("phase", phase.spec.y_shape, spec, device)
-            kernels = _take("kernels", phase.spec.w_shape, spec, device)
-            kernels[...] = prepared[phase.taps][::-1, ::-1].transpose(0, 1, 3, 2)
-            into = None if whole else dx[phase.pixels]
-            _correlate(phase.spec, dy, phase.origin, kernels.reshape(-1, spec.C), out, strips, device, into)
-        return dx
-
-    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (R, S, C, K): columnsᵀ·dy summed over blocks, in an order that does not depend on the threads."""
-        if not device.backend.compiled:
-            backward_filter = _backward_filter_at_once if _fits(spec, device) else _backward_filter_by_taps
-            return backward_filter(spec, x, dy, device.xp)
-        kernel_bytes, room = _kernel_bytes(spec), device.workspace_limit - ROUNDING - _least(spec)
-        parts = max(1, min(STRIPS, spec.out_H, room // kernel_bytes))
-        strips = _begin(spec, device, held=parts * kernel_bytes)
-        sums = _take("sums", (parts, spec.R * spec.S * spec.C, spec.K), spec, device)
-        x, dy, step = device.backend.contiguous(x), device.backend.contiguous(dy), taps(spec)
-
-        def add_up(first: int, last: int, scratch: Array) -> None:
-            compiled.im2col.correlate_filter(
-                x, dy, sums, step, strips.rows, strips.pixels, compiled.products.small_products(), first, last, scratch
-            )
-
-        _share(add_up, parts, strips, spec, device)
-        return sums.sum(axis=0).reshape(spec.w_shape)
-
-    def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
-        """Return (dx, dw), computed one after the other: they share no work."""
-        return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
+    def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
+        """Return the loops of processors, or elsewhere one product if all columns fit the limit, else one a tap."""
+        return (_Loops if backend.compiled else _Expressions)(spec, limit)
 
 
 # --- on processors: strips of rows, whose columns are expanded in blocks of pixels ---
@@ -189,69 +131,115 @@ class Im2col:
 
 @dataclass(frozen=True, slots=True)
 class _Strips:
-    """Output rows of a strip, output pixels of a block, threads, and the numbers of scratch memory of each."""
+    """Output rows of a strip, output pixels of a block, and the numbers of scratch memory of a thread.
+
+    `held` : bytes that a pass holds besides
+    """
 
     rows: int
     pixels: int
-    threads: int
     numbers: int
+    held: int
+
+    @classmethod
+    def of(cls, spec: ConvSpec, limit: int, *, held: int = 0) -> _Strips:
+        """Return the strips, which depend on the limit, not on the number of threads."""
+        room, size = (limit - ROUNDING - held) // spec.itemsize, _columns(spec)
+        rows = -(-spec.out_H // STRIPS)
+        while rows > 1 and _plane_numbers(spec, rows) > min(room - size * FEWEST_PIXELS, STRIP_BYTES // spec.itemsize):
+            rows = -(-rows // 2)
+        planes = _plane_numbers(spec, rows)
+        pixels = max(FEWEST_PIXELS, min(PIXELS, (room - planes) // size))
+        return cls(rows, pixels, planes + size * pixels, held)
 
 
-def _begin(spec: ConvSpec, device: Device, *, held: int) -> _Strips:
-    """Begin a pass that holds `held` bytes, and on each thread a strip with its columns.
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A correlation in loops: its problem and strips, and the kernels' taps."""
 
-    Rows and pixels depend on the limit, not on the number of threads: fewer threads run where memory is short.
-    """
-    room, size = (device.workspace_limit - ROUNDING - held) // spec.itemsize, _columns(spec)
-    rows = -(-spec.out_H // STRIPS)
-    while rows > 1 and _plane_numbers(spec, rows) > min(room - size * FEWEST_PIXELS, STRIP_BYTES // spec.itemsize):
-        rows = -(-rows // 2)
-    planes = _plane_numbers(spec, rows)
-    pixels = max(FEWEST_PIXELS, min(PIXELS, (room - planes) // size))
-    numbers = planes + size * pixels
-    threads = max(1, min(device.pool.threads, room // numbers, spec.flops // THREAD_FLOPS))
-    device.workspace.recycle(held + threads * numbers * spec.itemsize + ROUNDING)
-    return _Strips(rows, pixels, threads, numbers)
+    spec: ConvSpec
+    strips: _Strips
+    taps: Any
+
+
+class _Loops(Convolution):
+    """Products over columns in compiled loops: forward, and a phase after the other for the gradient of the data."""
+
+    def __init__(self, spec: ConvSpec, limit: int) -> None:
+        super().__init__(spec, limit)
+        self._parts = max(1, min(STRIPS, spec.out_H, (limit - ROUNDING - _least(spec)) // _kernel_bytes(spec)))
+        self._there, self._with_bias, self._filter = (
+            _Way(spec, _Strips.of(spec, limit, held=kernels * _kernel_bytes(spec)), taps(spec))
+            for kernels in (0, 1, self._parts)
+        )
+        self._phases = [
+            (p, _Way(p.spec, _Strips.of(p.spec, limit, held=_phase_bytes(p, spec)), taps(p.spec, p.origin)))
+            for p in _phases(spec)
+        ]
+
+    def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
+        """Return y (out_H, out_W, N, K)."""
+        spec, way = self.spec, self._there if bias is None else self._with_bias
+        y, w, threads = np.empty(spec.y_shape, spec.dtype), prepared.reshape(-1, spec.K), self._begin(way, device)
+        if bias is not None:
+            given, w = w, _take("kernels", (_columns(spec), spec.K), spec, device)
+            w[:-1], w[-1] = given, bias
+        _correlate(way, x, w, y, threads, device)
+        return y
+
+    def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
+        """Return dx (H, W, N, C)."""
+        spec = self.spec
+        whole, dx = spec.stride == (1, 1), np.empty(spec.x_shape, spec.dtype)
+        if len(self._phases) < prod(spec.stride):
+            dx[...] = 0  # a phase without taps stays zero
+        for phase, way in self._phases:
+            threads = self._begin(way, device)
+            out = dx if whole else _take("phase", phase.spec.y_shape, spec, device)
+            kernels = _take("kernels", phase.spec.w_shape, spec, device)
+            kernels[...] = _flipped(prepared, phase)
+            into = None if whole else dx[phase.pixels]
+            _correlate(way, dy, kernels.reshape(-1, spec.C), out, threads, device, into)
+        return dx
+
+    def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw (R, S, C, K): columnsᵀ·dy summed over blocks."""
+        spec, strips, step, small = self.spec, self._filter.strips, self._filter.taps, compiled.products.small()
+        threads = self._begin(self._filter, device)
+        sums = _take("sums", (self._parts, spec.R * spec.S * spec.C, spec.K), spec, device)
+        x, dy = device.backend.contiguous(x), device.backend.contiguous(dy)
+
+        def add_up(first: int, last: int, i: int) -> None:
+            scratch = _take(f"strip{i}", (strips.numbers,), spec, device)
+            compiled.im2col.correlate_filter(x, dy, sums, step, strips.rows, strips.pixels, small, first, last, scratch)
+
+        device.pool.share(add_up, self._parts, min(threads, self._parts))
+        return sums.sum(axis=0).reshape(spec.w_shape)
+
+    def _begin(self, way: _Way, device: Device) -> int:
+        """Begin a pass in strips, and return its threads: fewer where memory is short."""
+        own = way.strips.numbers * self.spec.itemsize
+        return self.begin(device, most=way.spec.flops // THREAD_FLOPS, own=own, held=way.strips.held)
 
 
 def _correlate(
-    spec: ConvSpec,
-    source: Array,
-    origin: Origin | None,
-    w: Array,
-    out: Array,
-    strips: _Strips,
-    device: Device,
-    into: Array | None = None,
+    way: _Way, source: Array, w: Array, out: Array, threads: int, device: Device, into: Array | None = None
 ) -> None:
-    """Write out (out_H, out_W, N, K) = source ⋆ w, whose first kernel begins at `origin`; w (R·S·C [+ 1], K).
+    """Write out (out_H, out_W, N, K) = source ⋆ w, whose first kernel begins at the taps' origin; w (R·S·C [+ 1], K).
 
-    Each thread copies what it made of it to `into`, if given, whose pixels may lie apart.
+    Each thread copies its part of it to `into`, if given, whose pixels may lie apart.
     """
-    source, step = device.backend.contiguous(source), taps(spec, origin)
+    source, strips, small = device.backend.contiguous(source), way.strips, compiled.products.small()
 
-    def correlate(first: int, last: int, scratch: Array) -> None:
-        compiled.im2col.correlate(
-            source, w, out, step, strips.rows, strips.pixels, compiled.products.small_products(), first, last, scratch
-        )
+    def correlate(first: int, last: int, i: int) -> None:
+        scratch = _take(f"strip{i}", (strips.numbers,), way.spec, device)
+        compiled.im2col.correlate(source, w, out, way.taps, strips.rows, strips.pixels, small, first, last, scratch)
         if into is not None:
             rows = slice(first * strips.rows, last * strips.rows)
             into[rows] = out[rows]
 
-    _share(correlate, -(-spec.out_H // strips.rows), strips, spec, device)
-
-
-def _share(
-    work: Callable[[int, int, Array], None], count: int, strips: _Strips, spec: ConvSpec, device: Device
-) -> None:
-    """Call `work(first, last, scratch)` on the threads, each with a share of `count` strips or parts."""
-    threads = min(strips.threads, count)
-    scratch = [_take(f"strip{i}", (strips.numbers,), spec, device) for i in range(threads)]
-
-    def own(i: int) -> None:
-        work(count * i // threads, count * (i + 1) // threads, scratch[i])
-
-    device.pool.map(own, range(threads))
+    count = -(-way.spec.out_H // strips.rows)
+    device.pool.share(correlate, count, min(threads, count))
 
 
 def _columns(spec: ConvSpec) -> int:
@@ -275,61 +263,66 @@ def _take(name: str, shape: tuple[int, ...], spec: ConvSpec, device: Device) -> 
 
 
 # --- elsewhere, one product of all columns: on a GPU each operation of an expression takes as long to start as a small
-# one runs ---
+# one runs; where the columns do not fit, a product of the whole map for every tap ---
 
 
-def _fits(spec: ConvSpec, device: Device) -> bool:
-    """Return True if the columns of all pixels fit the device's limit."""
-    return prod(spec.y_shape[:3]) * spec.R * spec.S * spec.C * spec.itemsize <= device.workspace_limit
+class _Expressions(Convolution):
+    """Products over columns, or tap by tap, as expressions over whole arrays."""
+
+    def __init__(self, spec: ConvSpec, limit: int) -> None:
+        super().__init__(spec, limit)
+        self._phases = _phases(spec)
+        self._at_once = _fits(spec, limit)
+        self._data_at_once = all(_fits(phase.spec, limit) for phase in self._phases)
+
+    def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
+        """Return y (out_H, out_W, N, K)."""
+        spec, xp = self.spec, device.xp
+        if self._at_once:
+            y = xp.matmul(self._columns(x, xp), prepared.reshape(-1, spec.K))
+            if bias is not None:
+                y += bias
+            return y.reshape(spec.y_shape)
+        y = xp.zeros((prod(spec.y_shape[:3]), spec.K), spec.dtype)
+        if bias is not None:
+            y += bias
+        for r, s, window in windows(spec, padded(spec, x, xp)):
+            y += xp.matmul(window.reshape(-1, spec.C), prepared[r, s])
+        return y.reshape(spec.y_shape)
+
+    def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
+        """Return dx (H, W, N, C)."""
+        spec, xp = self.spec, device.xp
+        if self._data_at_once:
+            dx = xp.zeros(spec.x_shape, spec.dtype)
+            for phase in self._phases:
+                met = columns(phase.spec, dy, phase.origin, xp)
+                part = xp.matmul(met, _flipped(prepared, phase).reshape(-1, spec.C))
+                dx[phase.pixels] = part.reshape(phase.spec.y_shape)
+            return dx
+        dpadded, change = padded(spec, None, xp), dy.reshape(-1, spec.K)
+        for r, s, window in windows(spec, dpadded):
+            window += xp.matmul(change, prepared[r, s].T).reshape(window.shape)
+        return unpadded(spec, dpadded, xp)
+
+    def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw (R, S, C, K)."""
+        spec, xp, change = self.spec, device.xp, dy.reshape(-1, self.spec.K)
+        if self._at_once:
+            return xp.matmul(self._columns(x, xp).T, change).reshape(spec.w_shape)
+        dw = xp.empty(spec.w_shape, spec.dtype)
+        for r, s, window in windows(spec, padded(spec, x, xp)):
+            dw[r, s] = xp.matmul(window.reshape(-1, spec.C).T, change)
+        return dw
+
+    def _columns(self, x: Array, xp: Any) -> Array:
+        top, left = self.spec.pad
+        return columns(self.spec, x, (-top, -left), xp)
 
 
-def _forward_at_once(spec: ConvSpec, x: Array, w: Array, bias: Array | None, xp: Any) -> Array:
-    top, left = spec.pad
-    y = xp.matmul(columns(spec, x, (-top, -left), xp), w.reshape(-1, spec.K))
-    if bias is not None:
-        y += bias
-    return y.reshape(spec.y_shape)
-
-
-def _backward_data_at_once(spec: ConvSpec, dy: Array, w: Array, xp: Any) -> Array:
-    dx = xp.zeros(spec.x_shape, spec.dtype)
-    for phase in _phases(spec):
-        kernels = w[phase.taps][::-1, ::-1].transpose(0, 1, 3, 2).reshape(-1, spec.C)
-        part = xp.matmul(columns(phase.spec, dy, phase.origin, xp), kernels)
-        dx[phase.pixels] = part.reshape(phase.spec.y_shape)
-    return dx
-
-
-def _backward_filter_at_once(spec: ConvSpec, x: Array, dy: Array, xp: Any) -> Array:
-    top, left = spec.pad
-    dw = xp.matmul(columns(spec, x, (-top, -left), xp).T, dy.reshape(-1, spec.K))
-    return dw.reshape(spec.w_shape)
-
-
-# --- where they do not fit: a product of the whole map for every tap ---
-
-
-def _forward_by_taps(spec: ConvSpec, x: Array, w: Array, bias: Array | None, xp: Any) -> Array:
-    y = xp.zeros((prod(spec.y_shape[:3]), spec.K), spec.dtype)
-    if bias is not None:
-        y += bias
-    for r, s, window in windows(spec, padded(spec, x, xp)):
-        y += xp.matmul(window.reshape(-1, spec.C), w[r, s])
-    return y.reshape(spec.y_shape)
-
-
-def _backward_data_by_taps(spec: ConvSpec, dy: Array, w: Array, xp: Any) -> Array:
-    dpadded, change = padded(spec, None, xp), dy.reshape(-1, spec.K)
-    for r, s, window in windows(spec, dpadded):
-        window += xp.matmul(change, w[r, s].T).reshape(window.shape)
-    return unpadded(spec, dpadded, xp)
-
-
-def _backward_filter_by_taps(spec: ConvSpec, x: Array, dy: Array, xp: Any) -> Array:
-    dw, change = xp.empty(spec.w_shape, spec.dtype), dy.reshape(-1, spec.K)
-    for r, s, window in windows(spec, padded(spec, x, xp)):
-        dw[r, s] = xp.matmul(window.reshape(-1, spec.C).T, change)
-    return dw
+def _fits(spec: ConvSpec, limit: int) -> bool:
+    """Return True if the columns of all pixels fit the limit."""
+    return prod(spec.y_shape[:3]) * spec.R * spec.S * spec.C * spec.itemsize <= limit
 
 
 # --- the data's gradient: a phase for every remainder of (h, w) by the stride ---
@@ -345,12 +338,16 @@ class _Phase:
     taps: tuple[slice, slice]
 
 
-@lru_cache(maxsize=1024)
-def _phases(spec: ConvSpec) -> tuple[_Phase, ...]:
+def _flipped(w: Array, phase: _Phase) -> Array:
+    """Return the kernels (R', S', K, C) of a phase: its taps in reverse."""
+    return w[phase.taps][::-1, ::-1].transpose(0, 1, 3, 2)
+
+
+def _phases(spec: ConvSpec) -> list[_Phase]:
     """Return a phase for every remainder of (h, w) by the stride that has pixels and taps."""
     rows = _phases_along(spec.H, spec.R, spec.stride[0], spec.pad[0], spec.dilation[0])
     cols = _phases_along(spec.W, spec.S, spec.stride[1], spec.pad[1], spec.dilation[1])
-    return tuple(_phase(spec, row, col) for row, col in product(rows, cols))
+    return [_phase(spec, row, col) for row, col in product(rows, cols)]
 
 
 Along = tuple[int, slice, slice, int]
@@ -382,12 +379,6 @@ def _phase(spec: ConvSpec, row: Along, col: Along) -> _Phase:
     W = len(range(spec.W)[pixel_cols]) + (S - 1) * right
     inner = ConvSpec(spec.N, H, W, C=spec.K, K=spec.C, R=R, S=S, dtype=spec.dtype, dilation=(down, right))
     return _Phase(inner, (h, w), (pixel_rows, pixel_cols), (r, s))
-
-
-def _moved(spec: ConvSpec) -> int:
-    """Return the bytes of the map, the kernels and the output."""
-    shapes = (spec.x_shape, spec.w_shape, spec.y_shape)
-    return sum(prod(shape) for shape in shapes) * spec.itemsize
 
 
 def _kernel_bytes(spec: ConvSpec) -> int:

@@ -3,8 +3,8 @@
 m outputs of a correlation with r taps are y = Aᵀ[(G g) ⊙ (Bᵀ d)] for m + r - 1 inputs d (Lavin and Gray, Fast
 Algorithms for Convolutional Neural Networks, 2015). A and G evaluate polynomials of m and r coefficients at the
 points, ∞ last; B interpolates. In two dimensions each matrix is applied along the height and along the width, and ⊙ is
-one product of matrices over the channels for each pair of points. GPUs run the expressions, and the compiled loops are
-held to them.
+one product of matrices over the channels for each pair of points. GPUs run the expressions, and they are the reference
+of the compiled loops.
 
 With a stride of 2 the even inputs meet the outer two of three taps as with a stride of 1, and the odd inputs meet the
 middle one. Each of these is a point by itself, and all share the middle tap's kernels.
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from daskcnn.arrays import Array, Device
 from daskcnn.compiled.sizes import Tile
-from daskcnn.conv.spec import ConvSpec, Shape4
+from daskcnn.conv.spec import Convolution, ConvSpec, Kernels, Shape4
 
 Matrix = npt.NDArray[np.float64]
 
@@ -50,7 +50,7 @@ class Minimal:
     a : A (points, outputs)
     g : G (kernels, taps)
     bt : Bᵀ (points, inputs)
-    backward : what makes the gradient of the input, with the kernels turned by 180°; None: the same
+    backward : the tiles of the input's gradient, with the kernels turned by 180°; None: the same
     """
 
     tile: Tile
@@ -102,6 +102,10 @@ class Minimal:
         own = [min(p, kernels - 1) for p in range(self.points)]
         return [i * kernels + j for i, j in product(own, repeat=2)]
 
+    def kernel_numbers(self, spec: ConvSpec) -> int:
+        """Return the numbers of the kernels at their points."""
+        return self.tile.kernels**2 * spec.C * spec.K
+
     def kernel_matrix(self, turned: bool) -> Matrix:
         """Return G (kernels, taps), or that of kernels turned by 180°."""
         return self.g[:, ::-1] if turned else self.g
@@ -138,28 +142,63 @@ class Correlation:
         return -(-self.y_shape[0] // f.outputs), -(-self.y_shape[1] // f.outputs)
 
 
-def transform_kernels(f: Minimal, w: Array, turned: bool, device: Device) -> Array:
-    """Return the kernels (R, S, C, K), or those turned by 180°, at their points: (kernels², C, K)."""
-    R, S, C, K = w.shape
-    return _applied(f.kernel_matrix(turned), w.reshape(R * S, C, K), device)
+class AtPoints(Convolution):
+    """A convolution by tiles, which are brought to points.
+
+    Attributes
+    ----------
+    f, back : the tiles that make y and dw, and those that make dx
+    there, data : the correlations that make y, and dx from dy
+    keeps : True if the transform of the kernels takes at most half of the limit
+    """
+
+    def __init__(self, f: Minimal, spec: ConvSpec, limit: int) -> None:
+        super().__init__(spec, limit)
+        self.f, self.back = f, f.backward or f
+        self.there, self.data = Correlation.forward(spec), Correlation.data(spec)
+        self.keeps = 2 * f.kernel_numbers(spec) * spec.itemsize <= limit
 
 
-def correlate(f: Minimal, c: Correlation, x: Array, u: Array, device: Device) -> Array:
+class Expressions(AtPoints):
+    """Minimal filtering as expressions over whole arrays."""
+
+    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Kernels:
+        """Return the kernels; with their transform too, if many passes share it and there is room."""
+        w = device.backend.contiguous(w)
+        return Kernels(w, self._at_points(w, device) if keep and self.keeps else None)
+
+    def forward(self, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None) -> Array:
+        """Return y (out_H, out_W, N, K)."""
+        u = self._at_points(prepared.w, device) if prepared.transformed is None else prepared.transformed
+        y = _correlate(self.f, self.there, x, u, device)
+        return y if bias is None else y + bias
+
+    def backward_data(self, dy: Array, prepared: Kernels, device: Device) -> Array:
+        """Return dx (H, W, N, C)."""
+        u = self._at_points(prepared.w, device, turned=True)
+        return _correlate(self.back, self.data, dy, u.swapaxes(1, 2), device)
+
+    def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw (R, S, C, K)."""
+        f, c = self.f, self.there
+        v = _applied(f.bt, _tiles(x, c.pad, c.tiles(f), f.tile.step, f.tile.inputs, device), device)
+        z = _applied(f.a, _tiles(dy, (0, 0), c.tiles(f), f.outputs, f.outputs, device), device)
+        own = f.kernels_of[: f.points]
+        return _applied(f.g[own].T, device.xp.matmul(v.swapaxes(1, 2), z), device).reshape(self.spec.w_shape)
+
+    def _at_points(self, w: Array, device: Device, *, turned: bool = False) -> Array:
+        """Return the kernels (R, S, C, K), or those turned by 180°, at their points: (kernels², C, K)."""
+        f, (R, S, C, K) = self.back if turned else self.f, w.shape
+        return _applied(f.kernel_matrix(turned), w.reshape(R * S, C, K), device)
+
+
+def _correlate(f: Minimal, c: Correlation, x: Array, u: Array, device: Device) -> Array:
     """Return y (out_H, out_W, N, K) from x (H, W, N, C) and kernels at their points (kernels², C, K)."""
     (th, tw), m, (h, w, N, K) = c.tiles(f), f.outputs, c.y_shape
     v = _applied(f.bt, _tiles(x, c.pad, (th, tw), f.tile.step, f.tile.inputs, device), device)
     y = _applied(f.a.T, device.xp.matmul(v, u[f.kernels_of]), device).reshape(m, m, th, tw, N, K)
     whole = y.transpose(2, 0, 3, 1, 4, 5).reshape(th * m, tw * m, N, K)
     return device.xp.ascontiguousarray(whole[:h, :w])
-
-
-def correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: Device) -> Array:
-    """Return dw (R, S, C, K) from x (H, W, N, C) and dy (out_H, out_W, N, K)."""
-    v = _applied(f.bt, _tiles(x, c.pad, c.tiles(f), f.tile.step, f.tile.inputs, device), device)
-    z = _applied(f.a, _tiles(dy, (0, 0), c.tiles(f), f.outputs, f.outputs, device), device)
-    own = f.kernels_of[: f.points]
-    dw = _applied(f.g[own].T, device.xp.matmul(v.swapaxes(1, 2), z), device)
-    return dw.reshape(f.taps, f.taps, *dw.shape[1:])
 
 
 def _applied(matrix: Matrix, tiles: Array, device: Device) -> Array:
@@ -183,7 +222,7 @@ def _tiles(x: Array, pad: tuple[int, int], tiles: tuple[int, int], apart: int, s
 
 
 def _overlap(pad: int, extent: int, size: int) -> tuple[slice, slice]:
-    """Return where a source of this size lies in an extent that begins `pad` before it: in the extent, and its part."""
+    """Return the place of a source of this size in an extent that begins `pad` before it, and its part there."""
     low = max(0, pad)
     high = max(low, min(extent, pad + size))
     return slice(low, high), slice(low - pad, high - pad)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import lru_cache
 
 from daskcnn.arrays import Array, Backend, Device
 from daskcnn.conv.algorithms import ALGORITHMS
-from daskcnn.conv.spec import ConvAlgorithm, ConvSpec, Prepared
+from daskcnn.conv.spec import ConvAlgorithm, Convolution, ConvSpec, Prepared
 from daskcnn.conv.timings import CPU, RATES, Seconds, believed, key, memory_of, predict
 
 EXACT = 2e-6
@@ -40,16 +39,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class BothForms:
-    """Kernels in the form of a plan's algorithm for each way."""
-
-    forward: Prepared
-    backward: Prepared
-
-
-@dataclass(frozen=True)
 class ConvPlan:
-    """The decision for one problem; it also runs the chosen algorithms.
+    """The decision for one problem. `bind` makes it a convolution that can be called.
 
     Attributes
     ----------
@@ -58,8 +49,8 @@ class ConvPlan:
     workspace, workspace_limit : bytes of scratch memory that they need, and that they may use
     reason : why they were chosen
     seconds : of a training step, measured or else predicted
-    measured : whether `seconds` were measured
-    need_dx : whether `seconds` include dx
+    measured : True if `seconds` were measured
+    need_dx : True if `seconds` include dx
     """
 
     spec: ConvSpec
@@ -93,49 +84,58 @@ class ConvPlan:
             f"{self.flops_per_second / 1e9:.3g} GFLOP/s, workspace {need} to {limit}"
         )
 
+    def bind(self, backend: Backend) -> BoundPlan:
+        """Return the chosen algorithms for this problem, on devices of this backend."""
+        names = dict.fromkeys((self.forward_algorithm, self.backward_algorithm))
+        there, *back = (ALGORITHMS[name].bind(self.spec, backend, self.workspace_limit) for name in names)
+        return BoundPlan(self, there, *back or [there])
+
+
+@dataclass(frozen=True, slots=True)
+class BothForms:
+    """Kernels in the form of a plan's algorithm for each way."""
+
+    forward: Prepared
+    backward: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPlan:
+    """A plan's algorithms, bound to its problem and its limit: planned once, called at every pass."""
+
+    plan: ConvPlan
+    there: Convolution
+    back: Convolution
+
     def prepare(self, w: Array, device: Device, *, keep: bool = False) -> BothForms:
         """Return the kernels w (R, S, C / groups, K) in the algorithms' forms; `keep`: for many forward passes."""
-        _expect("w", w, self.spec.w_shape)
-        forward, backward = self._algorithms
-        limited = self._limited(device)
-        form = forward.prepare(self.spec, w, limited, keep=keep)
-        return BothForms(form, form if backward is forward else backward.prepare(self.spec, w, limited))
+        _expect("w", w, self.plan.spec.w_shape)
+        form = self.there.prepare(w, device, keep=keep)
+        return BothForms(form, form if self.back is self.there else self.back.prepare(w, device))
 
     def forward(self, x: Array, prepared: BothForms, device: Device, *, bias: Array | None = None) -> Array:
         """Return y (out_H, out_W, N, K) from x (H, W, N, C), and from bias (K,) if given."""
-        _expect("x", x, self.spec.x_shape)
-        return self._algorithms[0].forward(self.spec, x, prepared.forward, self._limited(device), bias=bias)
+        _expect("x", x, self.plan.spec.x_shape)
+        return self.there.forward(x, prepared.forward, device, bias=bias)
 
     def backward_data(self, dy: Array, prepared: BothForms, device: Device) -> Array:
         """Return dx (H, W, N, C) from dy (out_H, out_W, N, K)."""
-        _expect("dy", dy, self.spec.y_shape)
-        return self._algorithms[1].backward_data(self.spec, dy, prepared.backward, self._limited(device))
+        _expect("dy", dy, self.plan.spec.y_shape)
+        return self.back.backward_data(dy, prepared.backward, device)
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C / groups, K) from x (H, W, N, C) and dy (out_H, out_W, N, K)."""
-        _expect("x", x, self.spec.x_shape)
-        _expect("dy", dy, self.spec.y_shape)
-        return self._algorithms[1].backward_filter(self.spec, x, dy, self._limited(device))
+        self._expect_both(x, dy)
+        return self.back.backward_filter(x, dy, device)
 
     def backward(self, x: Array, dy: Array, prepared: BothForms, device: Device) -> tuple[Array, Array]:
         """Return (dx, dw) from x (H, W, N, C) and dy (out_H, out_W, N, K). Work that both share is done once."""
-        _expect("x", x, self.spec.x_shape)
-        _expect("dy", dy, self.spec.y_shape)
-        return self._algorithms[1].backward(self.spec, x, dy, prepared.backward, self._limited(device))
+        self._expect_both(x, dy)
+        return self.back.backward(x, dy, prepared.backward, device)
 
-    @cached_property
-    def _algorithms(self) -> tuple[ConvAlgorithm, ConvAlgorithm]:
-        """The algorithms of these names, looked up at the first call."""
-        return ALGORITHMS[self.forward_algorithm], ALGORITHMS[self.backward_algorithm]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The decision alone: the algorithms are looked up where it arrives."""
-        return {name: value for name, value in vars(self).items() if name != "_algorithms"}
-
-    def _limited(self, device: Device) -> Device:
-        if device.workspace_limit == self.workspace_limit:
-            return device
-        return replace(device, workspace_limit=self.workspace_limit)
+    def _expect_both(self, x: Array, dy: Array) -> None:
+        _expect("x", x, self.plan.spec.x_shape)
+        _expect("dy", dy, self.plan.spec.y_shape)
 
 
 def plan(spec: ConvSpec, device: Device, *, workspace_limit: int | None = None, need_dx: bool = True) -> ConvPlan:
@@ -146,7 +146,7 @@ def plan(spec: ConvSpec, device: Device, *, workspace_limit: int | None = None, 
     spec : the problem
     device : its backend, threads and limit
     workspace_limit : bytes of scratch memory; the device's by default
-    need_dx : whether the step includes dx; false for a first layer
+    need_dx : True if the step includes dx; false for a first layer
 
     Raises
     ------
@@ -154,6 +154,11 @@ def plan(spec: ConvSpec, device: Device, *, workspace_limit: int | None = None, 
     """
     limit = device.workspace_limit if workspace_limit is None else workspace_limit
     return _plan(spec, limit, device.backend, device.pool.threads, device.exact, need_dx)
+
+
+def bound(spec: ConvSpec, device: Device, *, need_dx: bool = True) -> BoundPlan:
+    """Plan a problem and bind its plan, once for all devices of this backend, number of threads and limit."""
+    return _bound(spec, device.workspace_limit, device.backend, device.pool.threads, device.exact, need_dx)
 
 
 def candidates(spec: ConvSpec, device: Device, *, need_dx: bool = True) -> list[Candidate]:
@@ -172,6 +177,7 @@ def versions(spec: ConvSpec) -> dict[str, int]:
 def forget_plans() -> None:
     """Forget all plans, because the memory has new times."""
     _plan.cache_clear()
+    _bound.cache_clear()
 
 
 @lru_cache(maxsize=1024)
@@ -188,6 +194,11 @@ def _plan(spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: boo
     reason = "; ".join([_against(seconds, others, measured, need_dx), *_left_out(spec, fit, exact)])
     workspace = max(there.workspace, back.workspace)
     return ConvPlan(spec, there.name, back.name, workspace, limit, reason, seconds, measured, need_dx)
+
+
+@lru_cache(maxsize=1024)
+def _bound(spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: bool, need_dx: bool) -> BoundPlan:
+    return _plan(spec, limit, backend, threads, exact, need_dx).bind(backend)
 
 
 def _candidates(

@@ -5,15 +5,14 @@ Nothing is expanded. Where the stride leaves pixels out, those that count are co
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from daskcnn.arrays import ROUNDING, Array, Device
-from daskcnn.conv.spec import LONGEST, ConvSpec, Direction, Prepared, Work, ranges_of
+from daskcnn.arrays import ROUNDING, Array, Backend, Device
+from daskcnn.conv.spec import LONGEST, Convolution, ConvSpec, Direction, Prepared, Work, ranges_of
 
 BLOCK = 1 << 18
 """Numbers of a block's pixels and outputs: about what the second-level cache holds."""
@@ -40,116 +39,149 @@ class Pointwise:
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return the products of the direction."""
-        moved = sum(prod(shape) for shape in (spec.x_shape, spec.w_shape, spec.y_shape)) * spec.itemsize
         pixels = prod(spec.y_shape[:3])
-        forward = Work("products", spec.flops, moved, (pixels, spec.C, spec.K))
-        dx = Work("products", spec.flops, moved, (pixels, spec.K, spec.C))
-        dw = Work("products", spec.flops, moved, (spec.C, pixels, spec.K))
+        forward, dx, dw = (
+            Work("products", spec.flops, spec.moved, sizes)
+            for sizes in ((pixels, spec.C, spec.K), (pixels, spec.K, spec.C), (spec.C, pixels, spec.K))
+        )
         return {"forward": (forward,), "backward": (dx, dw), "backward_filter": (dw,)}[direction]
 
-    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
+    def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
+        """Return the products in blocks of rows on processors, elsewhere of all pixels at once."""
+        return (_Blocks if backend.compiled else _Whole)(spec, limit)
+
+
+class _Whole(Convolution):
+    """One product of the whole map."""
+
+    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
         """Return the kernels as a matrix (C, K)."""
         return device.backend.contiguous(w)[0, 0]
 
-    def forward(
-        self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
-    ) -> Array:
+    def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
         """Return y (out_H, out_W, N, K)."""
-        if not device.backend.compiled:
-            y = device.xp.matmul(_pixels(spec, x), prepared)
-            return (y if bias is None else y + bias).reshape(spec.y_shape)
-        way, x, y = _Blocks.of(spec, device), device.backend.contiguous(x), np.empty(spec.y_shape, spec.dtype)
+        y = device.xp.matmul(self._pixels(x), prepared)
+        return (y if bias is None else y + bias).reshape(self.spec.y_shape)
 
-        def some(rows: slice, own: Array) -> None:
+    def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
+        """Return dx (H, W, N, C), 0 where the stride leaves a pixel out."""
+        spec, dx = self.spec, self._zeros(device)
+        found = device.xp.matmul(dy.reshape(-1, spec.K), prepared.T)
+        dx[:: spec.stride[0], :: spec.stride[1]] = found.reshape(*spec.y_shape[:3], spec.C)
+        return dx
+
+    def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw (1, 1, C, K)."""
+        return device.xp.matmul(self._pixels(x).T, dy.reshape(-1, self.spec.K)).reshape(self.spec.w_shape)
+
+    def _pixels(self, x: Array) -> Array:
+        """Return the pixels that outputs lie on, (pixels, C)."""
+        return _matrix(x[:: self.spec.stride[0], :: self.spec.stride[1]])
+
+    def _zeros(self, device: Device) -> Array:
+        """Return memory for dx: zeros if the stride leaves pixels out."""
+        made = device.xp.empty if self.spec.stride == (1, 1) else device.xp.zeros
+        return made(self.spec.x_shape, self.spec.dtype)
+
+
+class _Blocks(_Whole):
+    """Products of blocks of output rows, which threads share. Blocks do not depend on the number of threads."""
+
+    def __init__(self, spec: ConvSpec, limit: int) -> None:
+        super().__init__(spec, limit)
+        self._row, self._size, room = _row(spec), spec.C * spec.K, (limit - ROUNDING) // spec.itemsize
+        self._parts = max(1, min(PARTS, spec.out_H, (room - self._row - self._size) // self._size))
+        self._rows = self._rows_within(room)
+        self._rows_of_sums = self._rows_within(room - self._parts * self._size - self._size)
+
+    def _rows_within(self, room: int) -> int:
+        """Return the rows of a block, whose pixels take at most `room` numbers."""
+        spec = self.spec
+        rows = max(1, min(spec.out_H, BLOCK // (spec.out_W * spec.N * (spec.C + spec.K))))
+        return max(1, min(rows, room // self._row)) if self._row else rows
+
+    def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
+        """Return y (out_H, out_W, N, K)."""
+        spec, own = self.spec, self._rows * self._row
+        x, y, threads = device.backend.contiguous(x), np.empty(spec.y_shape, spec.dtype), self._begin(device, own)
+
+        def some(rows: slice, scratch: Array) -> None:
             out = _matrix(y[rows])
-            np.matmul(_gathered(spec, x, rows, own), prepared, out=out)
+            np.matmul(self._gathered(x, rows, scratch), prepared, out=out)
             if bias is not None:
                 out += bias
 
-        way.share(some)
+        self._share(some, ranges_of(spec.out_H, self._rows), own, threads, device)
         return y
 
-    def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
+    def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
         """Return dx (H, W, N, C), 0 where the stride leaves a pixel out."""
-        whole = spec.stride == (1, 1)
-        dx = (device.xp.empty if whole else device.xp.zeros)(spec.x_shape, spec.dtype)
-        if not device.backend.compiled:
-            found = device.xp.matmul(dy.reshape(-1, spec.K), prepared.T)
-            dx[:: spec.stride[0], :: spec.stride[1]] = found.reshape(*spec.y_shape[:3], spec.C)
-            return dx
-        way, dy = _Blocks.of(spec, device), device.backend.contiguous(dy)
+        own = self._rows * self._row
+        dx, dy, threads = self._zeros(device), device.backend.contiguous(dy), self._begin(device, own)
 
-        def some(rows: slice, own: Array) -> None:
-            if whole:
-                np.matmul(_matrix(dy[rows]), prepared.T, out=_matrix(dx[rows]))
-                return
-            found = own[: (rows.stop - rows.start) * _row(spec)].reshape(-1, *spec.y_shape[1:3], spec.C)
+        def some(rows: slice, scratch: Array) -> None:
+            found = self._pixels_below(rows, scratch) if self._row else dx[rows]
             np.matmul(_matrix(dy[rows]), prepared.T, out=_matrix(found))
-            dx[_strided(spec, rows)] = found
+            if self._row:
+                dx[self._strided(rows)] = found
 
-        way.share(some)
+        self._share(some, ranges_of(self.spec.out_H, self._rows), own, threads, device)
         return dx
 
-    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (1, 1, C, K), summed over parts of the map in an order that does not depend on the threads."""
-        if not device.backend.compiled:
-            return device.xp.matmul(_pixels(spec, x).T, dy.reshape(-1, spec.K)).reshape(spec.w_shape)
-        size = spec.C * spec.K
-        room = (device.workspace_limit - ROUNDING) // spec.itemsize - _row(spec) - size
-        parts = max(1, min(PARTS, spec.out_H, room // size))
-        way = _Blocks.of(spec, device, sums=parts * size, more=size)
+    def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw (1, 1, C, K), a sum of parts of the map."""
+        spec, parts, size = self.spec, self._parts, self._size
+        own, blocks = self._rows_of_sums * self._row + size, ranges_of(spec.out_H, self._rows_of_sums)
+        x, dy, threads = *map(device.backend.contiguous, (x, dy)), self._begin(device, own, held=parts * size)
         sums = device.workspace.take("pointwise.sums", (parts, spec.C, spec.K), spec.dtype)
-        x, dy = device.backend.contiguous(x), device.backend.contiguous(dy)
 
-        def add_up(part: int, own: Array) -> None:
-            product = own[-size:].reshape(spec.C, spec.K)
+        def add_up(part: int, scratch: Array) -> None:
+            product = scratch[-size:].reshape(spec.C, spec.K)
             sums[part] = 0
-            for rows in way.blocks[len(way.blocks) * part // parts : len(way.blocks) * (part + 1) // parts]:
-                pixels, changes = _gathered(spec, x, rows, own), _matrix(dy[rows])
+            for rows in blocks[len(blocks) * part // parts : len(blocks) * (part + 1) // parts]:
+                pixels, changes = self._gathered(x, rows, scratch), _matrix(dy[rows])
                 for some in ranges_of(len(pixels), LONGEST):
                     np.matmul(pixels[some].T, changes[some], out=product)
                     sums[part] += product
 
-        way.share(add_up, range(parts))
+        self._share(add_up, range(parts), own, threads, device)
         return sums.sum(axis=0).reshape(spec.w_shape)
 
-    def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
-        """Return (dx, dw), computed one after the other: they share no work."""
-        return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
+    def _begin(self, device: Device, own: int, *, held: int = 0) -> int:
+        """Begin a pass that holds `held` numbers, and `own` on each thread; return its threads."""
+        item, most = self.spec.itemsize, self.spec.flops // THREAD_FLOPS
+        return self.begin(device, most=most, own=own * item, held=held * item)
 
+    def _share(
+        self, work: Callable[[Any, Array], None], items: Sequence[Any], own: int, threads: int, device: Device
+    ) -> None:
+        """Call `work` of every item, on the threads, with `own` numbers of a thread's scratch memory."""
 
-@dataclass(frozen=True)
-class _Blocks:
-    """Output rows of every block, the threads that share them, and scratch memory of each."""
+        def some(first: int, last: int, i: int) -> None:
+            scratch = device.workspace.take(f"pointwise.rows{i}", (own,), self.spec.dtype)
+            for item in items[first:last]:
+                work(item, scratch)
 
-    blocks: list[slice]
-    device: Device
-    scratch: list[Array]
+        device.pool.share(some, len(items), threads)
 
-    @classmethod
-    def of(cls, spec: ConvSpec, device: Device, *, sums: int = 0, more: int = 0) -> _Blocks:
-        """Begin a pass that holds `sums` numbers, and `more` of each thread beside a block's pixels.
+    def _strided(self, rows: slice) -> tuple[slice, slice]:
+        """Return where the pixels below these output rows lie."""
+        down, right = self.spec.stride
+        width = (self.spec.out_W - 1) * right + 1
+        return slice(rows.start * down, (rows.stop - 1) * down + 1, down), slice(0, width, right)
 
-        Blocks depend on the limit, not on the number of threads.
-        """
-        row, room = _row(spec), (device.workspace_limit - ROUNDING) // spec.itemsize - sums
-        rows = max(1, min(spec.out_H, BLOCK // (spec.out_W * spec.N * (spec.C + spec.K))))
-        rows = max(1, min(rows, (room - more) // row)) if row else rows
-        threads, each = max(1, min(device.pool.threads, spec.flops // THREAD_FLOPS)), rows * row + more
-        threads = max(1, min(threads, room // each)) if each else threads
-        device.workspace.recycle((sums + threads * each) * spec.itemsize + ROUNDING)
-        scratch = [device.workspace.take(f"pointwise.rows{i}", (each,), spec.dtype) for i in range(threads)]
-        return cls(ranges_of(spec.out_H, rows), device, scratch)
+    def _pixels_below(self, rows: slice, scratch: Array) -> Array:
+        """Return scratch memory (rows, columns, N, C) for the pixels below these output rows."""
+        found = scratch[: (rows.stop - rows.start) * self._row]
+        return found.reshape(-1, *self.spec.y_shape[1:3], self.spec.C)
 
-    def share(self, work: Callable[[Any, Array], None], items: Any = None) -> None:
-        """Call `work` of every block, or of each of these items, on the threads, with a thread's scratch memory."""
-        every, threads = list(self.blocks if items is None else items), len(self.scratch)
-
-        def own(thread: int) -> None:
-            for item in every[len(every) * thread // threads : len(every) * (thread + 1) // threads]:
-                work(item, self.scratch[thread])
-
-        self.device.pool.map(own, range(threads), threads=threads)
+    def _gathered(self, x: Array, rows: slice, scratch: Array) -> Array:
+        """Return the pixels (pixels, C) below these output rows, copied side by side where a stride leaves some out."""
+        if not self._row:
+            return _matrix(x[rows])
+        found = self._pixels_below(rows, scratch)
+        found[...] = x[self._strided(rows)]
+        return _matrix(found)
 
 
 def _row(spec: ConvSpec) -> int:
@@ -159,23 +191,3 @@ def _row(spec: ConvSpec) -> int:
 
 def _matrix(a: Array) -> Array:
     return a.reshape(-1, a.shape[-1])
-
-
-def _strided(spec: ConvSpec, rows: slice) -> tuple[slice, slice]:
-    """Return where the pixels below these output rows lie."""
-    down, right = spec.stride
-    return slice(rows.start * down, (rows.stop - 1) * down + 1, down), slice(0, (spec.out_W - 1) * right + 1, right)
-
-
-def _gathered(spec: ConvSpec, x: Array, rows: slice, own: Array) -> Array:
-    """Return the pixels (pixels, C) below these output rows, copied side by side where a stride leaves some out."""
-    if spec.stride == (1, 1):
-        return _matrix(x[rows])
-    found = own[: (rows.stop - rows.start) * _row(spec)].reshape(-1, *spec.y_shape[1:3], spec.C)
-    found[...] = x[_strided(spec, rows)]
-    return _matrix(found)
-
-
-def _pixels(spec: ConvSpec, x: Array) -> Array:
-    """Return the pixels that outputs lie on, (pixels, C)."""
-    return _matrix(x[:: spec.stride[0], :: spec.stride[1]])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
+from math import gcd, prod
+from queue import SimpleQueue
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from daskcnn.arrays import Array, Device
+from daskcnn.arrays import ROUNDING, Array, Backend, Device
 
 Shape4 = tuple[int, int, int, int]
 
@@ -87,20 +90,25 @@ class ConvSpec:
         """(R, S, C / groups, K)."""
         return self.R, self.S, self.C // self.groups, self.K
 
-    @property
+    @cached_property
     def y_shape(self) -> Shape4:
         """(out_H, out_W, N, K)."""
         return self.out_H, self.out_W, self.N, self.K
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Bytes per number."""
         return np.dtype(self.dtype).itemsize
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Floating-point operations of one direction; multiply and add count as two, and padding is included."""
         return 2 * self.out_H * self.out_W * self.N * self.K * self.R * self.S * (self.C // self.groups)
+
+    @property
+    def moved(self) -> int:
+        """Bytes of the map, the kernels and the output."""
+        return sum(prod(shape) for shape in (self.x_shape, self.w_shape, self.y_shape)) * self.itemsize
 
     @cached_property
     def group(self) -> ConvSpec:
@@ -187,13 +195,33 @@ class Work:
     gemm: tuple[int, int, int] | None = None
 
 
-class ConvAlgorithm(Protocol):
-    """One way to compute a convolution and its two adjoints.
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels w (R, S, C, K) and, if it is kept, their transform."""
 
-    Arrays belong to `device.xp`: x, dx (H, W, N, C), w, dw (R, S, C / groups, K), y, dy (out_H, out_W, N, K),
-    all of `spec.dtype`. Inputs are not changed. Results are new arrays and do not depend on the number of threads.
-    The caller keeps BLAS single-threaded (`single_threaded_blas`).
-    """
+    w: Array
+    transformed: Array | None = None
+
+
+class Lent:
+    """Scratch memory of a pass, an array for each thread, lent to one piece of work after the other."""
+
+    def __init__(self, arrays: Iterable[Array]) -> None:
+        self._free: SimpleQueue[Array] = SimpleQueue()
+        for array in arrays:
+            self._free.put(array)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call the function with these arguments and memory that no other thread uses."""
+        own = self._free.get()
+        try:
+            function(*arguments, own)
+        finally:
+            self._free.put(own)
+
+
+class ConvAlgorithm(Protocol):
+    """One way to compute a convolution and its two adjoints."""
 
     name: str
     version: int
@@ -205,7 +233,7 @@ class ConvAlgorithm(Protocol):
     """
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return whether this algorithm can compute the problem."""
+        """Return True if this algorithm can compute the problem."""
         ...
 
     def workspace(self, spec: ConvSpec) -> int:
@@ -213,30 +241,60 @@ class ConvAlgorithm(Protocol):
         ...
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Return what the direction costs, stage by stage, for the planner's model."""
+        """Return the costs of the direction, stage by stage, for the planner's model."""
         ...
 
-    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """Bring kernels into the algorithm's form. It is valid for any batch size and all directions, until w changes.
+    def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
+        """Return the algorithm for this problem, on devices of this backend, in `limit` bytes of scratch memory."""
+        ...
 
-        `keep` says that many passes will use it: the algorithm may then spend memory to save work.
+
+class Convolution(ABC):
+    """An algorithm bound to a problem and a limit: what depends on these alone is made once, before the passes.
+
+    Arrays belong to `device.xp`: x, dx (H, W, N, C), w, dw (R, S, C / groups, K), y, dy (out_H, out_W, N, K),
+    all of `spec.dtype`. Inputs are not changed. Results are new arrays and do not depend on the number of threads.
+    A device lends its threads and its scratch memory. The caller keeps BLAS single-threaded (`single_threaded_blas`).
+
+    Attributes
+    ----------
+    spec : the problem
+    limit : bytes of scratch memory that a pass may take
+    """
+
+    def __init__(self, spec: ConvSpec, limit: int) -> None:
+        self.spec, self.limit = spec, limit
+
+    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
+        """Bring kernels into the algorithm's form: by default as they are, contiguous.
+
+        The form is valid for any batch size and all directions, until w changes. `keep` says that many passes will use
+        it: the algorithm may then spend memory to save work.
         """
-        ...
+        return device.backend.contiguous(w)
 
-    def forward(
-        self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
-    ) -> Array:
+    @abstractmethod
+    def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
         """Return y = x ⋆ w. bias (K,) is added on the way, which saves a pass over y."""
-        ...
 
-    def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
+    @abstractmethod
+    def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
         """Return dx, the adjoint of `forward` in x."""
-        ...
 
-    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw, the adjoint of `forward` in w."""
-        ...
+    @abstractmethod
+    def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw, the adjoint of `forward` in w, summed in an order that does not depend on the threads."""
 
-    def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
-        """Return (dx, dw). Work that both adjoints share is done once."""
-        ...
+    def backward(self, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
+        """Return (dx, dw). Work that both adjoints share is done once; by default they share none."""
+        return self.backward_data(dy, prepared, device), self.backward_filter(x, dy, device)
+
+    def begin(self, device: Device, *, most: int, own: int, held: int = 0) -> int:
+        """Begin a pass, which has all scratch memory to itself, and return the number of its threads.
+
+        It holds `held` bytes, and `own` on each thread. There are at most `most` threads, and as many as memory allows.
+        """
+        room = (self.limit - ROUNDING - held) // own if own else most
+        threads = max(1, min(device.pool.threads, most, room))
+        device.workspace.recycle(held + threads * own + ROUNDING)
+        return threads

@@ -120,14 +120,15 @@ class _Trial:
         return {name: self._run(name) for name in names if self._clock() < end}
 
     def _run(self, name: str) -> Seconds:
-        spec, device, algorithm = self._spec, self._device, ALGORITHMS[name]
+        device = self._device
+        bound = ALGORITHMS[name].bind(self._spec, device.backend, device.workspace_limit)
         begun = self._now()
-        prepared = algorithm.prepare(spec, self._w, device)
-        algorithm.forward(spec, self._x, prepared, device)
+        prepared = bound.prepare(self._w, device)
+        bound.forward(self._x, prepared, device)
         forward = self._now()
-        algorithm.backward(spec, self._x, self._dy, prepared, device)
+        bound.backward(self._x, self._dy, prepared, device)
         backward = self._now()
-        algorithm.backward_filter(spec, self._x, self._dy, device)
+        bound.backward_filter(self._x, self._dy, device)
         edges = (begun, forward, backward, self._now())
         return Seconds(*(max(b - a, TICK) for a, b in pairwise(edges)))
 

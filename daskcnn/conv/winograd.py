@@ -9,19 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from itertools import pairwise
 from math import prod
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from daskcnn import compiled
-from daskcnn.arrays import ROUNDING, Array, Device
+from daskcnn.arrays import ROUNDING, Array, Backend, Device
 from daskcnn.compiled.sizes import STEPS, apart
-from daskcnn.conv.minimal import Correlation, Minimal, correlate, correlate_filter, transform_kernels
-from daskcnn.conv.spec import LONGEST, ConvSpec, Direction, Work, nearly_equal, ranges_of
+from daskcnn.conv.minimal import AtPoints, Correlation, Expressions, Minimal
+from daskcnn.conv.spec import (
+    LONGEST,
+    Convolution,
+    ConvSpec,
+    Direction,
+    Kernels,
+    Lent,
+    Work,
+    nearly_equal,
+    ranges_of,
+)
 
 GROUP_BYTES = 1 << 20
 """Bytes of a group at all points, before and after the products: what stays in a core's cache."""
@@ -43,17 +52,9 @@ THREAD_NUMBERS = 1 << 12
 """Fewest numbers of a tap that a thread transforms: calling one takes as long."""
 
 
-@dataclass(frozen=True)
-class PointKernels:
-    """Kernels (R, S, C, K) and, if there was memory to keep it, their transform (kernels², C, K)."""
-
-    w: Array
-    transformed: Array | None
-
-
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """How tiles and samples are cut into groups.
+    """The cut of tiles and samples into groups.
 
     Attributes
     ----------
@@ -94,7 +95,7 @@ class Winograd:
         The array expressions of a GPU take more: the whole map at its points.
         """
         f, forward = self._f, Correlation.forward(spec)
-        kernels = _kernels(f, spec)
+        kernels = f.kernel_numbers(spec)
         gradient = kernels + _sum_groups(f, forward, 0).numbers
         passes = [
             sum(_of_lines(f, c)) if _by_lines(f, c) else kernels + c.y_shape[3] + _groups(f, c, 0).numbers
@@ -107,120 +108,181 @@ class Winograd:
         forward, data = _work(self._f, Correlation.forward(spec)), _work(self._back, Correlation.data(spec))
         return {"forward": forward, "backward": (*data, *forward), "backward_filter": forward}[direction]
 
-    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> PointKernels:
+    def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
+        """Return the loops of processors, elsewhere expressions over whole arrays."""
+        return (_Loops if backend.compiled else Expressions)(self._f, spec, limit)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A correlation in loops: forward, or with the turned kernels for the gradient of the input.
+
+    Attributes
+    ----------
+    f, c : the tiles, and the correlation
+    turned : True if the kernels are turned by 180° and their channels swapped
+    g : the matrix that brings kernels to points
+    groups : of tiles and samples; None where products are made line of points by line
+    """
+
+    f: Minimal
+    c: Correlation
+    turned: bool
+    g: Array
+    groups: Groups | None
+
+    @classmethod
+    def of(cls, spec: ConvSpec, f: Minimal, c: Correlation, turned: bool, room: int) -> _Way:
+        """Return a way of this problem, in `room` numbers of scratch memory."""
+        g = np.ascontiguousarray(f.kernel_matrix(turned), c.dtype)
+        groups = None if _by_lines(f, c) else _groups(f, c, room - f.kernel_numbers(spec) - c.y_shape[3])
+        return cls(f, c, turned, g, groups)
+
+    def transform(self, w: Array, u: Array, scratch: _Scratch) -> Array:
+        """Return u (kernels², C, K), filled with the kernels w at their points."""
+
+        def some(part: slice, own: Array) -> None:
+            compiled.winograd.transform_kernels(w, self.g, u, 0, self.f.tile.kernels, part.start, part.stop, own)
+
+        scratch.map(some, scratch.pool.slices(w[0, 0].size, at_least=THREAD_NUMBERS))
+        return u
+
+
+class _Loops(AtPoints):
+    """Compiled loops over groups of tiles and samples."""
+
+    def __init__(self, f: Minimal, spec: ConvSpec, limit: int) -> None:
+        super().__init__(f, spec, limit)
+        there, room, sums = self.there, (limit - ROUNDING) // spec.itemsize, f.kernel_numbers(spec)
+        self._forward = _Way.of(spec, f, there, False, room)
+        self._data = _Way.of(spec, self.back, self.data, True, room)
+        fit = (room - _sum_groups(f, there, 0).numbers) // sums
+        self._parts = max(1, min(PARTS, fit, max(_fewest_parts(f, there), PART_BYTES // _sum_bytes(f, there))))
+        self._groups = _sum_groups(f, there, room - self._parts * sums)
+        self._portions = _portions(f, spec, room)
+        self._shape, self._gt = (f.tile.kernels**2, spec.C, spec.K), np.ascontiguousarray(f.g.T, spec.dtype)
+
+    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Kernels:
         """Return the kernels; with their transform too, if many passes share it and it takes at most half of the limit.
 
         A training step would use it once: the gradient of the data is made with the turned kernels.
         """
-        f, w = self._f, device.backend.contiguous(w)
-        if not keep or 2 * _kernels(f, spec) * spec.itemsize > device.workspace_limit:
-            return PointKernels(w, None)
-        if not device.backend.compiled:
-            return PointKernels(w, transform_kernels(f, w, False, device))
-        u, scratch = np.empty((f.tile.kernels**2, spec.C, spec.K), spec.dtype), _Scratch(device, spec.dtype, 0, STEPS)
-        return PointKernels(w, _transformed(f, w, u, scratch, turned=False))
+        w = device.backend.contiguous(w)
+        if not keep or not self.keeps:
+            return Kernels(w)
+        scratch = _Scratch(self, device, held=0, own=STEPS)
+        return Kernels(w, self._forward.transform(w, np.empty(self._shape, self.spec.dtype), scratch))
 
-    def forward(
-        self, spec: ConvSpec, x: Array, prepared: PointKernels, device: Device, *, bias: Array | None = None
-    ) -> Array:
+    def forward(self, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None) -> Array:
         """Return y (out_H, out_W, N, K)."""
-        return _correlate(self._f, Correlation.forward(spec), x, prepared, bias, device, turned=False)
+        return self._correlate(self._forward, x, prepared.w, prepared.transformed, bias, device)
 
-    def backward_data(self, spec: ConvSpec, dy: Array, prepared: PointKernels, device: Device) -> Array:
+    def backward_data(self, dy: Array, prepared: Kernels, device: Device) -> Array:
         """Return dx (H, W, N, C)."""
-        return _correlate(self._back, Correlation.data(spec), dy, prepared, None, device, turned=True)
+        return self._correlate(self._data, dy, prepared.w, None, None, device)
 
-    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (R, S, C, K): tiles of x by those of dy, summed in an order that does not depend on the threads."""
-        f, c = self._f, Correlation.forward(spec)
-        if not device.backend.compiled:
-            return correlate_filter(f, c, x, dy, device)
-        return _correlate_filter(f, c, device.backend.contiguous(x), device.backend.contiguous(dy), device)
-
-    def backward(
-        self, spec: ConvSpec, x: Array, dy: Array, prepared: PointKernels, device: Device
-    ) -> tuple[Array, Array]:
-        """Return (dx, dw), from the same points where portions of the samples may have sums of dw of their own."""
-        portions = _portions(self._f, spec, _room(device, spec.dtype)) if device.backend.compiled else None
-        if portions is None:
-            return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
+    def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw (R, S, C, K): tiles of x by those of dy. A part has the same groups for any number of threads."""
+        f, groups, kernels = self.f, self._groups, self.f.tile.kernels
         x, dy = map(device.backend.contiguous, (x, dy))
-        return _gradients(self._f, Correlation.forward(spec), x, dy, prepared, portions, device)
+        scratch = _Scratch(self, device, held=self._parts * prod(self._shape), own=groups.numbers)
+        du = scratch.take("sums", min(self._parts, groups.count), *self._shape)
+        # threads beyond the parts share out the kernels of a part, whose sums are independent
+        lines = ranges_of(kernels, -(-kernels // -(-scratch.threads // len(du))))
 
+        def some(task: tuple[int, slice, slice], own: Array) -> None:
+            part, of_part, line = task
+            cut = *self.there.pad, groups.tiles, groups.samples, of_part.start, of_part.stop, *_points_of(f, line)
+            compiled.winograd.correlate_filter(x, dy, du[part], f.tile, *cut, scratch.small, own)
 
-def _kernels(f: Minimal, spec: ConvSpec) -> int:
-    """Return the numbers of the kernels at their points."""
-    return f.tile.kernels**2 * spec.C * spec.K
+        scratch.map(some, [(i, part, line) for i, part in enumerate(_parts(groups.count, len(du))) for line in lines])
+        return self._folded(du, scratch)
 
+    def backward(self, x: Array, dy: Array, prepared: Kernels, device: Device) -> tuple[Array, Array]:
+        """Return (dx, dw), from the same points where portions of the samples may have sums of dw of their own."""
+        portions = self._portions
+        if portions is None:
+            return super().backward(x, dy, prepared, device)
+        x, dy = map(device.backend.contiguous, (x, dy))
+        held = (1 + len(portions.samples)) * prod(self._shape)
+        scratch = _Scratch(self, device, held=held, own=portions.numbers)
+        u = prepared.transformed
+        if u is None:
+            u = self._forward.transform(prepared.w, scratch.take("kernels", *self._shape), scratch)
+        du = scratch.take("sums", len(portions.samples), *self._shape)
+        dx = np.empty(self.spec.x_shape, self.spec.dtype)  # tiles cover all of it, what no output needs too
 
-def _correlate(
-    f: Minimal, c: Correlation, x: Array, prepared: PointKernels, bias: Array | None, device: Device, *, turned: bool
-) -> Array:
-    """Return y of this correlation with the kernels; `turned` swaps their channels too."""
-    u = None if turned else prepared.transformed
-    if not device.backend.compiled:
-        u = transform_kernels(f, prepared.w, turned, device) if u is None else u
-        y = correlate(f, c, x, u.swapaxes(1, 2) if turned else u, device)
-        return y if bias is None else y + bias
-    work = _LoopPass(f, c, device.backend.contiguous(x), prepared.w, u, bias, turned)
-    return work.by_lines(device) if _by_lines(f, c) else work.by_groups(device)
+        def some(portion: tuple[int, slice], own: Array) -> None:
+            part, samples = portion
+            cut = *self.there.pad, portions.tiles, portions.together, samples.start, samples.stop
+            compiled.winograd_gradients.gradients(x, dy, u, dx, du[part], self.f.tile, *cut, scratch.small, own)
+
+        scratch.map(some, enumerate(portions.samples))
+        return dx, self._folded(du, scratch)
+
+    def _correlate(self, way: _Way, x: Array, w: Array, u: Array | None, bias: Array | None, device: Device) -> Array:
+        """Return the correlation of x with kernels w, or with their transform u if it was kept."""
+        one = _Pass(self, device, way, device.backend.contiguous(x), w, u, bias)
+        return one.by_lines() if way.groups is None else one.by_groups(way.groups)
+
+    def _folded(self, du: Array, scratch: _Scratch) -> Array:
+        """Return dw (R, S, C, K) of partial sums (parts, kernels², C, K) at their points."""
+        dw = np.empty(self.spec.w_shape, self.spec.dtype)
+
+        def fold(part: slice, own: Array) -> None:
+            compiled.winograd.fold_kernels(du, self._gt, dw, part.start, part.stop, own)
+
+        scratch.map(fold, scratch.pool.slices(dw[0, 0].size, at_least=THREAD_NUMBERS))
+        return dw
 
 
 @dataclass(frozen=True)
-class _LoopPass:
-    """A correlation of x with kernels w, or with their transform u if it was kept, in compiled loops."""
+class _Pass:
+    """One correlation of x with kernels w, or with their transform u if it was kept."""
 
-    f: Minimal
-    c: Correlation
+    bound: Convolution
+    device: Device
+    way: _Way
     x: Array
     w: Array
     u: Array | None
     bias: Array | None
-    turned: bool
 
-    def by_groups(self, device: Device) -> Array:
+    def by_groups(self, groups: Groups) -> Array:
         """Return y, made group by group, each of which stays in cache from its transform to its outputs."""
-        f, c, y = self.f, self.c, np.empty(self.c.y_shape, self.c.dtype)
+        way, f, c, y = self.way, self.way.f, self.way.c, np.empty(self.way.c.y_shape, self.way.c.dtype)
         shape = (f.tile.kernels**2, *self.w.shape[2:])
-        held = prod(shape) + c.y_shape[3]
-        groups = _groups(f, c, _room(device, c.dtype) - held)
-        scratch = _Scratch(device, c.dtype, held, groups.numbers)
+        scratch = _Scratch(self.bound, self.device, held=prod(shape) + c.y_shape[3], own=groups.numbers)
         u, bias = self.u, self._bias(scratch)
         if u is None:
-            u = _transformed(f, self.w, scratch.take("kernels", *shape), scratch, self.turned)
-
+            u = way.transform(self.w, scratch.take("kernels", *shape), scratch)
         cut = STEPS + f.points**2 * apart(groups.rows, c.x_shape[3])
 
         def some(part: slice, own: Array) -> None:
             inputs, products = own[:cut], own[cut:]
-            numbers = (*c.pad, groups.tiles, groups.samples, part.start, part.stop, 0, f.points)
-            compiled.winograd.correlate(
-                self.x, u, self.turned, bias, y, products, f.tile, *numbers, compiled.products.small_products(), inputs
-            )
+            numbers = *c.pad, groups.tiles, groups.samples, part.start, part.stop, 0, f.points, scratch.small
+            compiled.winograd.correlate(self.x, u, way.turned, bias, y, products, f.tile, *numbers, inputs)
 
         scratch.map(some, _parts(groups.count, TASKS * scratch.threads))
         return y
 
-    def by_lines(self, device: Device) -> Array:
+    def by_lines(self) -> Array:
         """Return y, made line of points by line, whose kernels stay in cache from their transform to the products."""
-        f, c, y = self.f, self.c, np.empty(self.c.y_shape, self.c.dtype)
+        way, f, c, y = self.way, self.way.f, self.way.c, np.empty(self.way.c.y_shape, self.way.c.dtype)
         shape, tiles, samples = (f.tile.kernels, *self.w.shape[2:]), prod(c.tiles(f)), c.x_shape[2]
         held, own = _of_lines(f, c)
-        scratch = _Scratch(device, c.dtype, held, own)
+        scratch = _Scratch(self.bound, self.device, held=held, own=own)
         products, bias = scratch.take("products", held - c.y_shape[3]), self._bias(scratch)
-        g = np.ascontiguousarray(f.kernel_matrix(self.turned), c.dtype)
 
         def line(i: int, own: Array) -> None:
             kernels, inputs = own[: prod(shape)], own[prod(shape) :]
             if self.u is None:
                 u = kernels.reshape(shape)
-                compiled.winograd.transform_kernels(self.w, g, u, i, i + 1, 0, u[0].size, inputs)
+                compiled.winograd.transform_kernels(self.w, way.g, u, i, i + 1, 0, u[0].size, inputs)
             else:
                 u = self.u[i * shape[0] : (i + 1) * shape[0]]
-            numbers = (*c.pad, tiles, samples, 0, 1, *_points_of(f, slice(i, i + 1)))
-            compiled.winograd.correlate(
-                self.x, u, self.turned, bias, y, products, f.tile, *numbers, compiled.products.small_products(), inputs
-            )
+            numbers = *c.pad, tiles, samples, 0, 1, *_points_of(f, slice(i, i + 1)), scratch.small
+            compiled.winograd.correlate(self.x, u, way.turned, bias, y, products, f.tile, *numbers, inputs)
 
         def outputs(part: slice, own: Array) -> None:
             compiled.winograd.write_outputs(products, y, f.tile, part.start, part.stop, own)
@@ -231,35 +293,14 @@ class _LoopPass:
 
     def _bias(self, scratch: _Scratch) -> Array:
         """Return the bias, or zeros."""
-        bias = scratch.take("bias", self.c.y_shape[3])
+        bias = scratch.take("bias", self.way.c.y_shape[3])
         bias[:] = 0 if self.bias is None else self.bias
         return bias
 
 
-def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: Device) -> Array:
-    """Return dw (R, S, C, K). A partial sum is of the same groups for any number of threads."""
-    C, K, kernels = x.shape[3], dy.shape[3], f.tile.kernels
-    sums, room = kernels**2 * C * K, _room(device, c.dtype)
-    fit = (room - _sum_groups(f, c, 0).numbers) // sums
-    parts = max(1, min(PARTS, fit, max(_fewest_parts(f, c), PART_BYTES // _sum_bytes(f, c))))
-    groups = _sum_groups(f, c, room - parts * sums)
-    scratch = _Scratch(device, c.dtype, parts * sums, groups.numbers)
-    du = scratch.take("sums", min(parts, groups.count), kernels**2, C, K)
-    # threads beyond the parts share out the kernels of a part, whose sums are independent
-    lines = ranges_of(kernels, -(-kernels // -(-scratch.threads // len(du))))
-
-    def some(task: tuple[int, slice, slice], own: Array) -> None:
-        part, of_part, line = task
-        numbers = (*c.pad, groups.tiles, groups.samples, of_part.start, of_part.stop, *_points_of(f, line))
-        compiled.winograd.correlate_filter(x, dy, du[part], f.tile, *numbers, compiled.products.small_products(), own)
-
-    scratch.map(some, [(i, part, line) for i, part in enumerate(_parts(groups.count, len(du))) for line in lines])
-    return _folded(f, c, du, scratch)
-
-
 @dataclass(frozen=True, slots=True)
 class Portions:
-    """How the samples of a minibatch are cut for both gradients at once.
+    """The cut of a minibatch's samples for both gradients at once.
 
     Attributes
     ----------
@@ -274,11 +315,10 @@ class Portions:
     numbers: int
 
 
-@lru_cache(maxsize=1024)
 def _portions(f: Minimal, spec: ConvSpec, room: int) -> Portions | None:
     """Return the portions, or None where there are too few for threads to share, or not enough memory."""
     N, C, K, tiles = spec.N, spec.C, spec.K, prod(Correlation.forward(spec).tiles(f))
-    sums = _kernels(f, spec)
+    sums = f.kernel_numbers(spec)
     pays = tiles * N // PORTION_ROWS, tiles * N * (C + K) // (4 * C * K)  # sums are added up once, rows read twice
     most = min(N, MOST_PORTIONS, PORTIONS_BYTES // (sums * spec.itemsize), *pays)
     if most < LEAST_PORTIONS:
@@ -296,103 +336,35 @@ def _portions(f: Minimal, spec: ConvSpec, room: int) -> Portions | None:
     return None
 
 
-def _gradients(
-    f: Minimal, c: Correlation, x: Array, dy: Array, prepared: PointKernels, portions: Portions, device: Device
-) -> tuple[Array, Array]:
-    """Return dx (H, W, N, C) and dw (R, S, C, K)."""
-    shape = f.tile.kernels**2, x.shape[3], dy.shape[3]
-    scratch = _Scratch(device, c.dtype, (1 + len(portions.samples)) * prod(shape), portions.numbers)
-    u = prepared.transformed
-    if u is None:
-        u = _transformed(f, prepared.w, scratch.take("kernels", *shape), scratch, turned=False)
-    du = scratch.take("sums", len(portions.samples), *shape)
-    dx = np.empty(c.x_shape, c.dtype)  # tiles cover all of it, what no output needs too
-
-    def some(portion: tuple[int, slice], own: Array) -> None:
-        part, samples = portion
-        numbers = (
-            *c.pad,
-            portions.tiles,
-            portions.together,
-            samples.start,
-            samples.stop,
-            compiled.products.small_products(),
-        )
-        compiled.winograd_gradients.gradients(x, dy, u, dx, du[part], f.tile, *numbers, own)
-
-    scratch.map(some, enumerate(portions.samples))
-    return dx, _folded(f, c, du, scratch)
-
-
-def _folded(f: Minimal, c: Correlation, du: Array, scratch: _Scratch) -> Array:
-    """Return dw (R, S, C, K) of partial sums (parts, kernels², C, K) at their points."""
-    C, K = du.shape[2:]
-    dw, gt = np.empty((f.taps, f.taps, C, K), c.dtype), np.ascontiguousarray(f.g.T, c.dtype)
-
-    def fold(part: slice, own: Array) -> None:
-        compiled.winograd.fold_kernels(du, gt, dw, part.start, part.stop, own)
-
-    scratch.map(fold, scratch.device.pool.slices(C * K, at_least=THREAD_NUMBERS))
-    return dw
-
-
 def _points_of(f: Minimal, kernels: slice) -> tuple[int, int]:
     """Return the first and last of the points along the height that have these kernels."""
     return kernels.start, f.points if kernels.stop == f.tile.kernels else kernels.stop
 
 
-def _transformed(f: Minimal, w: Array, u: Array, scratch: _Scratch, turned: bool) -> Array:
-    """Return u (kernels², C, K), filled with the kernels w at their points."""
-    g = np.ascontiguousarray(f.kernel_matrix(turned), w.dtype)
-
-    def some(part: slice, own: Array) -> None:
-        compiled.winograd.transform_kernels(w, g, u, 0, f.tile.kernels, part.start, part.stop, own)
-
-    scratch.map(some, scratch.device.pool.slices(w[0, 0].size, at_least=THREAD_NUMBERS))
-    return u
-
-
 class _Scratch:
     """The scratch memory of one pass, in numbers: `held` for all threads and `own` for each."""
 
-    def __init__(self, device: Device, dtype: str, held: int, own: int) -> None:
-        self.device, self._dtype, self._own = device, dtype, own
-        self.threads = max(1, min(device.pool.threads, (_room(device, dtype) - held) // own))
-        device.workspace.recycle((held + self.threads * own) * np.dtype(dtype).itemsize + ROUNDING)
+    def __init__(self, bound: Convolution, device: Device, *, held: int, own: int) -> None:
+        self.pool, self._workspace, self._dtype = device.pool, device.workspace, bound.spec.dtype
+        self.small, size = compiled.products.small(), bound.spec.itemsize
+        self.threads = bound.begin(device, most=device.pool.threads, own=own * size, held=held * size)
+        self._own = own
 
     def take(self, name: str, *shape: int) -> Array:
         """Return memory for all threads."""
-        return self.device.workspace.take(f"winograd.{name}", shape, self._dtype)
+        return self._workspace.take(f"winograd.{name}", shape, self._dtype)
 
     def map(self, function: Callable[[Any, Array], None], items: Iterable[Any]) -> None:
         """Call the function of every item, with a thread's memory, on as many threads as there is memory for."""
-        free = self._free
-
-        def work(item: Any) -> None:
-            own = free.get()
-            try:
-                function(item, own)
-            finally:
-                free.put(own)
-
-        self.device.pool.map(work, items, threads=self.threads)
+        self.pool.map(partial(self._lent.call, function), items, threads=self.threads)
 
     @cached_property
-    def _free(self) -> SimpleQueue[Array]:
-        """Memory that no thread uses."""
-        free: SimpleQueue[Array] = SimpleQueue()
-        for i in range(self.threads):
-            free.put(self.take(f"own{i}", self._own))
-        return free
-
-
-def _room(device: Device, dtype: str) -> int:
-    """Return how many numbers the limit is for."""
-    return (device.workspace_limit - ROUNDING) // np.dtype(dtype).itemsize
+    def _lent(self) -> Lent:
+        return Lent([self.take(f"own{i}", self._own) for i in range(self.threads)])
 
 
 def _by_lines(f: Minimal, c: Correlation) -> bool:
-    """Return whether kernels at their points take more memory than maps do, so that each is transformed where used."""
+    """Return True if kernels at their points take more memory than maps do, so that each is transformed where used."""
     C, K = c.x_shape[3], c.y_shape[3]
     return prod(c.tiles(f)) * c.x_shape[2] * (C + K) < 2 * C * K
 
@@ -429,7 +401,6 @@ def _fewest_parts(f: Minimal, c: Correlation) -> int:
     return 2 if f.points % 2 and 2 * _sum_bytes(f, c) <= EVEN_BYTES else 1
 
 
-@lru_cache(maxsize=1024)
 def _of_rows(f: Minimal, c: Correlation, room: int, rows: int, fewest: int, most: int | None) -> Groups:
     """Return groups of about so many rows, or of more that stay in cache, up to `most`.
 

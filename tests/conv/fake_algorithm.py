@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from daskcnn.conv import ConvSpec
+from daskcnn.conv import Convolution, ConvSpec
 from daskcnn.conv.spec import Direction, Work
 
 Only: TypeAlias = Callable[..., None]
@@ -54,29 +54,37 @@ class FakeAlgorithm:
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         return (Work("all", int(self.predicted * 105e9), 0),)
 
-    def prepare(self, spec: ConvSpec, w: Any, device: Any, *, keep: bool = False) -> Any:
-        self.runs += 1
+    def bind(self, spec: ConvSpec, backend: Any, limit: int) -> Convolution:
+        return FakeConvolution(self, spec, limit)
+
+    def passed(self, direction: int) -> None:
+        self._clock.now += self.seconds[min(self.runs, len(self.seconds)) - 1][direction]
+
+
+class FakeConvolution(Convolution):
+    """A fake algorithm bound to a problem."""
+
+    def __init__(self, algorithm: FakeAlgorithm, spec: ConvSpec, limit: int) -> None:
+        super().__init__(spec, limit)
+        self._algorithm = algorithm
+
+    def prepare(self, w: Any, device: Any, *, keep: bool = False) -> Any:
+        self._algorithm.runs += 1
         return w
 
-    def forward(self, spec: ConvSpec, x: Any, prepared: Any, device: Any, *, bias: Any = None) -> Any:
-        assert prepared.shape == spec.w_shape
-        self._pass(0)
-        return device.backend.from_host(np.zeros(spec.y_shape, spec.dtype))
+    def forward(self, x: Any, prepared: Any, device: Any, *, bias: Any = None) -> Any:
+        assert prepared.shape == self.spec.w_shape
+        self._algorithm.passed(0)
+        return device.backend.from_host(np.zeros(self.spec.y_shape, self.spec.dtype))
 
-    def backward_data(self, spec: ConvSpec, dy: Any, prepared: Any, device: Any) -> Any:
+    def backward_data(self, dy: Any, prepared: Any, device: Any) -> Any:
         raise AssertionError("a training step never asks for dx alone")
 
-    def backward(self, spec: ConvSpec, x: Any, dy: Any, prepared: Any, device: Any) -> tuple[Any, Any]:
-        assert (x.shape, dy.shape) == (spec.x_shape, spec.y_shape)
-        self._pass(1)
+    def backward(self, x: Any, dy: Any, prepared: Any, device: Any) -> tuple[Any, Any]:
+        assert (x.shape, dy.shape) == (self.spec.x_shape, self.spec.y_shape)
+        self._algorithm.passed(1)
         return x, prepared
 
-    def backward_filter(self, spec: ConvSpec, x: Any, dy: Any, device: Any) -> Any:
-        self._pass(2)
-        return self._w(spec, device)
-
-    def _w(self, spec: ConvSpec, device: Any) -> Any:
-        return device.backend.from_host(np.zeros(spec.w_shape, spec.dtype))
-
-    def _pass(self, direction: int) -> None:
-        self._clock.now += self.seconds[min(self.runs, len(self.seconds)) - 1][direction]
+    def backward_filter(self, x: Any, dy: Any, device: Any) -> Any:
+        self._algorithm.passed(2)
+        return device.backend.from_host(np.zeros(self.spec.w_shape, self.spec.dtype))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device, Pool, single_threaded_blas
-from daskcnn.conv import ALGORITHMS, ConvAlgorithm, ConvSpec, plan
+from daskcnn.conv import ALGORITHMS, ConvAlgorithm, Convolution, ConvSpec, plan
 from daskcnn.conv.fourier import Tiling
 from daskcnn.conv.spectral import Sizes
 from tests.rounding import assert_rounds, limits, of_direction, of_pass
@@ -139,22 +139,26 @@ def assert_close(
     np.testing.assert_allclose(found, expected, rtol=0, atol=most, err_msg=direction)
 
 
+def bound(algorithm: ConvAlgorithm, spec: ConvSpec, device: Device) -> Convolution:
+    """The algorithm for a problem on this device."""
+    return algorithm.bind(spec, device.backend, device.workspace_limit)
+
+
 def run(algorithm: ConvAlgorithm, spec: ConvSpec, host: list[np.ndarray], device: Device) -> dict[str, np.ndarray]:
     """All three directions, on the host."""
     x, w, dy = (device.backend.from_host(a) for a in host)
-    prepared = algorithm.prepare(spec, w, device)
-    kept = algorithm.prepare(spec, w, device, keep=True)
+    conv = bound(algorithm, spec, device)
+    prepared, kept = conv.prepare(w, device), conv.prepare(w, device, keep=True)
     results = {
-        "forward": algorithm.forward(spec, x, prepared, device),
-        "backward_data": algorithm.backward_data(spec, dy, prepared, device),
-        "backward_filter": algorithm.backward_filter(spec, x, dy, device),
+        "forward": conv.forward(x, prepared, device),
+        "backward_data": conv.backward_data(dy, prepared, device),
+        "backward_filter": conv.backward_filter(x, dy, device),
     }
-    again = {"forward": algorithm.forward(spec, x, kept, device)}
-    again["backward_data"] = algorithm.backward_data(spec, dy, kept, device)
+    again = {"forward": conv.forward(x, kept, device), "backward_data": conv.backward_data(dy, kept, device)}
     for name, result in again.items():
         found, expected = (device.backend.to_host(a) for a in (result, results[name]))
         assert_close(algorithm, spec, name, found, expected, compiled=device.backend.compiled)
-    both = algorithm.backward(spec, x, dy, prepared, device)
+    both = conv.backward(x, dy, prepared, device)
     for name, result in zip(DIRECTIONS[1:], both, strict=True):
         found, expected = (device.backend.to_host(a) for a in (result, results[name]))
         if "winograd" in algorithm.name:  # makes both in another way than each by itself
@@ -193,9 +197,9 @@ def by_definition(spec: ConvSpec) -> dict[str, np.ndarray]:
 def test_adds_a_bias_to_every_output(algorithm: str, spec: ConvSpec, device: Device) -> None:
     x, w, _ = (device.backend.from_host(a) for a in arrays(replace(spec, dtype="float64")))
     bias = device.backend.from_host(np.arange(1.0, spec.K + 1))
-    conv, exact = ALGORITHMS[algorithm], replace(spec, dtype="float64")
-    prepared = conv.prepare(exact, w, device)
-    plain, shifted = conv.forward(exact, x, prepared, device), conv.forward(exact, x, prepared, device, bias=bias)
+    conv = bound(ALGORITHMS[algorithm], replace(spec, dtype="float64"), device)
+    prepared = conv.prepare(w, device)
+    plain, shifted = conv.forward(x, prepared, device), conv.forward(x, prepared, device, bias=bias)
     found, expected = (device.backend.to_host(a) for a in (shifted, plain + bias))
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
@@ -304,7 +308,8 @@ def test_keeps_to_the_workspace_it_says_it_needs(algorithm: str, spec: ConvSpec,
     x, w, dy = host
     expected = run(chosen, spec, host, device_of("numpy"))
     run(chosen, spec, host, device)  # what is made once in a process, as threads and compiled loops, is no workspace
-    prepared = chosen.prepare(spec, w, device)
+    conv = bound(chosen, spec, device)
+    prepared = conv.prepare(w, device)
     for name, arguments in (
         ("forward", (x, prepared)),
         ("backward_data", (dy, prepared)),
@@ -313,7 +318,7 @@ def test_keeps_to_the_workspace_it_says_it_needs(algorithm: str, spec: ConvSpec,
     ):
         fresh = replace(device, workspace=type(device.workspace)())
         tracemalloc.start()
-        result = getattr(chosen, name)(spec, *arguments, fresh)
+        result = getattr(conv, name)(*arguments, fresh)
         allocated = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         results = result if name == "backward" else (result,)
@@ -326,10 +331,11 @@ def test_keeps_to_the_workspace_it_says_it_needs(algorithm: str, spec: ConvSpec,
 
 def once(algorithm: str, spec: ConvSpec, host: list[np.ndarray], device: Device | None = None) -> dict[str, np.ndarray]:
     """All three directions, each computed once, on the host."""
-    device, chosen = device or Device(), ALGORITHMS[algorithm]
+    device = device or Device()
     x, w, dy = map(device.backend.from_host, host)
-    prepared = chosen.prepare(spec, w, device)
-    y, gradients = chosen.forward(spec, x, prepared, device), chosen.backward(spec, x, dy, prepared, device)
+    conv = bound(ALGORITHMS[algorithm], spec, device)
+    prepared = conv.prepare(w, device)
+    y, gradients = conv.forward(x, prepared, device), conv.backward(x, dy, prepared, device)
     return dict(zip(DIRECTIONS, map(device.backend.to_host, (y, *gradients)), strict=True))
 
 
@@ -411,9 +417,10 @@ BATCHES |= {
 @pytest.mark.parametrize("keep", [False, True])
 def test_kernels_prepared_once_serve_every_batch(algorithm: str, spec: ConvSpec, keep: bool, device: Device) -> None:
     chosen, (x, w, _) = ALGORITHMS[algorithm], (device.backend.from_host(a) for a in arrays(spec))
-    prepared = chosen.prepare(spec, w, device, keep=keep)
-    whole = chosen.forward(spec, x, prepared, device)
-    half = chosen.forward(replace(spec, N=2), x[:, :, :2], prepared, device)
+    conv = bound(chosen, spec, device)
+    prepared = conv.prepare(w, device, keep=keep)
+    whole = conv.forward(x, prepared, device)
+    half = bound(chosen, replace(spec, N=2), device).forward(x[:, :, :2], prepared, device)
     half, whole = map(device.backend.to_host, (half, whole))
     assert_close(chosen, spec, "forward", half, whole[:, :, :2], compiled=device.backend.compiled)
 
@@ -433,7 +440,7 @@ def test_the_least_workspace_leaves_blocks_that_pay(tile: int | None) -> None:
     spec = ConvSpec(N=64, H=32, W=32, C=64, K=128, R=5, S=5, pad=(2, 2))
     limit = ALGORITHMS["spectral" if tile is None else f"spectral-{tile}"].workspace(spec)
     tiling = Tiling(spec, tile)
-    blocks = Sizes(tiling).choose(limit, 2)
+    blocks = Sizes(tiling).choose(limit)
     assert blocks.samples * tiling.tiles >= 32
     assert blocks.kernels >= 64
 
@@ -443,7 +450,8 @@ def test_one_kernel_keeps_to_the_least_workspace_too() -> None:
     x, w, dy = arrays(spec)
     for threads in (1, 2):
         device = Device(pool=Pool(threads), workspace_limit=ALGORITHMS["spectral"].workspace(spec))
-        ALGORITHMS["spectral"].backward(spec, x, dy, ALGORITHMS["spectral"].prepare(spec, w, device), device)
+        conv = bound(ALGORITHMS["spectral"], spec, device)
+        conv.backward(x, dy, conv.prepare(w, device), device)
         device.pool.close()
         assert device.workspace.nbytes <= device.workspace_limit
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from daskcnn.conv import ALGORITHMS, ConvSpec, plan, planner
 from daskcnn.conv.planner import candidates, forget_plans, readable, versions
 from daskcnn.conv.timings import Entry, key, memory_of
 from tests.conv.fake_algorithm import FakeAlgorithm, Only
+from tests.conv.test_conv_laws import bound
 
 SPEC = ConvSpec(N=8, H=16, W=16, C=8, K=16, R=5, S=5, pad=(2, 2))
 
@@ -26,15 +26,15 @@ def test_a_plan_computes_each_way_with_the_algorithm_it_names(device: Device, na
     rng = np.random.default_rng(0)
     shapes = (SPEC.x_shape, SPEC.w_shape, SPEC.y_shape)
     x, w, dy = (device.backend.from_host(rng.standard_normal(s, dtype=np.float32)) for s in shapes)
-    there, back = (ALGORITHMS[name] for name in names)
-    own, form, prepared = there.prepare(SPEC, w, device), back.prepare(SPEC, w, device), chosen.prepare(w, device)
+    there, back = (bound(ALGORITHMS[name], SPEC, device) for name in names)
+    own, form, conv = there.prepare(w, device), back.prepare(w, device), chosen.bind(device.backend)
+    prepared = conv.prepare(w, device)
     pairs = [
-        (chosen.forward(x, prepared, device), there.forward(SPEC, x, own, device)),
-        (chosen.backward_data(dy, prepared, device), back.backward_data(SPEC, dy, form, device)),
-        (chosen.backward_filter(x, dy, device), back.backward_filter(SPEC, x, dy, device)),
+        (conv.forward(x, prepared, device), there.forward(x, own, device)),
+        (conv.backward_data(dy, prepared, device), back.backward_data(dy, form, device)),
+        (conv.backward_filter(x, dy, device), back.backward_filter(x, dy, device)),
+        *zip(conv.backward(x, dy, prepared, device), back.backward(x, dy, form, device), strict=True),
     ]
-    both = back.backward(SPEC, x, dy, form, device)
-    pairs += zip(chosen.backward(x, dy, prepared, device), both, strict=True)
     for planned, direct in pairs:
         np.testing.assert_array_equal(device.backend.to_host(planned), device.backend.to_host(direct))
 
@@ -42,8 +42,9 @@ def test_a_plan_computes_each_way_with_the_algorithm_it_names(device: Device, na
 def test_kernels_kept_for_many_passes_are_kept_for_the_way_there_alone(device: Device) -> None:
     chosen = replace(plan(SPEC, device), forward_algorithm="im2col", backward_algorithm="spectral")
     w = device.backend.from_host(np.ones(SPEC.w_shape, "f"))
-    assert chosen.prepare(w, device, keep=True).backward.transformed is None
-    assert replace(chosen, forward_algorithm="spectral").prepare(w, device, keep=True).forward.transformed is not None
+    assert chosen.bind(device.backend).prepare(w, device, keep=True).backward.transformed is None
+    spectral = replace(chosen, forward_algorithm="spectral").bind(device.backend)
+    assert spectral.prepare(w, device, keep=True).forward.transformed is not None
 
 
 def test_the_same_problem_is_planned_once() -> None:
@@ -68,8 +69,8 @@ def test_the_least_that_is_enough_is_enough_and_one_byte_less_is_refused() -> No
 def test_computes_within_the_plans_own_limit_where_the_device_has_more() -> None:
     limit = min(a.workspace(SPEC) for a in ALGORITHMS.values() if a.supports(SPEC))
     device = Device()
-    chosen = plan(SPEC, device, workspace_limit=limit)
-    chosen.forward(np.zeros(SPEC.x_shape, "f"), chosen.prepare(np.zeros(SPEC.w_shape, "f"), device), device)
+    conv = plan(SPEC, device, workspace_limit=limit).bind(device.backend)
+    conv.forward(np.zeros(SPEC.x_shape, "f"), conv.prepare(np.zeros(SPEC.w_shape, "f"), device), device)
     assert device.workspace.nbytes <= limit
 
 
@@ -89,7 +90,7 @@ def test_refuses_arrays_of_another_shape(wrong: str, call: Callable[..., Any]) -
     device = Device()
     x, w, dy = (np.zeros(s, "f") for s in (SPEC.x_shape, SPEC.w_shape, SPEC.y_shape))
     with pytest.raises(ValueError, match=rf"^{wrong} has shape .*; plan again"):
-        call(plan(SPEC, device), x, w, dy, device)
+        call(planner.bound(SPEC, device), x, w, dy, device)
 
 
 # --- the choice, among algorithms made up for it ---
@@ -222,10 +223,14 @@ def test_seconds_are_readable(seconds: float, text: str) -> None:
     assert readable(seconds) == text
 
 
-def test_a_plan_looks_its_algorithm_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, device = plan(SPEC, Device()), Device()
+def test_a_problem_is_bound_once_until_plans_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, device = planner.bound(SPEC, Device()), Device()
     x, w = np.ones(SPEC.x_shape, SPEC.dtype), np.ones(SPEC.w_shape, SPEC.dtype)
-    prepared = chosen.prepare(w, device)
-    monkeypatch.setattr(planner, "ALGORITHMS", {})
-    chosen.forward(x, prepared, device)
-    assert "_algorithms" not in vars(copy.copy(chosen)), "what travels is the decision"
+    prepared = first.prepare(w, device)
+    with monkeypatch.context() as without:
+        without.setattr(planner, "ALGORITHMS", {})
+        first.forward(x, prepared, device)
+        assert planner.bound(replace(SPEC), device) is first
+        assert planner.bound(SPEC, Device()).plan is plan(SPEC, device)
+    forget_plans()
+    assert planner.bound(SPEC, device) is not first

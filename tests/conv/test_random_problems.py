@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskcnn.conv import ALGORITHMS, ConvSpec
-from tests.conv.test_conv_laws import DIRECTIONS, TORCH_ORDER, arrays, naive, run, torch_conv2d
+from daskcnn.conv import ALGORITHMS, Convolution, ConvSpec
+from tests.conv.test_conv_laws import DIRECTIONS, TORCH_ORDER, arrays, bound, naive, run, torch_conv2d
 from tests.standin import device_of
 
 GENERAL = ("im2col", "grouped-im2col", "depthwise")
@@ -74,10 +74,10 @@ def test_a_convolution_is_linear_in_the_map_and_in_the_kernels(spec: ConvSpec) -
     device, (x, w, _), rng = device_of("numpy"), arrays(spec), np.random.default_rng(3)
     more_x, more_w = rng.standard_normal(x.shape), rng.standard_normal(w.shape)
     for name in (name for name in GENERAL if ALGORITHMS[name].supports(spec)):
-        algorithm = ALGORITHMS[name]
+        conv = bound(ALGORITHMS[name], spec, device)
 
-        def y(x: np.ndarray, w: np.ndarray, algorithm: Any = algorithm) -> np.ndarray:
-            return np.asarray(algorithm.forward(spec, x, algorithm.prepare(spec, w, device), device))
+        def y(x: np.ndarray, w: np.ndarray, conv: Convolution = conv) -> np.ndarray:
+            return np.asarray(conv.forward(x, conv.prepare(w, device), device))
 
         np.testing.assert_allclose(y(2 * x - more_x, w), 2 * y(x, w) - y(more_x, w), rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(y(x, 3 * w + more_w), 3 * y(x, w) + y(x, more_w), rtol=1e-9, atol=1e-9)

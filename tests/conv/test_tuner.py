@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from daskcnn.arrays import NUMPY, Device
-from daskcnn.conv import ConvSpec, plan, tuner
+from daskcnn.conv import Convolution, ConvSpec, plan, tuner
 from daskcnn.conv.planner import forget_plans
 from daskcnn.conv.timings import memory_of
 from daskcnn.conv.tuner import RUNS, tune
@@ -128,9 +128,9 @@ def test_time_is_shared_out_and_small_problems_come_first(only: Only, clock: Fak
     asked: list[ConvSpec] = []
 
     class Noted(FakeAlgorithm):
-        def prepare(self, spec: ConvSpec, w: Any, device: Any, *, keep: bool = False) -> Any:
+        def bind(self, spec: ConvSpec, backend: Any, limit: int) -> Convolution:
             asked.append(spec)
-            return super().prepare(spec, w, device)
+            return super().bind(spec, backend, limit)
 
     only(*[Noted(name, 0.1, (1.0, 1.0, 1.0), clock=clock) for name in "ab"])
     assert tune([LARGER, SPEC], Device(), clock=clock, seconds=40.0) == [SPEC, LARGER]

@@ -11,7 +11,7 @@ from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ALGORITHMS, ConvSpec
 from daskcnn.conv.minimal import Minimal
 from daskcnn.conv.winograd import _portions
-from tests.conv.test_conv_laws import DIRECTIONS, arrays, assert_close, cases, run
+from tests.conv.test_conv_laws import DIRECTIONS, arrays, assert_close, bound, cases, run
 from tests.standin import device_of
 
 SPECS = {
@@ -66,8 +66,8 @@ def test_both_gradients_at_once_are_those_of_the_expressions(algorithm: str, N: 
 
     def both(device: Device) -> list[np.ndarray]:
         x, w, dy = map(device.backend.from_host, host)
-        made = chosen.backward(spec, x, dy, chosen.prepare(spec, w, device), device)
-        return [device.backend.to_host(a) for a in made]
+        conv = bound(chosen, spec, device)
+        return [device.backend.to_host(a) for a in conv.backward(x, dy, conv.prepare(w, device), device)]
 
     found = map(both, (Device(), Device(pool=Pool(3)), device_of("standin")))
     for one, three, expected, name in zip(*found, DIRECTIONS[1:], strict=True):
@@ -79,12 +79,13 @@ def test_both_gradients_at_once_are_those_of_the_expressions(algorithm: str, N: 
 def test_kept_kernels_and_little_memory_change_both_gradients_by_no_more_than_rounding(algorithm: str) -> None:
     spec, chosen = shared(algorithm, 130, 17, 9), WINOGRAD[algorithm]
     x, w, dy = arrays(spec)
-    expected = chosen.backward(spec, x, dy, chosen.prepare(spec, w, Device()), Device())
-    limits = [chosen.workspace(spec) * k // 4 for k in (4, 8, 16, 40)]
-    devices = [Device(workspace_limit=limit) for limit in limits]
-    made = [chosen.backward(spec, x, dy, chosen.prepare(spec, w, d), d) for d in devices]
-    made.append(chosen.backward(spec, x, dy, chosen.prepare(spec, w, Device(), keep=True), Device()))
-    for pair in made:
+
+    def both(device: Device, *, keep: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        conv = bound(chosen, spec, device)
+        return conv.backward(x, dy, conv.prepare(w, device, keep=keep), device)
+
+    expected, limits = both(Device()), [chosen.workspace(spec) * k // 4 for k in (4, 8, 16, 40)]
+    for pair in (*(both(Device(workspace_limit=limit)) for limit in limits), both(Device(), keep=True)):
         for one, other, name in zip(pair, expected, DIRECTIONS[1:], strict=True):
             assert_close(chosen, spec, name, one, other)
 

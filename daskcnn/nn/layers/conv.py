@@ -1,7 +1,4 @@
-"""Which channels the kernels of a shard see, where a convolution has groups.
-
-Convolution.
-"""
+"""Convolution of maps, of all kernels or of a shard of them, whose channels depend on the groups they are in."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from daskcnn.arrays import Array
-from daskcnn.conv import BothForms, ConvPlan, ConvSpec, plan
+from daskcnn.conv import BothForms, BoundPlan, ConvSpec, bound
 from daskcnn.conv.spec import check_divides, same_padding
 from daskcnn.nn.layer import (
     Context,
@@ -38,9 +35,9 @@ class KernelPart:
 
     Attributes
     ----------
-    kernels : which of the shard's
-    channels : which of the map's they see
-    groups : that they are of
+    kernels : those of the shard
+    channels : those of the map that they see
+    groups : the number of their groups
     """
 
     kernels: slice
@@ -83,7 +80,7 @@ class Conv(Layer):
     stride : rows and columns from one output to the next
     pad : rows of zeros above and below the map, and columns at each side; "same" for ceil(H / stride) rows of output,
         with one more row of zeros below than above where their number is odd
-    bias : whether a number is added to each kernel's output
+    bias : True if a number is added to each kernel's output
     groups : equal parts of the channels and of the kernels; a kernel sees the channels of its group alone. With as many
         groups as channels the convolution is depthwise
     dilation : rows and columns from one tap of a kernel to the next
@@ -159,15 +156,15 @@ class Conv(Layer):
             x = ctx.device.backend.contiguous(x[..., part.channels])
         own = w[..., part.kernels]
         spec = self.spec(x.shape, own.shape[-1], x.dtype.name, groups=part.groups)
-        conv = plan(spec, ctx.device, need_dx=ctx.need_dx)
+        conv = bound(spec, ctx.device, need_dx=ctx.need_dx)
         return _Passed(part, conv, x, self._prepared(conv, part, w, ctx))
 
-    def _prepared(self, conv: ConvPlan, part: KernelPart, w: Array, ctx: Context) -> BothForms:
+    def _prepared(self, conv: BoundPlan, part: KernelPart, w: Array, ctx: Context) -> BothForms:
         """Return the part's kernels in the algorithms' forms, made once for all passes that share `ctx.kept`."""
         own = w[..., part.kernels]
         if ctx.kept is None:
             return conv.prepare(own, ctx.device)
-        key = id(w), part.kernels.start, conv.algorithm, replace(conv.spec, N=1)
+        key = id(w), part.kernels.start, conv.plan.algorithm, replace(conv.plan.spec, N=1)
         if key not in ctx.kept:
             # w is held too, so that its id stays its own
             ctx.kept[key] = w, conv.prepare(own, ctx.device, keep=True)
@@ -208,7 +205,7 @@ class _Passed:
     """A part's way there: its plan, the channels that it sees, and its prepared kernels."""
 
     part: KernelPart
-    conv: ConvPlan
+    conv: BoundPlan
     x: Array
     prepared: BothForms
 
