@@ -1,4 +1,4 @@
-"""What a worker computes with: array namespace, thread pool, scratch memory. The only import of cupy."""
+"""A worker's means: array namespace, thread pool, scratch memory. The only import of cupy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Backend:
 
     @property
     def compiled(self) -> bool:
-        """Whether passes run as loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
+        """True if passes run as loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
         return self.xp is np
 
     def contiguous(self, a: Array) -> Array:
@@ -309,7 +309,7 @@ def release_freed_memory() -> None:
 
 
 class _Freed:
-    """What the C library does with freed memory, which is the process's: the last one who asks to keep it ends that."""
+    """The C library's use of freed memory, which is the process's: kept until the last user who asked has released."""
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0

@@ -27,9 +27,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 WATCH_US = 1000.0
-"""How long a thread watches for the next call, or for the end of another's work, before it sleeps."""
+"""Microseconds that a thread watches for the next call, or for the end of another's work, before it sleeps."""
 HAND_OVER_US = 5.0
-"""How long a caller waits, at most, for a helper that watches to come into the interpreter."""
+"""Microseconds that a caller waits, at most, for a helper that watches to come into the interpreter."""
 
 
 @dataclass(eq=False, slots=True)

@@ -42,7 +42,7 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one thread of a device does per second, in float32.
+    """The speed of one thread of a device, in float32.
 
     Attributes
     ----------
@@ -231,13 +231,14 @@ def _locked(path: Path, patience: float) -> Iterator[None]:
 
 
 def believed() -> bool:
-    """Return whether plans follow measurements. With DASKCNN_TUNE=0 the model alone decides, so results repeat."""
+    """Return True if plans follow measurements. With DASKCNN_TUNE=0 the model alone decides, so results repeat."""
     return os.environ.get("DASKCNN_TUNE") != "0"
 
 
 def machine_of(backend: Backend) -> dict[str, str]:
-    """Return what speed depends on: the device, its cores, and the libraries that compute on it."""
-    blas = {f"{i['internal_api']} {i.get('version')} {i.get('architecture', '')}".strip() for i in _blas()}
+    """Return the conditions of speed: the device, its cores, and the libraries that compute on it."""
+    found = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    blas = {f"{i['internal_api']} {i.get('version')} {i.get('architecture', '')}".strip() for i in found}
     return {
         "backend": f"{backend.name} {backend.xp.__version__}",
         "device": device_profile(KINDS.get(backend.name, "cpu"), 1).name,
@@ -245,10 +246,6 @@ def machine_of(backend: Backend) -> dict[str, str]:
         "cores": str(cpu_count()),
         "blas": ", ".join(sorted(blas)),
     }
-
-
-def _blas() -> list[dict[str, str]]:
-    return [info for info in threadpool_info() if info["user_api"] == "blas"]
 
 
 @cache
