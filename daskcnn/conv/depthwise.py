@@ -56,7 +56,7 @@ class Depthwise:
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
         """Return the loops of processors, elsewhere expressions over whole maps."""
-        return (_Loops if backend.compiled else _Expressions)(spec, limit)
+        return (_DepthwiseLoops if backend.compiled else _DepthwiseExpressions)(spec, limit)
 
 
 def _turns_bytes(spec: ConvSpec) -> int:
@@ -152,7 +152,7 @@ class _Runs:
         return self.held_bytes(spec) + (self.taps + self.columns) * self.length * spec.itemsize + 8
 
 
-class _Loops(_ByTurns):
+class _DepthwiseLoops(_ByTurns):
     """Sums over taps in compiled loops, run by run."""
 
     def __init__(self, spec: ConvSpec, limit: int) -> None:
@@ -209,7 +209,7 @@ class _Loops(_ByTurns):
 # --- elsewhere ---
 
 
-class _Expressions(_ByTurns):
+class _DepthwiseExpressions(_ByTurns):
     """Expressions over whole maps, tap by tap."""
 
     def _forward(self, x: Array, w: Array, bias: Array | None, device: Device) -> Array:

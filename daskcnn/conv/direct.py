@@ -52,10 +52,10 @@ class DirectSums:
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
         """Return the loops, or on other backends the expressions of `im2col`."""
         columns = self._columns.bind(spec, backend, limit)
-        return _Loops(spec, limit, columns) if backend.compiled else columns
+        return _DirectLoops(spec, limit, columns) if backend.compiled else columns
 
 
-class _Loops(Convolution):
+class _DirectLoops(Convolution):
     """Sums in registers on processors; `columns` makes the gradient of the data."""
 
     def __init__(self, spec: ConvSpec, limit: int, columns: Convolution) -> None:

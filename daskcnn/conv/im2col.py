@@ -123,7 +123,7 @@ class Im2col:
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
         """Return the loops of processors, or elsewhere one product if all columns fit the limit, else one a tap."""
-        return (_Loops if backend.compiled else _Expressions)(spec, limit)
+        return (_ColumnLoops if backend.compiled else _ColumnExpressions)(spec, limit)
 
 
 # --- on processors: strips of rows, whose columns are expanded in blocks of pixels ---
@@ -154,7 +154,7 @@ class _Strips:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _StripPass:
     """A correlation in loops: its problem and strips, and the kernels' taps."""
 
     spec: ConvSpec
@@ -162,18 +162,18 @@ class _Way:
     taps: Any
 
 
-class _Loops(Convolution):
+class _ColumnLoops(Convolution):
     """Products over columns in compiled loops: forward, and a phase after the other for the gradient of the data."""
 
     def __init__(self, spec: ConvSpec, limit: int) -> None:
         super().__init__(spec, limit)
         self._parts = max(1, min(STRIPS, spec.out_H, (limit - ROUNDING - _least(spec)) // _kernel_bytes(spec)))
         self._there, self._with_bias, self._filter = (
-            _Way(spec, _Strips.of(spec, limit, held=kernels * _kernel_bytes(spec)), taps(spec))
+            _StripPass(spec, _Strips.of(spec, limit, held=kernels * _kernel_bytes(spec)), taps(spec))
             for kernels in (0, 1, self._parts)
         )
         self._phases = [
-            (p, _Way(p.spec, _Strips.of(p.spec, limit, held=_phase_bytes(p, spec)), taps(p.spec, p.origin)))
+            (p, _StripPass(p.spec, _Strips.of(p.spec, limit, held=_phase_bytes(p, spec)), taps(p.spec, p.origin)))
             for p in _phases(spec)
         ]
 
@@ -216,14 +216,14 @@ class _Loops(Convolution):
         device.pool.share(add_up, self._parts, min(threads, self._parts))
         return sums.sum(axis=0).reshape(spec.w_shape)
 
-    def _begin(self, way: _Way, device: Device) -> int:
+    def _begin(self, way: _StripPass, device: Device) -> int:
         """Begin a pass in strips, and return its threads: fewer where memory is short."""
         own = way.strips.numbers * self.spec.itemsize
         return self.begin(device, most=way.spec.flops // THREAD_FLOPS, own=own, held=way.strips.held)
 
 
 def _correlate(
-    way: _Way, source: Array, w: Array, out: Array, threads: int, device: Device, into: Array | None = None
+    way: _StripPass, source: Array, w: Array, out: Array, threads: int, device: Device, into: Array | None = None
 ) -> None:
     """Write out (out_H, out_W, N, K) = source ⋆ w, whose first kernel begins at the taps' origin; w (R·S·C [+ 1], K).
 
@@ -266,7 +266,7 @@ def _take(name: str, shape: tuple[int, ...], spec: ConvSpec, device: Device) -> 
 # one runs; where the columns do not fit, a product of the whole map for every tap ---
 
 
-class _Expressions(Convolution):
+class _ColumnExpressions(Convolution):
     """Products over columns, or tap by tap, as expressions over whole arrays."""
 
     def __init__(self, spec: ConvSpec, limit: int) -> None:

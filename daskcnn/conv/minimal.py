@@ -159,7 +159,7 @@ class AtPoints(Convolution):
         self.keeps = 2 * f.kernel_numbers(spec) * spec.itemsize <= limit
 
 
-class Expressions(AtPoints):
+class PointExpressions(AtPoints):
     """Minimal filtering as expressions over whole arrays."""
 
     def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Kernels:

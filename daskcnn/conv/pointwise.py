@@ -48,10 +48,10 @@ class Pointwise:
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
         """Return the products in blocks of rows on processors, elsewhere of all pixels at once."""
-        return (_Blocks if backend.compiled else _Whole)(spec, limit)
+        return (_PixelBlocks if backend.compiled else _PixelProducts)(spec, limit)
 
 
-class _Whole(Convolution):
+class _PixelProducts(Convolution):
     """One product of the whole map."""
 
     def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
@@ -84,7 +84,7 @@ class _Whole(Convolution):
         return made(self.spec.x_shape, self.spec.dtype)
 
 
-class _Blocks(_Whole):
+class _PixelBlocks(_PixelProducts):
     """Products of blocks of output rows, which threads share. Blocks do not depend on the number of threads."""
 
     def __init__(self, spec: ConvSpec, limit: int) -> None:

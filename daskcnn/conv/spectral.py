@@ -79,10 +79,10 @@ class Spectral:
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
         """Return the loops of processors, elsewhere fast Fourier transforms."""
-        return (_Loops if backend.compiled else TilesByFFT)(Tiling(spec, self._tile), limit)
+        return (_SpectralLoops if backend.compiled else TilesByFFT)(Tiling(spec, self._tile), limit)
 
 
-class _Loops(Convolution):
+class _SpectralLoops(Convolution):
     """Transforms and products in compiled loops, block after block."""
 
     def __init__(self, tiling: Tiling, limit: int) -> None:
@@ -98,13 +98,15 @@ class _Loops(Convolution):
         A training step would use it twice, and writing and reading it takes as long as computing it.
         """
         w = device.backend.contiguous(w)
-        return Kernels(w, _Pass(self, device).of_all_kernels(w) if keep and self.tiling.keeps(self.limit) else None)
+        return Kernels(
+            w, _SpectralPass(self, device).of_all_kernels(w) if keep and self.tiling.keeps(self.limit) else None
+        )
 
     def forward(self, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None) -> Array:
         """Return y (out_H, out_W, N, K)."""
         y = np.empty(self.spec.y_shape, self.spec.dtype)
         inside = bias if self._reaches_all else None
-        _Pass(self, device).forward(device.backend.contiguous(x), prepared, y, inside)
+        _SpectralPass(self, device).forward(device.backend.contiguous(x), prepared, y, inside)
         if bias is not None and inside is None:
             y += bias
         return y
@@ -112,21 +114,21 @@ class _Loops(Convolution):
     def backward_data(self, dy: Array, prepared: Kernels, device: Device) -> Array:
         """Return dx (H, W, N, C)."""
         dx = self._zeros()
-        _Pass(self, device).backward(None, device.backend.contiguous(dy), prepared, dx, None)
+        _SpectralPass(self, device).backward(None, device.backend.contiguous(dy), prepared, dx, None)
         return dx
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C, K)."""
         dw = np.empty(self.spec.w_shape, self.spec.dtype)
         x, dy = map(device.backend.contiguous, (x, dy))
-        _Pass(self, device).backward(x, dy, None, None, dw)
+        _SpectralPass(self, device).backward(x, dy, None, None, dw)
         return dw
 
     def backward(self, x: Array, dy: Array, prepared: Kernels, device: Device) -> tuple[Array, Array]:
         """Return (dx, dw); dy is transformed once."""
         dx, dw = self._zeros(), np.empty(self.spec.w_shape, self.spec.dtype)
         x, dy = map(device.backend.contiguous, (x, dy))
-        _Pass(self, device).backward(x, dy, prepared, dx, dw)
+        _SpectralPass(self, device).backward(x, dy, prepared, dx, dw)
         return dx, dw
 
     def _zeros(self) -> Array:
@@ -134,10 +136,10 @@ class _Loops(Convolution):
         return (np.empty if self.tiling.size is None else np.zeros)(self.spec.x_shape, self.spec.dtype)
 
 
-class _Pass:
+class _SpectralPass:
     """The tasks of one pass, which has all scratch memory to itself."""
 
-    def __init__(self, bound: _Loops, device: Device) -> None:
+    def __init__(self, bound: _SpectralLoops, device: Device) -> None:
         self.spec, self.tiling, self.f, self.blocks = bound.spec, bound.tiling, bound.f, bound.blocks
         self.device, self.small = device, compiled.products.small()
         size, own = self.spec.itemsize, (self.blocks.scratch,)

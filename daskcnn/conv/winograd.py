@@ -19,7 +19,7 @@ import numpy as np
 from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Backend, Device
 from daskcnn.compiled.sizes import STEPS, apart
-from daskcnn.conv.minimal import AtPoints, Correlation, Expressions, Minimal
+from daskcnn.conv.minimal import AtPoints, Correlation, Minimal, PointExpressions
 from daskcnn.conv.spec import (
     LONGEST,
     Convolution,
@@ -110,11 +110,11 @@ class Winograd:
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
         """Return the loops of processors, elsewhere expressions over whole arrays."""
-        return (_Loops if backend.compiled else Expressions)(self._f, spec, limit)
+        return (_WinogradLoops if backend.compiled else PointExpressions)(self._f, spec, limit)
 
 
 @dataclass(frozen=True)
-class _Way:
+class _PointWay:
     """A correlation in loops: forward, or with the turned kernels for the gradient of the input.
 
     Attributes
@@ -132,7 +132,7 @@ class _Way:
     groups: Groups | None
 
     @classmethod
-    def of(cls, spec: ConvSpec, f: Minimal, c: Correlation, turned: bool, room: int) -> _Way:
+    def of(cls, spec: ConvSpec, f: Minimal, c: Correlation, turned: bool, room: int) -> _PointWay:
         """Return a way of this problem, in `room` numbers of scratch memory."""
         g = np.ascontiguousarray(f.kernel_matrix(turned), c.dtype)
         groups = None if _by_lines(f, c) else _groups(f, c, room - f.kernel_numbers(spec) - c.y_shape[3])
@@ -148,14 +148,14 @@ class _Way:
         return u
 
 
-class _Loops(AtPoints):
+class _WinogradLoops(AtPoints):
     """Compiled loops over groups of tiles and samples."""
 
     def __init__(self, f: Minimal, spec: ConvSpec, limit: int) -> None:
         super().__init__(f, spec, limit)
         there, room, sums = self.there, (limit - ROUNDING) // spec.itemsize, f.kernel_numbers(spec)
-        self._forward = _Way.of(spec, f, there, False, room)
-        self._data = _Way.of(spec, self.back, self.data, True, room)
+        self._forward = _PointWay.of(spec, f, there, False, room)
+        self._data = _PointWay.of(spec, self.back, self.data, True, room)
         fit = (room - _sum_groups(f, there, 0).numbers) // sums
         self._parts = max(1, min(PARTS, fit, max(_fewest_parts(f, there), PART_BYTES // _sum_bytes(f, there))))
         self._groups = _sum_groups(f, there, room - self._parts * sums)
@@ -220,9 +220,11 @@ class _Loops(AtPoints):
         scratch.map(some, enumerate(portions.samples))
         return dx, self._folded(du, scratch)
 
-    def _correlate(self, way: _Way, x: Array, w: Array, u: Array | None, bias: Array | None, device: Device) -> Array:
+    def _correlate(
+        self, way: _PointWay, x: Array, w: Array, u: Array | None, bias: Array | None, device: Device
+    ) -> Array:
         """Return the correlation of x with kernels w, or with their transform u if it was kept."""
-        one = _Pass(self, device, way, device.backend.contiguous(x), w, u, bias)
+        one = _WinogradPass(self, device, way, device.backend.contiguous(x), w, u, bias)
         return one.by_lines() if way.groups is None else one.by_groups(way.groups)
 
     def _folded(self, du: Array, scratch: _Scratch) -> Array:
@@ -237,12 +239,12 @@ class _Loops(AtPoints):
 
 
 @dataclass(frozen=True)
-class _Pass:
+class _WinogradPass:
     """One correlation of x with kernels w, or with their transform u if it was kept."""
 
     bound: Convolution
     device: Device
-    way: _Way
+    way: _PointWay
     x: Array
     w: Array
     u: Array | None

@@ -75,13 +75,13 @@ def test_training_curves_agree_over_all_algorithms(dtype: str, prefer: Prefer) -
 def test_evaluation_transforms_kernels_once(prefer: Prefer, monkeypatch: pytest.MonkeyPatch) -> None:
     prefer("spectral")
     prepared: list[bool] = []
-    prepare = spectral._Loops.prepare
+    prepare = spectral._SpectralLoops.prepare
 
     def noted(*arguments: Any, keep: bool = False) -> Any:
         prepared.append(keep)
         return prepare(*arguments, keep=keep)
 
-    monkeypatch.setattr(spectral._Loops, "prepare", noted)
+    monkeypatch.setattr(spectral._SpectralLoops, "prepare", noted)
     model, params, state = network("float32")
     x = np.random.default_rng(0).standard_normal((*IMAGE[:2], BATCH, IMAGE[2]), dtype=np.float32)
     alone = [predict(model, params, state, x[:, :, s], Context(Device())) for s in (slice(0, 3), slice(3, 4))]
