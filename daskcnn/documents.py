@@ -17,16 +17,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from daskcnn.errors import DataError
 from daskcnn.files import read_regular, replace_file
 
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
 _LARGE = 8 << 20
 _STRETCH = 64 << 10
 _MOST_DOTS = 100
+_TABLE = "fields"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,36 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 def unknown_keys(found: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
     """Return the first key that is not known, None where there is none. A model would build an error for each."""
     return next((key for key in found if key not in known), None)
+
+
+class Problem(NamedTuple):
+    """A value that a model refuses.
+
+    Attributes
+    ----------
+    where : keys to the value, such as `a.b.0`; "fields" of a whole table
+    value : as Python writes it; a long one is cut
+    """
+
+    where: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}" if self.where == _TABLE else f"{self.where} = {self.value}: {self.reason}"
+
+
+def first_problem(error: ValidationError) -> Problem:
+    """Return the first problem that pydantic found."""
+    item = error.errors(include_url=False)[0]
+    where = ".".join(map(str, item["loc"])) or _TABLE
+    return Problem(f"{where:.80}", f"{item['input']!r:.80}", reason_of(item))
+
+
+def reason_of(item: ErrorDetails) -> str:
+    """Return what pydantic says of a problem, as part of a sentence."""
+    reason = item["msg"].removeprefix("Value error, ")
+    return reason[:1].lower() + reason[1:]
 
 
 def jsonable(value: Any) -> Any:

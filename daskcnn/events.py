@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from daskcnn.documents import first_problem
 from daskcnn.errors import DataError, told
 
 _REMEDY = "remove that line to read the rest, or give the log of a run of this version"
@@ -409,10 +410,9 @@ def parse(record: Mapping[str, Any], where: str = "event") -> Event:
     try:
         return model.model_validate(fields, extra="ignore")
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        key, found = ".".join(map(str, problem["loc"])) or "fields", f"{problem['input']!r:.60}"
-        reason = problem["msg"].removeprefix("Value error, ")
-        raise DamagedEvent(f"{where} ({kind}): {key} = {found}", f"{reason[0].lower()}{reason[1:]}", _REMEDY) from error
+        problem = first_problem(error)
+        place = f"{where} ({kind}): {problem.where} = {problem.value}"
+        raise DamagedEvent(place, problem.reason, _REMEDY) from error
 
 
 def parsed(records: Iterable[Mapping[str, Any]], first: int = 1) -> Iterator[Event]:

@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import Backend, DeviceKind, cpu_count, device_profile
 from daskcnn.conv.spec import ConvAlgorithm, ConvSpec, Work
+from daskcnn.documents import first_problem
 from daskcnn.errors import DataError
 from daskcnn.files import cache_folder, read_regular, replace_file
 
@@ -152,7 +153,7 @@ def key(spec: ConvSpec, threads: int, workspace_limit: int) -> str:
 
 def _reason(error: OSError | DataError | ValidationError) -> str | None:
     if isinstance(error, ValidationError):
-        return error.errors()[0]["msg"]
+        return first_problem(error).reason
     return error.strerror if isinstance(error, OSError) else error.reason
 
 

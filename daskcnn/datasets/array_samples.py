@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.datasets.array_sources import ImageSource, Layout, labels_of
+from daskcnn.datasets.array_sources import ImageSource, labels_of
 from daskcnn.errors import DataError
 from daskcnn.store import manifest
+from daskcnn.store.chunk_facts import class_counts
+from daskcnn.store.foreign.array import Layout
 from daskcnn.store.foreign.labels import Labelled, numbered
 from daskcnn.store.making.prepare import chunk_for
 from daskcnn.store.making.writer import Places
@@ -20,11 +22,11 @@ from daskcnn.store.split import shuffled_order, stratified
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenSamples:
-    """Images that go into one part or both.
+    """Images of one array, which go into one part or both.
 
     Attributes
     ----------
-    mask : for each sample whether it is for testing
+    mask : the samples that are for testing, (N,)
     """
 
     images: ImageSource
@@ -42,12 +44,12 @@ class ArraySamples:
 
     @property
     def in_memory(self) -> bool:
-        """Whether this process holds all images."""
+        """True if this process holds all images."""
         return all(part.images.in_memory for part in self.given)
 
     @property
     def on_workers(self) -> bool:
-        """Whether a worker can read all images itself."""
+        """True if a worker can read all images itself."""
         return all(part.images.on_workers for part in self.given)
 
     def count(self, name: str) -> int:
@@ -57,12 +59,8 @@ class ArraySamples:
 
     def class_counts(self, name: str) -> tuple[int, ...]:
         """Samples of a part by class, or by label."""
-        picked = [part.labels[part.mask == (name == "test")] for part in self.given]
-        labels = np.concatenate(picked)
-        counts = (
-            labels.sum(axis=0, dtype=np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
-        )
-        return tuple(counts.tolist())
+        labels = np.concatenate([part.labels[part.mask == (name == "test")] for part in self.given])
+        return class_counts(labels, len(self.classes))
 
 
 def samples_of(
@@ -144,13 +142,13 @@ def _weights(weights: Any, part: GivenSamples) -> npt.NDArray[np.float32] | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """Where every sample goes.
+    """The places of all samples in the data set.
 
     Attributes
     ----------
     common : what the manifest says besides what its chunks say
     draft : the manifest to be, with its shapes and types
-    places : of the samples of each array, 0 … in the training part, then on through the test part
+    places : of the samples of each array: 0 and up in the training part, then on through the test part
     """
 
     common: dict[str, Any]
@@ -215,7 +213,7 @@ def _check_labels(draft: manifest.Manifest) -> None:
 
 
 def _places(samples: ArraySamples, counts: dict[str, int], order: manifest.Order, seed: int) -> tuple[Places, ...]:
-    """Where each sample of each array is stored: its number in its part, in the part's order."""
+    """The place of each sample of each array, in the order of its part."""
     parts = {}
     for salt, part in enumerate(manifest.PARTS):
         places = np.arange(counts[part])

@@ -1,9 +1,4 @@
-"""Array files of NumPy as arrays, without reading them whole: `daskcnn data prepare arrays`.
-
-Images as people have them in Python: what wraps an array is taken off, and what is not in memory stays lazy.
-
-Arrays that people have, NumPy, Dask, Zarr or xarray, as blocks of images that a task can read.
-"""
+"""Arrays that people have, in files or of NumPy, Dask, Zarr or xarray, as blocks of images that a task can read."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, get_args
 
 import dask.array
 import numpy as np
@@ -25,6 +20,7 @@ from zarr.storage import FsspecStore, LocalStore
 
 from daskcnn.errors import DataError
 from daskcnn.files import check_regular
+from daskcnn.store.foreign.array import Layout
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, Dtype
 
 _REMEDY = "give a .npy or .npz file, as NumPy's save writes it"
@@ -32,7 +28,7 @@ _REMEDY = "give a .npy or .npz file, as NumPy's save writes it"
 
 @contextmanager
 def opened(path: str) -> Iterator[npt.NDArray[Any]]:
-    """The array of a `.npy` file, or of a `.npz` file as `FILE.npz:NAME`, mapped into memory.
+    """Open the array of a `.npy` file, or of a `.npz` file as `FILE.npz:NAME`, mapped into memory.
 
     The name may be left out where the file holds one array. A packed array is unpacked to a temporary folder first.
     Raises DataError for anything else, for objects, and for a file that is shorter than its header says.
@@ -87,26 +83,26 @@ def _entry(archive: zipfile.ZipFile, name: str, file: str) -> zipfile.ZipInfo:
     raise DataError(file, f"holds {len(entries)} arrays ({names})", f"choose one, as {file}:NAME")
 
 
-def check_one_array(images: Any) -> None:
-    """Raise DataError for a Dataset of xarray and a Zarr group, which hold several arrays."""
+def array_of(images: Any) -> Any:
+    """Return the array itself where `images` wraps one: Zarr arrays and Dask's DataFrames become arrays of Dask.
+
+    Raises DataError for a Dataset of xarray and a Zarr group, which hold several arrays.
+    """
+    found = _unwrapped(images)
+    if isinstance(found, zarr.Array):
+        return dask.array.from_zarr(found)
+    return found.array.data if isinstance(found, _Lazy) else found
+
+
+def _unwrapped(images: Any) -> Any:
+    """The array inside; what is on disk stays there. A lazy DataArray reads itself slice by slice."""
     if isinstance(images, zarr.Group) or hasattr(images, "data_vars"):
         names = [str(name) for name in getattr(images, "data_vars", images)]
         remedy = f"give one of them, such as images[{names[0]!r}]" if names else "give an array"
         raise DataError("images", f"several arrays ({', '.join(names[:10])})", remedy)
-
-
-def array_of(images: Any) -> Any:
-    """Return the array itself where `images` wraps one: Zarr arrays and arrays of xarray on disk become Dask's.
-
-    Raises DataError as `check_one_array`.
-    """
-    check_one_array(images)
-    if isinstance(images, zarr.Array):
-        import dask.array as da
-
-        return da.from_zarr(images)
-    if type(images).__module__.startswith("xarray."):
-        images = images.data
+    if hasattr(images, "dims") and hasattr(images, "_in_memory"):  # of xarray
+        known = images.chunks is not None or images._in_memory
+        images = images.data if known else _Lazy(images, images.shape, images.dtype)
     if is_dask_collection(images) and hasattr(images, "to_dask_array"):
         return images.to_dask_array(lengths=True)
     if is_dask_collection(images) and np.isnan(images.shape).any():
@@ -114,7 +110,6 @@ def array_of(images: Any) -> Any:
     return images
 
 
-Layout = Literal["NHWC", "NCHW"]
 CHANNELS = {"band", "bands", "channel", "channels", "c"}
 """What people who use xarray call the axis of channels."""
 _USUAL = {1, 3, 4}
@@ -123,12 +118,6 @@ BLOCK_BYTES = 64 << 20
 """Bytes of a block, if the samples of one chunk of the source are not more."""
 _KEPT = get_args(Dtype)
 _WIDENED = {"bool": "uint8", "int8": "int16"}
-
-
-class Readable(Protocol):
-    """Whatever gives its samples lo…hi as an array."""
-
-    def __getitem__(self, at: slice) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,9 +164,12 @@ class ImageSource:
     @classmethod
     def of(cls, images: Any, layout: Layout) -> ImageSource:
         """Return the images as a source. Raises DataError for what cannot be images."""
+        if isinstance(images, str | Path):
+            remedy = "open it first, such as zarr.open_array(path, mode='r')"
+            raise DataError(f"images: {str(images)!r:.80}", "a path in place of an array", remedy)
         what = _unwrapped(images)
-        if isinstance(what, dask.array.Array) and np.isnan(what.shape).any():
-            what = what.copy().compute_chunk_sizes()  # it changes the array
+        if not hasattr(what, "shape") or not isinstance(getattr(what, "dtype", None), np.dtype):
+            what = _as_array("images", what)
         shape = tuple(map(int, what.shape))
         if layout not in get_args(Layout):
             raise DataError(f"layout={layout!r}", "unknown", "use NHWC or NCHW")
@@ -203,12 +195,12 @@ class ImageSource:
 
     @property
     def in_memory(self) -> bool:
-        """Whether this process holds the images."""
+        """True if this process holds the images."""
         return isinstance(self.what, np.ndarray) and not isinstance(self.what, np.memmap)
 
     @property
     def on_workers(self) -> bool:
-        """Whether a worker can read the images itself."""
+        """True if a worker can read the images itself."""
         stored = isinstance(self.what, zarr.Array) and isinstance(self.what.store, LocalStore | FsspecStore)
         return stored or isinstance(self.what, dask.array.Array)
 
@@ -267,20 +259,6 @@ def channels_elsewhere(images: Any, layout: Layout) -> str | None:
     return None
 
 
-def _unwrapped(images: Any) -> Any:
-    """The array inside of an xarray DataArray; anything else as it is. A lazy DataArray reads itself slice by slice."""
-    if isinstance(images, str | Path):
-        reason = "a path in place of an array"
-        raise DataError(
-            f"images: {str(images)!r:.80}", reason, "open it first, such as zarr.open_array(path, mode='r')"
-        )
-    check_one_array(images)
-    if hasattr(images, "dims") and hasattr(images, "variable"):
-        return images.data if images.chunks is not None or images._in_memory else _Lazy(images)
-    known = hasattr(images, "shape") and isinstance(getattr(images, "dtype", None), np.dtype)
-    return images if known or isinstance(images, zarr.Array) else _as_array("images", images)
-
-
 def _as_array(what: str, given: Any) -> npt.NDArray[Any]:
     try:
         return np.asarray(given)
@@ -293,16 +271,8 @@ class _Lazy:
     """A DataArray whose data are on disk."""
 
     array: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
-        return tuple(self.array.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Number type of the array."""
-        return np.dtype(self.array.dtype)
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
     def __getitem__(self, at: slice) -> npt.NDArray[Any]:
         return np.asarray(self.array[at].values)

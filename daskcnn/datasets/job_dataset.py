@@ -1,12 +1,8 @@
-"""Arrays that are used in place, as the data set of a job: their index is read once, on the cluster, and kept.
-
-The data set of a job: found at its path, or made there.
-"""
+"""The data set of a job: found at its path or made there; of arrays in place, with the index that is read once."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 from distributed import Client
@@ -22,27 +18,21 @@ from daskcnn.store import DATASETS, Dataset, open_dataset, prepare
 from daskcnn.store.array_index import ArrayIndex, drop_from_cache, keep_in_cache, kept_in_cache, read_index
 from daskcnn.store.files import is_url
 from daskcnn.store.foreign.in_place import ChunkSeen, Outline, look, outline
-
-Progress = Callable[[str, int, int], None]
-Warn = Callable[[str], None]
+from daskcnn.store.manifest import Progress, Warn, silent
 
 
-def outlined(job: Job) -> Dataset:
-    """The data set of a job on arrays in place, as far as it is known without reading images."""
-    found = outline(arrays_of(job.data))
-    return scaled(job.data, found.dataset(kept_in_cache(found.cache_key)))
-
-
-def indexed(
+def find_dataset(
     job: Job,
     *,
     progress: Progress,
     client: Client | None = None,
     beside: Path | None = None,
     check: Check = no_check,
-    warn: Warn = lambda _: None,
+    warn: Warn = silent,
 ) -> Dataset:
-    """The data set of a job on arrays in place, with its index: that of the run, that of the cache, or a new one.
+    """Return the job's data set, complete: made if it is not there yet, arrays in place with their index.
+
+    The index is that of the run, that of the cache, or a new one.
 
     Parameters
     ----------
@@ -52,8 +42,11 @@ def indexed(
 
     Raises
     ------
-    DataError : where the arrays are unfit, or others than the run began with
+    DataError : where the data set is another one or cannot be made; where arrays are unfit, or others than the run
+        began with
     """
+    if not job.data.in_place:
+        return outlined(job, progress=progress, warn=warn)
     found = outline(arrays_of(job.data))
     index = read_index(beside) if beside is not None else None
     if index is None:
@@ -81,11 +74,12 @@ def forget(job: Job) -> None:
     drop_from_cache(outline(arrays_of(job.data)).cache_key)
 
 
-def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
-    """The job's data set, made if it is not there yet. Raises DataError where it is another one, or cannot be made."""
+def outlined(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
+    """Return the same as far as it is known before images are read: arrays in place may have no index yet."""
     data = job.data
     if data.in_place:
-        return indexed(job, progress=progress)
+        found = outline(arrays_of(data))
+        return scaled(data, found.dataset(kept_in_cache(found.cache_key)))
     assert data.path is not None, "resolved"
     if is_missing(data) and not _may_be_made(data):
         raise no_data_set(data)
@@ -107,7 +101,7 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
 
 def must_be_made(data: Data) -> bool:
     """Return True if the data set is written before the job begins."""
-    return not data.in_place and (data.archive is not None or is_missing(data))
+    return data.archive is not None or is_missing(data)
 
 
 def is_missing(data: Data) -> bool:
@@ -116,7 +110,7 @@ def is_missing(data: Data) -> bool:
 
 
 def _opened(data: Data, path: str) -> Dataset:
-    """The data set at this path. Where a publisher's files lie there, the error says how to prepare them."""
+    """Open the data set at this path. Where a publisher's files lie there, the error says how to prepare them."""
     try:
         return open_dataset(path, limit=data.limit)
     except DataError as error:
@@ -131,7 +125,7 @@ def _opened(data: Data, path: str) -> Dataset:
 
 
 def no_data_set(data: Data) -> DataError:
-    """The error for a path where there is nothing: how a data set of this name, known or not, is made there."""
+    """Return the error for a path where there is nothing, with how a data set of this name is made there."""
     if data.name in DATASETS:
         how = f"make it there with `daskcnn data prepare {data.name} --out {data.path}`"
     else:

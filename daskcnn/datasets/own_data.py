@@ -10,14 +10,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 from distributed import Client
 
+from daskcnn.datasets.job_dataset import is_missing
 from daskcnn.datasets.prepare_arrays import prepare
 from daskcnn.errors import DataError, JobError
+from daskcnn.job.tables import Data
 from daskcnn.store import DATASETS
+from daskcnn.store.making.writer import remove
+from daskcnn.store.manifest import silent
 
 NAME = "arrays"
 """Name of a data set that is made of arrays."""
@@ -48,20 +51,18 @@ class OwnData:
     validation: int
 
 
-def was_given(path: str | None) -> bool:
-    """Whether a data set at this path was kept only as long as a run that was given arrays went on."""
-    place = Path(path or "")
-    return place.name == _STORE and place.parent.name.startswith(_PREFIX)
-
-
-def arrays_gone(run: str | Path) -> DataError:
-    """The error for such a run whose data set is needed again."""
-    remedy = "give data=(images, labels) again, the path of a data set of the same images, or data.path at the start"
-    return DataError(run, "it was trained on arrays that were kept only while it went on", remedy)
+def check_kept(data: Data, run: str | Path) -> None:
+    """Raise DataError if the run was given arrays, which were kept only as long as it went on."""
+    place = Path(data.path or "")
+    if place.name == _STORE and place.parent.name.startswith(_PREFIX) and is_missing(data):
+        remedy = (
+            "give data=(images, labels) again, the path of a data set of the same images, or data.path at the start"
+        )
+        raise DataError(run, "it was trained on arrays that were kept only while it went on", remedy)
 
 
 def new_path(folder: str) -> str:
-    """The path of a data set that is not there yet, in this folder or at this URL."""
+    """Return the path of a data set that is not there yet, in this folder or at this URL."""
     return f"{folder.rstrip('/')}/{uuid.uuid4().hex}.zarr"
 
 
@@ -84,21 +85,15 @@ def stored(data: OwnData, path: str, *, seed: int, client: Client | None) -> Ite
             name=NAME,
             chunk=len(data.labels) if data.images.nbytes <= _SMALL else None,
             client=client,
-            warn=lambda _: None,  # an estimator takes what it is given
+            warn=silent,  # an estimator takes what it is given
         )
         yield
     finally:
-        _remove(path)
-
-
-def _remove(path: str) -> None:
-    system, there = fsspec.core.url_to_fs(path)
-    if system.exists(there):
-        system.rm(there, recursive=True)
+        remove(path)
 
 
 def without_reading(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tables of a job on arrays, and apart those keys of `data` that say how the arrays are read."""
+    """Return the tables of a job on arrays, and apart those keys of `data` that say how the arrays are read."""
     section = tables.get("data")
     if not isinstance(section, Mapping):
         return dict(tables), {}
@@ -110,10 +105,9 @@ def without_reading(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 def with_own_data(
     tables: Mapping[str, Any], data: tuple[Any, Any] | None, client: Client | None
 ) -> Iterator[dict[str, Any]]:
-    """The tables of a job on a data set of these images and labels.
+    """Write images and labels as the data set of a job, and yield the job's tables.
 
-    It is written to the job's `data.path` and stays there, or to a folder for temporary files as long as the context
-    lasts.
+    The data set stays at the job's `data.path`. Without one it lies in a temporary folder as long as the context lasts.
     """
     if data is None:
         yield dict(tables)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 import dask
 import numpy as np
@@ -19,7 +19,7 @@ from daskcnn.cluster.link.calls import Check, no_check
 from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.spread.spread import spread, submit_part
 from daskcnn.datasets.array_samples import Arrangement, ArraySamples, arranged, samples_of
-from daskcnn.datasets.array_sources import ImageSource, Layout, SampleBlock, channels_elsewhere
+from daskcnn.datasets.array_sources import ImageSource, SampleBlock, channels_elsewhere
 from daskcnn.datasets.names import check_name, name_of
 from daskcnn.errors import DataError
 from daskcnn.files import local_path
@@ -27,6 +27,7 @@ from daskcnn.show.renderers import terminal
 from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
 from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.files import is_url
+from daskcnn.store.foreign.array import Layout
 from daskcnn.store.making.prepare import refuse_occupied
 from daskcnn.store.making.writer import (
     Bucket,
@@ -36,18 +37,12 @@ from daskcnn.store.making.writer import (
     buckets,
     drafted,
     read_bucket,
-    remove_blocks,
+    remove,
     write_block,
 )
-from daskcnn.store.manifest import PARTS, Order, assemble
+from daskcnn.store.manifest import PARTS, Order, Progress, Warn, assemble, silent
 
 BUCKET_BYTES = 64 << 20
-Progress: TypeAlias = Callable[[str, int, int], None]
-Warn: TypeAlias = Callable[[str], None]
-
-
-def _silent(*_: Any) -> None:
-    return None
 
 
 def prepare(
@@ -65,7 +60,7 @@ def prepare(
     name: str | None = None,
     chunk: int | None = None,
     client: Client | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     warn: Warn = terminal.warn,
     check: Check = no_check,
 ) -> Dataset:
@@ -110,14 +105,19 @@ def prepare(
     _check_options(order=order, seed=seed, nodata=nodata, name=name, chunk=chunk)
     refuse_occupied(out)
     client = given_or_default(client)
-    with _computing(client), _taking_place(out), ExitStack() as stack:
-        samples = samples_of(images, labels, classes, test, layout, seed, weights)
-        plan = arranged(samples, name or name_of(out), order, seed, nodata, chunk)
-        draft = stack.enter_context(drafted(out, plan.draft))
-        writer = _ArrayWriter(samples, plan, draft, progress, check, warn)
-        facts = writer.directly() if samples.in_memory else writer.through_buckets(out, client)
-        manifest = assemble(plan.common, facts, warn=warn)
-        draft.finish(manifest)
+    # Dask's settings may name a cluster that is gone
+    scheduler: AbstractContextManager[object] = client.as_current() if client else dask.config.set(scheduler="threads")
+    try:
+        with scheduler:
+            samples = samples_of(images, labels, classes, test, layout, seed, weights)
+            plan = arranged(samples, name or name_of(out), order, seed, nodata, chunk)
+            with drafted(out, plan.draft) as draft:
+                writer = _ArrayWriter(samples, plan, draft, progress, check, warn)
+                facts = writer.directly() if samples.in_memory else writer.through_buckets(out, client)
+                draft.finish(assemble(plan.common, facts, warn=warn))
+    except Occupied:
+        refuse_occupied(out)
+        raise
     return open_dataset(out)
 
 
@@ -134,20 +134,6 @@ def _check_options(*, order: Any, seed: Any, nodata: Any, name: Any, chunk: Any)
         raise DataError(f"chunk={chunk!r}", "a whole number of 1 or more is needed", "give one, or leave it out")
     if name is not None:
         check_name(name)
-
-
-def _computing(client: Client | None) -> AbstractContextManager[object]:
-    """Let Dask compute on this client's cluster, or with threads: its settings may name a cluster that is gone."""
-    return client.as_current() if client else dask.config.set(scheduler="threads")
-
-
-@contextmanager
-def _taking_place(out: str) -> Iterator[None]:
-    try:
-        yield
-    except Occupied:
-        refuse_occupied(out)
-        raise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,6 +238,7 @@ class _ArrayWriter:
         return facts
 
     def _gathered(self, at: Places) -> npt.NDArray[Any]:
+        """Images of these samples, which are numbered through all arrays."""
         begin, found = 0, np.empty((len(at), *self._plan.draft.shape), self._plan.draft.dtype)
         for part in self._samples.given:
             mine = (at >= begin) & (at < begin + len(part.images))
@@ -270,7 +257,7 @@ class _ArrayWriter:
             places = self._blocks(folder, there)
             return self._buckets(folder, places, there)
         finally:
-            remove_blocks(folder)
+            remove(folder)
 
     def _blocks(self, folder: str, client: Client | None) -> list[Places]:
         works, total = [], 0

@@ -1,14 +1,12 @@
-"""The data set that a job names: a prepared one, or arrays that are used in place.
+"""The data set that a job names, a prepared one or arrays in place, and the job's defaults that depend on it.
 
-Defaults of a job that depend on its data set.
-
-A paper's network on the images that it was described for keeps SGD. Everything else is trained by AdamW.
-
-The numbers come from a study: benchmarks/defaults.md.
+A paper's network on the images that it was described for keeps SGD. Everything else is trained by AdamW. The numbers
+come from a study: benchmarks/defaults.md.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from daskcnn.job.tables import Data, Job, Model, OptimizerOptions, Schedule, Train
@@ -24,20 +22,8 @@ from daskcnn.store.split import held_out
 
 def arrays_of(data: Data) -> Arrays:
     """The arrays in place that a resolved job names."""
-    assert data.images is not None, "asked for arrays in place only"
-    assert data.labels is not None, "checked with the job"
-    return Arrays(
-        images=data.images,
-        labels=data.labels,
-        test=data.test,
-        test_images=data.test_images,
-        test_labels=data.test_labels,
-        layout=data.layout,
-        nodata=data.nodata,
-        seed=data.seed,
-        validation=data.validation if "validation" in data.model_fields_set else None,
-        limit=data.limit,
-    )
+    named = {each.name: getattr(data, each.name) for each in fields(Arrays)}
+    return Arrays(**named if "validation" in data.model_fields_set else {**named, "validation": None})
 
 
 def opened(data: Data, index: ArrayIndex | None = None) -> Dataset:

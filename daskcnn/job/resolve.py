@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from daskcnn.documents import parse_toml
+from daskcnn.documents import parse_toml, reason_of
 from daskcnn.errors import DataError, JobError, all_known, similar
 from daskcnn.files import read_regular
 from daskcnn.job.checks import contradictions
@@ -87,8 +87,7 @@ def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
         elif item["type"] in ("model_type", "dict_type"):
             yield f"{key} = {value}: write a table of keys"
         else:
-            reason = item["msg"].removeprefix("Value error, ")
-            yield f"{key} = {value}: {reason[0].lower()}{reason[1:]}{_because(loc, strategy)}"
+            yield f"{key} = {value}: {reason_of(item)}{_because(loc, strategy)}"
 
 
 def _unknown(loc: list[str], strategy: str | None, listed: set[tuple[str, ...]]) -> str:

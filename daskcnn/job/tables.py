@@ -22,6 +22,7 @@ from daskcnn.markup import as_table
 from daskcnn.nn.network import Views
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.store.augmentation import Augment, read_augment
+from daskcnn.store.split import MOST_HELD_OUT
 
 LAYER = "layer"
 """The strategy without an update rule: one replica over all workers."""
@@ -112,10 +113,10 @@ class Data(Options):
         description="Seed of which samples of `images` are for testing and validation, and of the order of its chunks.",
     )
     validation: int = Field(
-        2000,
+        MOST_HELD_OUT,
         ge=1,
         description="Samples at the end of the training part that are used for validation only. Default: a tenth of "
-        "the part, 2000 at most.",
+        f"the part, {MOST_HELD_OUT} at most.",
     )
     augment: Annotated[Augment | None, BeforeValidator(read_augment)] = Field(
         None,

@@ -12,8 +12,7 @@ from distributed import Client
 
 from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.link.connect import check_scheduler
-from daskcnn.datasets.job_dataset import is_missing
-from daskcnn.datasets.own_data import arrays_gone, was_given, with_own_data, without_reading
+from daskcnn.datasets.own_data import check_kept, with_own_data, without_reading
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import EpochEnded, Event, Warned
 from daskcnn.job.resolve import parse_job, read_job_file, resolve
@@ -126,8 +125,8 @@ def train(
         resolved, path = job_to_run(tables, again)
         if path is not None and (summary := _done(path, resolved)) is not None:
             return _finished(path, summary)
-        if path is not None and was_given(resolved.data.path) and is_missing(resolved.data):
-            raise arrays_gone(path)
+        if path is not None:
+            check_kept(resolved.data, path)
         return train_job(resolved, client=client, resume=path, progress=progress_from_python(), on_event=on_event)
 
 

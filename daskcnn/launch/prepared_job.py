@@ -9,7 +9,7 @@ import numpy as np
 
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
-from daskcnn.datasets.job_dataset import find_dataset, outlined
+from daskcnn.datasets.job_dataset import outlined
 from daskcnn.errors import JobError
 from daskcnn.job.dataset import doubts, on_data
 from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, reconstructs, training_samples
@@ -59,7 +59,7 @@ def prepare_job(job: Job, *, progress: Progress, warn: Warn, begins: bool = True
     Only metadata and labels are read where arrays are used in place. begins: whether the job starts anew, from the
     trained weights that it names if it does. Raises DataError or JobError naming what is wrong.
     """
-    dataset = outlined(job) if job.data.in_place else find_dataset(job, progress=progress, warn=warn)
+    dataset = outlined(job, progress=progress, warn=warn)
     return checked_job(job, dataset, progress=progress, begins=begins)
 
 

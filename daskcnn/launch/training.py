@@ -24,7 +24,7 @@ from daskcnn.cluster.shell.data_parallel import DataParallel
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.cluster.shell.shell import Heard, Shell
 from daskcnn.dashboard.feed import fed
-from daskcnn.datasets.job_dataset import find_dataset, forget, indexed, must_be_made, outlined
+from daskcnn.datasets.job_dataset import find_dataset, forget, must_be_made, outlined
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.followers import Feeds, FollowedRun, check_tools, check_tools_there
@@ -43,7 +43,6 @@ from daskcnn.runs.summary import Evaluated, Summary, Traffic, WorkerSummary
 from daskcnn.runs.totals import worker_totals
 from daskcnn.show.renderers.run_text import format_summary
 from daskcnn.show.renderers.terminal import Progress, choose, shown, warnings_by
-from daskcnn.store import Dataset
 from daskcnn.store.array_index import INDEX, ArrayChanged, write_index
 from daskcnn.store.image_facts import Facts
 from daskcnn.trained.fine_tuning import first_weights
@@ -121,11 +120,11 @@ def train_job(
             check_scheduler(job.cluster)
         check_place(job, resume)
         check_tools(job)
-        in_place = job.data.in_place
         stack.enter_context(_forgetting_what_changed(job))
         if client is None and must_be_made(job.data):
             await_scheduler(job.cluster, signals.check, say)
-        dataset = outlined(job) if in_place else _found(job, say)
+        told: Any = {"progress": shown(say), "warn": warnings_by(say)}
+        dataset = outlined(job, **told)
         signals.polled = True
         begins = not has_checkpoint(resume)
         prepared = checked_job(job, dataset, progress=shown(say), between=signals.check, begins=begins)
@@ -137,8 +136,10 @@ def train_job(
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint, index = prepared.dataset.fingerprint, prepared.dataset.index
         members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle, index=index)
-        if in_place:
-            prepared = replace(prepared, dataset=_indexed(job, there, resume, signals.check, say))
+        if job.data.in_place:
+            beside = resume / INDEX if resume is not None else None
+            dataset = find_dataset(job, client=there, beside=beside, check=signals.check, **told)
+            prepared = replace(prepared, dataset=dataset)
         check_tools_there(job, there)
         feeds = Feeds(job)
         display = fed(progress or Silent(), there, _layers(prepared), say, wanted=job.run.dashboard)
@@ -168,10 +169,6 @@ def _layers(prepared: Prepared) -> tuple[LayerSummary, ...]:
     return summarise(network_of(prepared.job, prepared.dataset), prepared.dataset.shape)
 
 
-def _found(job: Job, say: Callable[[str], None]) -> Dataset:
-    return find_dataset(job, progress=shown(say), warn=warnings_by(say))
-
-
 @contextmanager
 def _forgetting_what_changed(job: Job) -> Iterator[None]:
     """Drop the cached index of arrays that turn out not to be what it says: the next run reads them anew."""
@@ -180,21 +177,6 @@ def _forgetting_what_changed(job: Job) -> Iterator[None]:
     except ArrayChanged:
         forget(job)
         raise
-
-
-def _indexed(
-    job: Job, client: Client, resume: Path | None, check: Callable[[], None], say: Callable[[str], None]
-) -> Dataset:
-    """The arrays that the job uses in place, read once by the workers unless that was done before."""
-    beside = resume / INDEX if resume is not None else None
-    return indexed(
-        job,
-        progress=shown(say),
-        client=client,
-        beside=beside,
-        check=check,
-        warn=warnings_by(say),
-    )
 
 
 def check_place(job: Job, resume: Path | None) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec
-from daskcnn.datasets.job_dataset import find_dataset, no_data_set, outlined
+from daskcnn.datasets.job_dataset import find_dataset, is_missing, no_data_set
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import Event, RunStarted
-from daskcnn.job.dataset import arrays_of, on_data
+from daskcnn.job.dataset import on_data, opened
 from daskcnn.job.network import convolutions, initial_weights, network_of
 from daskcnn.job.resolve import apply_settings, read_job_file, resolve
 from daskcnn.job.tables import LAYER, Job
@@ -32,7 +32,7 @@ from daskcnn.sim.papers_costs import Constants, Sharding, sharded_events
 from daskcnn.sim.sharded_step import Direct
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
-from daskcnn.store import DATASETS, Dataset, Described, open_dataset
+from daskcnn.store import DATASETS, Dataset, Described
 from daskcnn.store.image_facts import Facts
 from daskcnn.trained.fine_tuning import names_network, start_of, with_network
 from daskcnn.trained.place import find_network
@@ -68,9 +68,8 @@ class Scenario:
     @property
     def about(self) -> dict[str, Any]:
         """Data set and model for the first event."""
-        model, data = self.job.model, self.job.data
-        name = arrays_of(data).name if data.in_place else data.name
-        return {"dataset": name, "model": model.name or f"{len(model.layers or ())} layers"}
+        model = self.job.model
+        return {"dataset": self.job.data.name, "model": model.name or f"{len(model.layers or ())} layers"}
 
     def sharding(self, cluster: SimulatedCluster) -> Direct:
         """The job's kernels over this cluster, as this package shards them."""
@@ -158,12 +157,8 @@ def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
 
 def _images(job: Job) -> tuple[Described, int, str]:
     """The job's images, the number of training samples, the name. A data set of a known name need not exist here."""
-    if job.data.in_place:
-        found = outlined(job)
-        return found, len(found.train), found.name
-    path = str(job.data.path)
-    if "://" in path or Path(path).exists():
-        dataset = open_dataset(path, limit=job.data.limit)
+    if not is_missing(job.data):
+        dataset = opened(job.data)
         return dataset, len(dataset.train), dataset.name
     if job.data.name is None or job.data.name not in DATASETS:
         raise no_data_set(job.data)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from safetensors.numpy import save as encode
 
-from daskcnn.documents import Bounds, dumps, parse_json, read_json, unknown_keys
+from daskcnn.documents import Bounds, dumps, first_problem, parse_json, read_json, unknown_keys
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular, sync, write_synced
 
@@ -291,9 +291,7 @@ def _read_document(path: Path) -> _Document:
             raise DataError(file, f"SHA-256 is {actual}, not {document.get('sha256')!r:.80} as written", REMEDY)
         return _Document.model_validate(document)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        reason = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        raise DataError(file, f"not a checkpoint of this version ({reason})", REMEDY) from error
+        raise DataError(file, f"not a checkpoint of this version ({first_problem(error)})", REMEDY) from error
     except (ValueError, RecursionError) as error:  # a number that JSON does not allow
         raise DataError(file, f"damaged ({error})", REMEDY) from error
 

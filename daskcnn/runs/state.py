@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, ValidationError
 
 from daskcnn.arrays import Array
+from daskcnn.documents import first_problem
 from daskcnn.errors import DataError
 from daskcnn.job.network import initial_weights, network_of, optimizer_of
 from daskcnn.job.tables import Job
@@ -97,9 +98,7 @@ def parse_record(state: Mapping[str, Any], path: Path | None) -> Record:
         if rounds and allocation and not allocation.ranges.keys() == rounds.seconds.keys() == rounds.numbers.keys():
             raise ValueError("book.rounds: its tables are of different workers")
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        reason = f"{'.'.join(map(str, first['loc'])):.80} = {first['input']!r:.60}: {first['msg']}"
-        raise DataError(where, f"its state is damaged ({reason})", _REMEDY) from error
+        raise DataError(where, f"its state is damaged ({first_problem(error)})", _REMEDY) from error
     except (ValueError, OverflowError, RecursionError) as error:
         raise DataError(where, f"its state is damaged ({error!s:.200})", _REMEDY) from error
     return record

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
-from daskcnn.documents import Bounds, jsonable, read_json, write_json
+from daskcnn.documents import Bounds, first_problem, jsonable, read_json, write_json
 from daskcnn.errors import DataError
 
 _REMEDY = "remove it, and resume the run to have it written again"
@@ -80,9 +80,7 @@ def checked_summary(summary: dict[str, Any], path: Path) -> dict[str, Any]:
     try:
         Summary.model_validate(summary)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(path, f"{where} = {first['input']!r:.60}: {first['msg']}", _REMEDY) from error
+        raise DataError(path, first_problem(error), _REMEDY) from error
     return summary
 
 
@@ -147,6 +145,4 @@ def kept_evaluation(run: Path) -> dict[str, Any] | None:
     try:
         return KeptEvaluation.model_validate(found).model_dump()
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"])) or "fields"
-        raise DataError(path, f"{where}: {problem['msg'].removeprefix('Value error, ')}", _EVALUATION_REMEDY) from error
+        raise DataError(path, first_problem(error), _EVALUATION_REMEDY) from error

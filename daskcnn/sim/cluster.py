@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from daskcnn.arrays import DeviceKind
+from daskcnn.documents import reason_of
 from daskcnn.errors import JobError, nearest
 from daskcnn.job.resolve import read_job_file
 from daskcnn.job.tables import Options
@@ -201,16 +202,15 @@ def _wrong(raw: Mapping[str, Any]) -> Iterator[str]:
     try:
         SimulatedCluster.model_validate(raw)
     except ValidationError as error:
-        yield from (_readable(item["type"], item["loc"], item["input"], item["msg"]) for item in error.errors())
+        for item in error.errors():
+            yield _readable(item["type"], item["loc"], item["input"], reason_of(item))
 
 
-def _readable(kind: str, loc: tuple[int | str, ...], value: Any, message: str) -> str:
+def _readable(kind: str, loc: tuple[int | str, ...], value: Any, reason: str) -> str:
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc if part not in _SPEEDS)
     key, name = key.removeprefix("."), str(next((p for p in reversed(loc) if isinstance(p, str)), "worker"))
     if kind == "extra_forbidden":
         return f"{key}: unknown {'key' if len(loc) > 1 else 'section'}{nearest(name, _known(loc))}"
-    reason = message.removeprefix("Value error, ")
-    reason = reason[0].lower() + reason[1:]
     remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
     if kind == "missing":
         return f"{key}: is missing{remedy}"

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from zarr.storage import FsspecStore
 
-from daskcnn.documents import read_json, unknown_keys
+from daskcnn.documents import first_problem, read_json, unknown_keys
 from daskcnn.errors import DataError
 from daskcnn.files import cache_folder, replace_file
 from daskcnn.store.files import Files
@@ -66,7 +66,7 @@ def read_index(path: Path) -> ArrayIndex | None:
     try:
         return ArrayIndex.model_validate_json(json.dumps(found))
     except (ValidationError, RecursionError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        reason = first_problem(error) if isinstance(error, ValidationError) else error
         raise DataError(path, f"no index of an array ({reason})", _REMEDY) from error
 
 

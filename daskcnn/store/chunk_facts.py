@@ -154,15 +154,20 @@ def chunk_facts(
     missing = missing_pixels(images, nodata)
     check_finite(images, missing, where=where, first=first)
     images, labels = np.ascontiguousarray(images), np.ascontiguousarray(labels)
-    counts = labels.sum(axis=0, dtype=np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
     return ChunkFacts(
         len(images),
         _sha256(images),
         _sha256(labels),
         "" if weights is None else _sha256(np.ascontiguousarray(weights, np.float32)),
-        tuple(counts.tolist()),
+        class_counts(labels, classes),
         Moments.of(images, missing),
     )
+
+
+def class_counts(labels: npt.NDArray[Any], classes: int) -> tuple[int, ...]:
+    """Return the samples of each class among labels (N,), or with each label among rows (N, L) of 0 and 1."""
+    counts = labels.sum(axis=0, dtype=np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
+    return tuple(counts.tolist())
 
 
 def missing_pixels(images: Images, nodata: float | None) -> npt.NDArray[np.bool_] | None:

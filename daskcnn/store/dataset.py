@@ -19,7 +19,7 @@ from daskcnn.compiled.given import address
 from daskcnn.errors import DataError, UserError
 from daskcnn.markup import as_table
 from daskcnn.store.array_index import ArrayIndex
-from daskcnn.store.chunk_facts import Images
+from daskcnn.store.chunk_facts import Images, class_counts
 from daskcnn.store.chunk_source import Block, ChunkSource, Indices, StoredChunks
 from daskcnn.store.files import Files
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Labelling, Manifest, parse
@@ -442,9 +442,7 @@ def _verified(dataset: Dataset, source: StoredChunks, array: str, index: int) ->
             f"{source.name}/labels, sample {sample} has label {found}, {kind} are 0 to {last}",
             "make the data set again",
         )
-    if data.ndim == 2:
-        return data.sum(axis=0, dtype=np.int64)
-    return np.bincount(data, minlength=len(dataset.classes))
+    return np.array(class_counts(data, len(dataset.classes)))
 
 
 def _verify_counts(dataset: Dataset, source: StoredChunks, found: npt.NDArray[np.int64]) -> None:

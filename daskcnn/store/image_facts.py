@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from daskcnn.documents import first_problem
 from daskcnn.errors import DataError
 from daskcnn.store.dataset import SMALLEST_DEVIATION, Described
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, MOST_CLASSES, Deviations, Dtype, Fit, Labelling, Level
@@ -46,9 +47,7 @@ class Facts:
         try:
             found = _Record.model_validate(record)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise _damaged(f"{where} = {first['input']!r:.60}: {first['msg']}") from error
+            raise _damaged(str(first_problem(error))) from error
         H, W, C = found.shape
         dtype = np.dtype(found.dtype)
         if H * W * C * dtype.itemsize > MAX_CHUNK_BYTES:

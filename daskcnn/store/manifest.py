@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
-from daskcnn.documents import unknown_keys
+from daskcnn.documents import first_problem, unknown_keys
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import ChunkFacts, Images, Moments, chunk_facts
 
@@ -57,12 +57,14 @@ def in_range(value: Any) -> Any:
 Deviations = Annotated[float | tuple[float, ...], BeforeValidator(in_range)]
 """One for each channel, 0 where all pixels are the same; format 1 has one of all pixels."""
 Warn = Callable[[str], None]
+Progress = Callable[[str, int, int], None]
+"""Called with a stage's name, the amount done, and the total amount (0: not known)."""
 Checksums = Annotated[tuple[str, ...], FailFast()]
 """The first wrong one is enough: an error takes a thousand times the memory of a digit."""
 
 
-def _silent(_: str) -> None:
-    return None
+def silent(*_: Any) -> None:
+    """Tell nobody."""
 
 
 class _Frozen(BaseModel):
@@ -196,7 +198,7 @@ def chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
 
 
 def describe(
-    source: Source, *, chunk: int, order: Order, seed: int, nodata: float | None = None, warn: Warn = _silent
+    source: Source, *, chunk: int, order: Order, seed: int, nodata: float | None = None, warn: Warn = silent
 ) -> Manifest:
     """Return the manifest of a source in its final order. Raises DataError if nothing could be learnt from it."""
     images = source.train[0]
@@ -233,7 +235,7 @@ def _facts(source: Source, name: str, chunk: int, nodata: float | None) -> Itera
         )
 
 
-def assemble(common: Mapping[str, Any], facts: Mapping[str, Sequence[ChunkFacts]], *, warn: Warn = _silent) -> Manifest:
+def assemble(common: Mapping[str, Any], facts: Mapping[str, Sequence[ChunkFacts]], *, warn: Warn = silent) -> Manifest:
     """Return the manifest of a data set from what is known of its chunks, part by part and in order.
 
     Raises DataError if nothing could be learnt from it.
@@ -269,9 +271,8 @@ def _of_fields(fields: Mapping[str, Any]) -> Manifest:
     try:
         return Manifest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{where} = {first['input']!r:.60}", first["msg"]) from error
+        problem = first_problem(error)
+        raise DataError(f"{problem.where} = {problem.value}", problem.reason) from error
 
 
 def plain_colour(name: str) -> DataError:
@@ -337,9 +338,7 @@ def _validated(text: bytes, path: str) -> Manifest:
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(path, f"manifest, {where:.80} = {first['input']!r:.80}: {first['msg']}", REMEDY) from None
+        raise DataError(path, f"manifest, {first_problem(error)}", REMEDY) from None
 
 
 def check(manifest: Manifest, path: str) -> None:

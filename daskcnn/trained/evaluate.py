@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
-from daskcnn.datasets.job_dataset import is_missing
-from daskcnn.datasets.own_data import arrays_gone, was_given
+from daskcnn.datasets.own_data import check_kept
 from daskcnn.errors import DataError, UserError
 from daskcnn.job.dataset import opened
 from daskcnn.nn.network import Views
@@ -114,9 +113,8 @@ def _dataset_of(place: str, found: FoundNetwork) -> Dataset:
     data = found.classifier.job.data
     if found.run is None:
         raise UserError(place, "a model file does not say which data set it was trained on", "give one: --data PATH")
-    if was_given(data.path) and is_missing(data):
-        raise arrays_gone(place)
-    return opened(data, read_index(found.run / INDEX) if data.in_place else None)
+    check_kept(data, place)
+    return opened(data, read_index(found.run / INDEX))
 
 
 @contextmanager

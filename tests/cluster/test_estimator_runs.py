@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data set of a fit stays where it is."""
-    monkeypatch.setattr(own_data, "_remove", lambda path: None)
+    monkeypatch.setattr(own_data, "remove", lambda path: None)
 
 
 @pytest.fixture

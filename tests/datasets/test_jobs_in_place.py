@@ -12,7 +12,7 @@ import pytest
 import zarr
 from distributed import Client, LocalCluster
 
-from daskcnn.datasets.job_dataset import indexed
+from daskcnn.datasets.job_dataset import find_dataset
 from daskcnn.errors import DataError, JobError
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
@@ -96,12 +96,12 @@ def test_a_run_reads_the_array_once_and_the_next_one_not_again(
 def test_an_array_that_changes_ends_the_run_so_that_it_can_go_on(client: Client, tmp_path: Path) -> None:
     arrays = tiles(tmp_path)
     raw = job_on(arrays, tmp_path / "runs")
-    indexed(resolve(raw), progress=lambda *_: None)
+    find_dataset(resolve(raw), progress=lambda *_: None)
     images = zarr.open_array(arrays.images, mode="r+")
     # the index of a storage that says nothing of versions stays in the cache
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("daskcnn.store.foreign.in_place.storage_version", lambda files: "")
-        indexed(resolve(raw), progress=lambda *_: None)
+        find_dataset(resolve(raw), progress=lambda *_: None)
         before = np.array(images[130])
         images[130] = 1
         with pytest.raises(DataError) as caught:
@@ -126,7 +126,7 @@ def test_an_array_that_has_changed_before_a_run_is_read_anew_by_the_next(client:
     # the index of a storage that says nothing of versions stays in the cache
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("daskcnn.store.foreign.in_place.storage_version", lambda files: "")
-        indexed(resolve(raw), progress=lambda *_: None)
+        find_dataset(resolve(raw), progress=lambda *_: None)
         images = zarr.open_array(arrays.images, mode="r+")
         images[:] = np.asarray(images[:]) + 1
         with pytest.raises(DataError, match=r"samples \d+ to \d+ \(chunk \d+\) have changed since"):
@@ -167,7 +167,7 @@ def test_the_simulator_takes_arrays_in_place(tmp_path: Path, monkeypatch: pytest
 
 def test_a_scale_reaches_the_network(tmp_path: Path) -> None:
     raw = job_on(tiles(tmp_path), tmp_path / "runs", scale={"mean": [1, 2, 3], "deviation": [4.0, 5.0, 6.0]})
-    data = indexed(resolve(raw), progress=lambda *_: None)
+    data = find_dataset(resolve(raw), progress=lambda *_: None)
     assert (data.mean.tolist(), data.deviation.tolist()) == ([1, 2, 3], [4, 5, 6])
     assert Job.model_validate(resolve(raw).model_dump(mode="json")) == resolve(raw)
 
@@ -180,7 +180,7 @@ def test_a_class_of_which_only_test_samples_are_there(tmp_path: Path) -> None:
         "test_labels": write_array(tmp_path / "v", np.arange(6), 6),
     }
     with pytest.raises(DataError, match=r"v: sample 5 has '5', which is none of 5 classes"):
-        indexed(resolve(job_on(arrays, tmp_path / "runs", **data)), progress=lambda *_: None)
+        find_dataset(resolve(job_on(arrays, tmp_path / "runs", **data)), progress=lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device, single_threaded_blas
-from daskcnn.datasets.job_dataset import indexed
+from daskcnn.datasets.job_dataset import find_dataset
 from daskcnn.job.resolve import resolve
 from daskcnn.sim.learners import LAYERS, clusters_of_points
 from daskcnn.store import loader
@@ -34,7 +34,7 @@ def accuracy(folder: Path, order: Any, seed: int) -> float:
     }
     train = {"batch_size": 50, "lr": 0.02, "epochs": EPOCHS, "seed": seed}
     job = resolve({"data": paths | {"validation": 100, "seed": seed}, "model": {"layers": LAYERS}, "train": train})
-    data = indexed(job, progress=lambda *_: None)
+    data = find_dataset(job, progress=lambda *_: None)
     CACHE.clear()
     replica = Replica(job, data, Device(), clock=lambda: 0.0)
     samples = len(data.train) - 100

@@ -162,7 +162,9 @@ def test_what_was_kept_of_an_evaluation_is_in_the_page(run: Path) -> None:
         "report", run, "--html", "mine.html"
     )
     kept.write_text(json.dumps(evaluated(accuracy="good")))
-    assert "evaluation.json: accuracy: Input should be a valid number" in told("report", run, "--html", "mine.html")
+    assert "evaluation.json: accuracy = 'good': input should be a valid number" in told(
+        "report", run, "--html", "mine.html"
+    )
     kept.write_text("[" * 100_000)
     assert "evaluation.json: 100,000 lists and tables, more than" in told("report", run, "--html", "mine.html")
 

@@ -218,10 +218,10 @@ def test_a_mark_for_no_data_that_the_type_has_no_room_for(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"nodata": float("nan")}, "nodata = nan: Input should be a finite number"),
-        ({"order": "random"}, "order = 'random': Input should be 'shuffled' or 'stored'"),
-        ({"name": ""}, "name = '': String should have at least 1 character"),
-        ({"chunk": -1}, "chunk = -1: Input should be greater than or equal to 1"),
+        ({"nodata": float("nan")}, "nodata = nan: input should be a finite number"),
+        ({"order": "random"}, "order = 'random': input should be 'shuffled' or 'stored'"),
+        ({"name": ""}, "name = '': string should have at least 1 character"),
+        ({"chunk": -1}, "chunk = -1: input should be greater than or equal to 1"),
         ({"chunk": 10**8}, "chunks of 100,000,000 samples of shape .* are larger than .*; give a smaller chunk"),
     ],
 )

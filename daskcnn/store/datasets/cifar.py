@@ -19,8 +19,7 @@ import numpy as np
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.datasets.archive import Download, check_size, file_sha256, file_size, read_gzip_or_plain, read_tar_gz
-from daskcnn.store.datasets.importer import Progress, Warn
-from daskcnn.store.manifest import Source, sha256
+from daskcnn.store.manifest import Progress, Source, Warn, sha256
 
 _PIXELS = 3 * 32 * 32
 _NAMES_BYTES = 4096

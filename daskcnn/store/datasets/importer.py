@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from daskcnn.store.augmentation import AugmentName
-from daskcnn.store.manifest import Source
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage's name, the amount done, and the total amount (0: not known)."""
-Warn = Callable[[str], None]
+from daskcnn.store.manifest import Progress, Source, Warn
 
 
 class Importer(Protocol):
@@ -19,7 +14,7 @@ class Importer(Protocol):
 
     @property
     def takes_archive(self) -> bool:
-        """Whether there are files to import; otherwise the data set is generated."""
+        """True if there are files to import; otherwise the data set is generated."""
 
     @property
     def augment(self) -> AugmentName:
@@ -41,7 +36,7 @@ class Importer(Protocol):
         """Download the archive into a folder and return its path. Raises DataError if that fails or is not offered."""
 
     def archive_at(self, path: Path) -> Path | None:
-        """The publisher's archive, or the folder of its files, at this path or in it; None where it is not there."""
+        """Return the archive, or the folder of its files, at this path or in it; None where there is none."""
 
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Read and check everything. Raises DataError naming file, record and value."""

@@ -14,8 +14,7 @@ import numpy as np
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.datasets.archive import Download, file_sha256, read_gzip_or_plain
-from daskcnn.store.datasets.importer import Progress, Warn
-from daskcnn.store.manifest import Source, sha256
+from daskcnn.store.manifest import Progress, Source, Warn, sha256
 
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images
-from daskcnn.store.datasets.importer import Progress, Warn
-from daskcnn.store.manifest import Source
+from daskcnn.store.manifest import Progress, Source, Warn
 
 _SIDE = 32
 _SEED = 10

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.errors import DataError
+from daskcnn.store.chunk_facts import class_counts
 from daskcnn.store.chunk_source import Indices
 from daskcnn.store.foreign.array import read_labels
 from daskcnn.store.manifest import MOST_CLASSES, Labelling, sha256
@@ -153,10 +154,7 @@ class ArrayLabels:
 
     def counts(self, samples: Indices) -> tuple[int, ...]:
         """Samples of each class among these, or with each of several labels."""
-        codes = self.codes[samples]
-        if codes.ndim == 2:
-            return tuple(codes.sum(axis=0, dtype=np.int64).tolist())
-        return tuple(np.bincount(codes, minlength=len(self.classes)).tolist())
+        return class_counts(self.codes[samples], len(self.classes))
 
 
 def array_labels(path: str, like: ArrayLabels | None) -> ArrayLabels:

@@ -21,7 +21,8 @@ import numpy.typing as npt
 import zarr
 
 from daskcnn.errors import DataError
-from daskcnn.store.chunk_facts import ChunkFacts, Images, chunk_facts
+from daskcnn.store.chunk_facts import ChunkFacts, Images, chunk_facts, class_counts
+from daskcnn.store.chunk_source import Indices
 from daskcnn.store.files import Files
 from daskcnn.store.making.folder import Listing
 from daskcnn.store.making.images import Fit, decode, read_file
@@ -29,8 +30,6 @@ from daskcnn.store.making.prepare import chunk_for
 from daskcnn.store.making.writer import Draft
 from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, chunks, draft_of
 from daskcnn.store.split import shuffled_order, stratified
-
-Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +82,13 @@ class Plan:
         parts = {
             name: PartManifest(
                 samples=len(samples),
-                class_counts=tuple(self._counts(samples)),
+                class_counts=class_counts(self.listing.labels[samples], len(self.listing.classes)),
                 images=(),
                 labels=(),
             )
             for name, samples in self.parts.items()
         }
         return draft_of({**common, "sources": {}}, parts)
-
-    def _counts(self, samples: Indices) -> list[int]:
-        counts: list[int] = np.bincount(self.listing.labels[samples], minlength=len(self.listing.classes)).tolist()
-        return counts
 
     def positions(self) -> tuple[npt.NDArray[np.bool_], Indices]:
         """Return whether each image of the listing is in the test part, and its row there or in the training part."""

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.store.dataset import Dataset, open_dataset, verify
 from daskcnn.store.datasets import DATASETS
-from daskcnn.store.datasets.importer import Importer, Progress, Warn
+from daskcnn.store.datasets.importer import Importer
 from daskcnn.store.files import Files, is_url
 from daskcnn.store.making.writer import Occupied, write
-from daskcnn.store.manifest import Manifest, Order, Source, describe
+from daskcnn.store.manifest import Manifest, Order, Progress, Source, Warn, describe, silent
 from daskcnn.store.split import shuffled_order
 
 _CHUNK = 1000
 _CHUNK_BYTES = 32 << 20
 _CHUNKS_AT_LEAST = 20
-
-
-def _silent(*_: Any) -> None:
-    return None
 
 
 def prepare(
@@ -32,8 +27,8 @@ def prepare(
     out: str | Path,
     order: Order = "shuffled",
     seed: int = 0,
-    progress: Progress = _silent,
-    warn: Warn = _silent,
+    progress: Progress = silent,
+    warn: Warn = silent,
 ) -> str:
     """Import a data set to `out` (local path or fsspec URL) and return a sentence that says what was done.
 

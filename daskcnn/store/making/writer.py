@@ -84,8 +84,8 @@ def read_bucket(folder: str, bucket: Bucket, shape: tuple[int, ...], dtype: np.d
     return samples
 
 
-def remove_blocks(folder: str) -> None:
-    """Remove what pass 1 has written."""
+def remove(folder: str) -> None:
+    """Remove a folder or what is at a URL, if it is there."""
     system, path = fsspec.core.url_to_fs(folder)
     if system.exists(path):
         system.rm(path, recursive=True)
