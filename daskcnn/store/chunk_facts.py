@@ -1,9 +1,7 @@
-"""Mean and deviation of every channel, added up chunk by chunk.
+"""The facts of a chunk that a manifest keeps, found once, where the chunk is written: checksums, counts, moments.
 
 Sums of integers are exact, so they do not depend on how the samples are cut into chunks. Those of real numbers are
 joined by Chan's formula (Chan, Golub and LeVeque 1979) and depend on the order of the chunks in their last bits.
-
-What is kept of a chunk in the manifest, and what makes a chunk unfit: looked at once, where it is written.
 """
 
 from __future__ import annotations
@@ -19,18 +17,22 @@ import numpy.typing as npt
 from daskcnn.errors import DataError
 
 Numbers = npt.NDArray[Any]
+Images = npt.NDArray[Any]
+"""Images (N, H, W, C) of one of the number types of a data set, or labels."""
+LARGEST = 1e30
+"""The largest size of a pixel: float32 has room for it, and float64 for sums of its squares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What mean and deviation are made of, channel by channel.
+    """Sums that mean and deviation follow from, channel by channel.
 
     Attributes
     ----------
     counts : pixels
     sums : of the pixels; of real numbers their mean
     squares : sums of squares; of real numbers of the distances from their mean
-    exact : whether the pixels are integers
+    exact : true if the pixels are integers
     """
 
     counts: tuple[int, ...]
@@ -40,13 +42,14 @@ class Moments:
 
     @classmethod
     def none(cls) -> Moments:
-        """The moments of no pixel at all."""
+        """Return the moments of no pixel at all."""
         return cls((), (), (), True)
 
     @classmethod
     def of(cls, pixels: Numbers, missing: npt.NDArray[np.bool_] | None = None) -> Moments:
-        """The moments of pixels (…, C), without those that are missing."""
-        channels = [_channel(pixels, missing, c) for c in range(pixels.shape[-1])]
+        """Return the moments of pixels (…, C), without those that are missing."""
+        every = range(pixels.shape[-1])
+        channels = [pixels[..., c].ravel() if missing is None else pixels[..., c][~missing[..., c]] for c in every]
         exact = pixels.dtype.kind in "iu"
         counts, sums, squares = zip(*map(_exact if exact else _real, channels), strict=True)
         return cls(counts, sums, squares, exact)
@@ -80,11 +83,6 @@ class Moments:
         return tuple(sqrt((q * n - s * s) / n**2) if n else 0.0 for n, s, q in self._channels())
 
 
-def _channel(pixels: Numbers, missing: npt.NDArray[np.bool_] | None, c: int) -> Numbers:
-    values = pixels[..., c]
-    return values.ravel() if missing is None else values[~missing[..., c]]
-
-
 def _exact(values: Numbers) -> tuple[int, int, int]:
     if values.dtype == np.uint8:
         counts = np.bincount(values, minlength=256)
@@ -108,12 +106,6 @@ def _joined(one: tuple[int, float, float], other: tuple[int, float, float]) -> t
         return (one if n else other)[1:]
     apart = other[1] - one[1]
     return one[1] + apart * m / (n + m), one[2] + other[2] + apart * apart * n * m / (n + m)
-
-
-Images = npt.NDArray[Any]
-"""Images (N, H, W, C) of one of the number types of a data set, or labels."""
-LARGEST = 1e30
-"""The largest size of a pixel: float32 has room for it, and float64 for sums of its squares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +148,17 @@ def chunk_facts(
     images, labels = np.ascontiguousarray(images), np.ascontiguousarray(labels)
     return ChunkFacts(
         len(images),
-        _sha256(images),
-        _sha256(labels),
-        "" if weights is None else _sha256(np.ascontiguousarray(weights, np.float32)),
+        sha256(images),
+        sha256(labels),
+        "" if weights is None else sha256(np.ascontiguousarray(weights, np.float32)),
         class_counts(labels, classes),
         Moments.of(images, missing),
     )
+
+
+def sha256(data: Any) -> str:
+    """Return the hexadecimal SHA-256 of bytes or of a contiguous array."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def class_counts(labels: npt.NDArray[Any], classes: int) -> tuple[int, ...]:
@@ -217,7 +214,3 @@ def check_finite(
         remedy = f"scale the images, or set {option} to this value if it stands for no data"
         raise DataError(where, f"{reason}, more than {LARGEST:g} in size", remedy)
     raise DataError(where, reason, "replace it in the images")
-
-
-def _sha256(data: npt.NDArray[Any]) -> str:
-    return hashlib.sha256(data).hexdigest()  # type: ignore[arg-type]  # a contiguous array is a buffer

@@ -1,7 +1,4 @@
-"""Decoded chunks of this process, shared by all splits; the least recently used are dropped first.
-
-Where the samples of a part come from: chunks that are read and checked as a whole, of a prepared data set.
-"""
+"""The chunks that samples come from, read and checked as a whole, and the cache that keeps them in this process."""
 
 from __future__ import annotations
 
@@ -21,10 +18,13 @@ from daskcnn.store.files import Files
 from daskcnn.store.manifest import PartManifest, sha256
 
 Block = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
 
 
 class ChunkCache:
-    """A bounded, thread-safe map from a chunk's identity to its array. An array larger than the bound is not kept.
+    """A bounded, thread-safe map from a chunk's identity to its array. The least recently used are dropped first.
+
+    An array larger than the bound is not kept.
 
     Parameters
     ----------
@@ -106,43 +106,33 @@ CACHE = ChunkCache(1 << 30)
 """The cache of this process: twice the loader's window, so a window read ahead does not push out the one in use."""
 
 
-Indices = npt.NDArray[np.int64]
-
-
 class ChunkSource(Protocol):
     """The chunks of a part, and where in them its samples lie."""
 
     @property
     def fingerprint(self) -> str:
         """Equal on every worker that sees the same data."""
-        ...
 
     @property
     def cuts(self) -> int | Indices:
         """Samples of each chunk; or the samples with which another chunk begins, where chunks differ."""
-        ...
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of the images of a chunk."""
-        ...
 
     @property
     def arrays(self) -> Sequence[str]:
         """Names of the arrays that there are: "images", "labels" and, where samples have weights, "weights"."""
-        ...
 
     def like(self, array: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Return shape and number type of one sample of this array."""
-        ...
 
     def places(self, indices: Indices) -> tuple[Indices, Indices]:
         """Return the chunk of each of these samples, and its place in that chunk."""
-        ...
 
     def held(self, array: str, index: int) -> Block:
         """Return a chunk of an array, from the cache if it is there. Raises DataError if it is damaged."""
-        ...
 
 
 @dataclass(frozen=True)

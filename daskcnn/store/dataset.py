@@ -1,4 +1,4 @@
-"""Data sets at rest: opening, reading by sample range or index, and checking from end to end."""
+"""Data sets at rest: open them, read samples by range or index, check them from end to end."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Scattered:
 
     @classmethod
     def of(cls, samples: npt.NDArray[Any]) -> Scattered:
-        """Those of an array of their own, (n, …)."""
+        """Return the samples of an array, (n, …)."""
         samples = np.ascontiguousarray(samples)
         count, shape = len(samples), samples.shape[1:]
         apart = np.arange(count, dtype=np.uint64) * np.uint64(prod(shape) * samples.itemsize)
         return cls(np.uint64(address(samples)) + apart, shape, samples.dtype, [samples])
 
     def copied(self) -> npt.NDArray[Any]:
-        """Return them in an array of their own, (n, …)."""
+        """Return the samples in an array of their own, (n, …)."""
         samples = np.empty((len(self.addresses), *self.shape), self.dtype)
         compiled.minibatch.gather(self.addresses, samples.reshape(len(samples), prod(self.shape)).view(np.uint8))
         return samples
@@ -164,7 +164,9 @@ class Split:
         return _as_labels(self._taken("labels", self._by_chunk(np.arange(self.samples))))
 
     def _by_chunk(self, indices: Indices) -> _Parts:
-        self._check_indices(indices)
+        if len(indices) and not (indices.min() >= 0 and indices.max() < self.samples):
+            bad = int(indices.min()) if indices.min() < 0 else int(indices.max())
+            raise IndexError(f"sample {bad}: {self.name} has samples 0 to {self.samples - 1}")
         chunks, places = self.source.places(indices)
         order = np.argsort(chunks, kind="stable")
         chunks = chunks[order]
@@ -178,58 +180,45 @@ class Split:
             taken[parts.order[a:b]] = self.source.held(array, chunk).take(parts.places[a:b], axis=0)
         return taken
 
-    def _check_indices(self, indices: Indices) -> None:
-        if len(indices) and not (indices.min() >= 0 and indices.max() < self.samples):
-            bad = int(indices.min()) if indices.min() < 0 else int(indices.max())
-            raise IndexError(f"sample {bad}: {self.name} has samples 0 to {self.samples - 1}")
-
 
 def _as_labels(stored: npt.NDArray[Any]) -> Labels:
     return stored.astype(np.int64) if stored.ndim == 1 else stored
 
 
 class Described(Protocol):
-    """What a network must know of its images. A data set has it, and a checkpoint keeps it."""
+    """The facts that a network needs of its images. A data set has them, and a checkpoint keeps them."""
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the labels."""
-        ...
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(H, W, C) of an image."""
-        ...
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
         """Mean of every channel, (C,)."""
-        ...
 
     @property
     def deviation(self) -> npt.NDArray[np.float64]:
-        """What every channel is divided by after its mean is subtracted, (C,); nowhere zero."""
-        ...
+        """Divisor of every channel after its mean is subtracted, (C,); nowhere zero."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Number type of the images at rest."""
-        ...
 
     @property
     def labels(self) -> Labelling:
-        """What a label is: one class of each sample, or one of several labels."""
-        ...
+        """The kind of the labels: one class of each sample, or several labels."""
 
     @property
     def nodata(self) -> float | None:
         """The value that stands for no data, as NaN then does too; None where every pixel has data."""
-        ...
 
     @property
     def fit(self) -> Fit | None:
-        """How image files became images of this size; None where they are no image files."""
-        ...
+        """The way in which image files became images of this size; None where they are no image files."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +286,7 @@ class Dataset:
         return np.where(found < SMALLEST_DEVIATION, 1.0, found)
 
     def scaled(self, mean: Sequence[float], deviation: Sequence[float]) -> Dataset:
-        """The same with mean and deviation of one's own. Raises DataError where they are not one a channel."""
+        """Return the same with another mean and deviation. Raises DataError where they are not one a channel."""
         for name, numbers in (("mean", mean), ("deviation", deviation)):
             if len(numbers) != self.shape[2]:
                 reason = f"{len(numbers)} numbers for {self.shape[2]} channels of {self.path}"
@@ -311,7 +300,7 @@ class Dataset:
 
     @property
     def labels(self) -> Labelling:
-        """What a label is: one class of each sample, or one of several labels."""
+        """The kind of the labels: one class of each sample, or several labels."""
         return self.manifest.labels
 
     @property
@@ -321,7 +310,7 @@ class Dataset:
 
     @property
     def fit(self) -> Fit | None:
-        """How image files became images of this size; None where they are no image files."""
+        """The way in which image files became images of this size; None where they are no image files."""
         return self.manifest.fit
 
     @property
@@ -383,7 +372,7 @@ def _open_split(files: Files, manifest: Manifest, fingerprint: str, name: str, l
 
 
 def arrays_of(manifest: Manifest, name: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and number type of each array of a part."""
+    """Yield name, shape and number type of each array of a part."""
     samples = manifest.part(name).samples
     several = (len(manifest.classes),) if manifest.labels == "several" else ()
     yield "images", (samples, *manifest.shape), manifest.dtype
@@ -424,7 +413,7 @@ def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None
 
 
 def _verified(dataset: Dataset, source: StoredChunks, array: str, index: int) -> npt.NDArray[np.int64] | int:
-    """Check a chunk; of labels, how many there are of each class."""
+    """Check a chunk. Returns the samples of each class of a chunk of labels, 0 for another one."""
     data = source.load(array, index)
     if array == "weights" and (wrong := ~(np.isfinite(data) & (data >= 0))).any():
         sample = index * source.chunk + int(np.flatnonzero(wrong)[0])

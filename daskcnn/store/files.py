@@ -18,7 +18,7 @@ from zarr.storage import FsspecStore, LocalStore
 
 from daskcnn.documents import BOUNDS, parse_json, unknown_keys
 from daskcnn.errors import DataError, UserError, installing
-from daskcnn.files import check_regular, local_path, open_regular, read_regular
+from daskcnn.files import check_regular, local_path, open_regular
 
 _OTHER_FIELDS: dict[str, Any] = dict.fromkeys(("attributes", "dimension_names"))  # without a meaning here
 _REMADE = "check that the path is right, or write it anew"
@@ -31,7 +31,7 @@ EMPTY_CHUNKS_TOO: Any = {"write_empty_chunks": True}
 
 
 def is_url(path: str) -> bool:
-    """Return whether this path goes to fsspec rather than to the file system."""
+    """Return True if this path goes to fsspec and not to the file system."""
     return "://" in path
 
 
@@ -69,7 +69,7 @@ class Files:
             return None
 
     def is_empty(self) -> bool:
-        """Return whether nothing is stored here."""
+        """Return True if nothing is stored here."""
         with self.reading(""):
             return sync(self.store.is_empty(""))
 
@@ -85,7 +85,7 @@ class Files:
 
     @contextmanager
     def reading(self, key: str) -> Iterator[None]:
-        """Turn what a storage fails with into a DataError; that nothing is there is left to the caller."""
+        """Turn a storage's errors into DataError, except that nothing is there."""
         try:
             yield
         except (UserError, FileNotFoundError, NotADirectoryError):
@@ -96,24 +96,16 @@ class Files:
 
     def json(self, key: str) -> dict[str, Any] | None:
         """Return the JSON object under a key, None if there is nothing. Raises DataError for anything else."""
-        size = self.size(key)
-        if size is None:
+        content = self.content(key, BOUNDS.size)
+        if content is None:
             return None
-        if size > BOUNDS.size:
-            raise DataError(
-                f"{self.path}/{key}", f"{size:,} bytes of metadata, more than {BOUNDS.size:,}", "not a data set"
-            )
-        found = parse_json(self._bytes(key), f"{self.path}/{key}", remedy=_DAMAGED)
+        if len(content) > BOUNDS.size:
+            reason = f"{self.size(key):,} bytes of metadata, more than {BOUNDS.size:,}"
+            raise DataError(f"{self.path}/{key}", reason, "not a data set")
+        found = parse_json(content, f"{self.path}/{key}", remedy=_DAMAGED)
         if not isinstance(found, dict):
             raise DataError(f"{self.path}/{key}", "a JSON object was expected", _DAMAGED)
         return found
-
-    def _bytes(self, key: str) -> bytes:
-        with self.reading(key):
-            if self.folder is not None:
-                return read_regular(self.folder / key, BOUNDS.size, remedy="not a data set")
-            buffer = sync(self.store.get(key, default_buffer_prototype()))
-            return b"" if buffer is None else buffer.to_bytes()
 
     def content(self, key: str, most: int) -> bytes | None:
         """Return at most `most` bytes of what is stored under a key and one more, None if there is nothing.
@@ -132,10 +124,7 @@ class Files:
             return None
 
     def plain_array(self, name: str, shape: tuple[int, ...], chunk: int, dtype: str) -> zarr.Array[Any]:
-        """Return the array of this name.
-
-        It is opened only if its metadata are those of a plain array of this number type with these chunks.
-        """
+        """Open the array of this name. Its metadata must be those of a plain array of this type with these chunks."""
         found = self.json(f"{name}/zarr.json")
         if found is None:
             raise DataError(self.path, f"array {name} is missing", "make the data set again")
@@ -156,7 +145,7 @@ class Files:
 
 
 def _remedy_for(path: str, error: Exception) -> str:
-    """What to do about a storage's error: a bucket mostly lacks the right credentials."""
+    """Remedy for a storage's error: a bucket mostly lacks the right credentials."""
     words = f"{type(error).__name__} {error}".lower()
     if not path.startswith(("s3:", "s3a:")):
         return _REMADE if isinstance(error, ValueError | TypeError | KeyError) else "check the path and its permissions"
@@ -178,7 +167,7 @@ async def _first_names(store: Store, most: int) -> list[str]:
 
 
 def _words(error: Exception) -> str:
-    """What a storage says, or the kind of its error where it says nothing."""
+    """A storage's own message, or the kind of its error where there is none."""
     return str(error) or type(error).__name__
 
 

@@ -10,7 +10,6 @@ Format 1 knew images and labels of uint8, one class a sample, and one deviation 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Va
 from daskcnn.documents import first_problem, unknown_keys
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import ChunkFacts, Images, Moments, chunk_facts
+from daskcnn.store.chunk_facts import sha256 as sha256
 
 FORMATS = (1, 2)
 ATTRIBUTE = "daskcnn"
@@ -36,9 +36,9 @@ _MOST_SOURCES = 10_000
 MOST_CLASSES = 1 << 16
 Order = Literal["shuffled", "stored"]
 Labelling = Literal["classes", "several"]
-"""What a label is: one class of each sample, or a row of 0 and 1, one for each of several labels."""
+"""A label is one class of each sample, or a row of 0 and 1, one for each of several labels."""
 Fit = Literal["stretch", "crop", "pad"]
-"""What was done about other proportions where image files became images of one size."""
+"""The way in which image files of other proportions became images of one size."""
 Dtype = Literal["uint8", "uint16", "int16", "float16", "float32", "float64"]
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
 Level = Annotated[float, Field(ge=-1e30, le=1e30)]
@@ -96,9 +96,9 @@ class Manifest(_Frozen):
     shape : (H, W, C) of an image
     chunk : samples of one chunk
     dtype : number type of the images
-    labels : what a label is
+    labels : one class of each sample, or several labels
     nodata : the value that stands for no data, if there is one; then NaN does too
-    fit : how image files became images of this size; None where they are no image files
+    fit : the way in which image files became images of this size; None where they are no image files
     mean, deviation : of each channel, over the training part; deviation is 0 for a channel that is the same everywhere
     """
 
@@ -135,7 +135,7 @@ class Manifest(_Frozen):
 
     @property
     def weighted(self) -> bool:
-        """Whether the training samples have weights."""
+        """True if the training samples have weights."""
         return bool(self.train.weights)
 
     def fingerprint(self) -> str:
@@ -143,7 +143,7 @@ class Manifest(_Frozen):
         return sha256(_canonical(self._record()))
 
     def content(self) -> Manifest:
-        """The manifest without its sources and statistics: equal for equal data of any origin, in either format."""
+        """Return the manifest without sources and statistics: equal for equal data of any origin, in either format."""
         zeros = (0.0,) * self.shape[2]
         return self.model_copy(update={"sources": {}, "format": 2, "mean": zeros, "deviation": zeros})
 
@@ -165,7 +165,7 @@ class Manifest(_Frozen):
 
 @dataclass(frozen=True)
 class Source:
-    """What an importer found.
+    """The samples that an importer found.
 
     Attributes
     ----------
@@ -183,13 +183,8 @@ class Source:
 
     @property
     def labels(self) -> Labelling:
-        """What a label is."""
+        """The kind of the labels."""
         return "several" if self.train[1].ndim == 2 else "classes"
-
-
-def sha256(data: Any) -> str:
-    """Return the hexadecimal SHA-256 of bytes or of a contiguous array."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
@@ -276,12 +271,12 @@ def _of_fields(fields: Mapping[str, Any]) -> Manifest:
 
 
 def plain_colour(name: str) -> DataError:
-    """Say that images have nothing in them."""
+    """Return the error for images that have nothing in them."""
     return DataError(name, "every training image is the same plain colour", "give the real data set")
 
 
 def strangers(name: str, unseen: Sequence[str]) -> DataError:
-    """Say that the test part has classes that the training part has not."""
+    """Return the error for classes of the test part that the training part does not have."""
     named = ", ".join(unseen[:10]) + (", …" if len(unseen) > 10 else "")
     reason = f"the test part has samples of {named}, the training part has none"
     return DataError(name, reason, "leave them out of the test part, or give training samples of them")
@@ -301,7 +296,7 @@ def _part(facts: Sequence[ChunkFacts]) -> PartManifest:
 def parse(attributes: Any, path: str) -> Manifest:
     """Return the manifest in a group's attributes. Raises DataError naming what is wrong with it, and the remedy.
 
-    The checksum is looked at first: of a damaged manifest nothing else is worth a look.
+    The checksum comes first: a damaged manifest needs no other check.
     """
     stored = attributes.get(ATTRIBUTE) if isinstance(attributes, dict) else None
     if not isinstance(stored, dict) or not isinstance(stored.get("manifest"), dict):
@@ -317,13 +312,17 @@ def parse(attributes: Any, path: str) -> Manifest:
         raise DataError(path, f"the manifest does not match its checksum {stored.get('sha256')!r:.80}", REMEDY)
     _refuse_excess(body, path)
     del attributes, stored, body  # a manifest of many chunks is large, and now it is there as text
-    manifest = _validated(text, path)
-    check(manifest, path)
+    try:
+        manifest = Manifest.model_validate_json(text)
+    except ValidationError as error:
+        raise DataError(path, f"manifest, {first_problem(error)}", REMEDY) from None
+    for problem in _problems(manifest):
+        raise DataError(path, problem.reason, REMEDY)
     return manifest
 
 
 def _refuse_excess(body: dict[str, Any], path: str) -> None:
-    """Refuse what could have an error for each of a million entries."""
+    """Refuse tables that could have an error for each of a million entries."""
     known = [(body, Manifest.model_fields), *((body.get(name), PartManifest.model_fields) for name in PARTS)]
     for found, fields in known:
         if isinstance(found, dict) and (key := unknown_keys(found, fields)) is not None:
@@ -334,21 +333,8 @@ def _refuse_excess(body: dict[str, Any], path: str) -> None:
         raise DataError(path, reason, REMEDY)
 
 
-def _validated(text: bytes, path: str) -> Manifest:
-    try:
-        return Manifest.model_validate_json(text)
-    except ValidationError as error:
-        raise DataError(path, f"manifest, {first_problem(error)}", REMEDY) from None
-
-
-def check(manifest: Manifest, path: str) -> None:
-    """Raise DataError if the manifest contradicts itself, declares too much, or describes nothing to learn."""
-    for problem in _problems(manifest):
-        raise DataError(path, problem.reason, REMEDY)
-
-
 class _Problem(NamedTuple):
-    """What is wrong with a manifest, and what who makes the data set can do about it."""
+    """A contradiction in a manifest, and what the maker of the data set can do about it."""
 
     reason: str
     remedy: str = REMEDY
@@ -381,7 +367,7 @@ def _of_chunks(manifest: Manifest) -> Iterator[_Problem]:
 
 
 def unlearnable(manifest: Manifest) -> Iterator[str]:
-    """Why nothing can be learnt from the training part, if so."""
+    """Yield the reasons why nothing can be learnt from the training part."""
     counts = manifest.train.class_counts
     if manifest.labels == "several":
         if not any(0 < count < manifest.train.samples for count in counts):
@@ -391,7 +377,7 @@ def unlearnable(manifest: Manifest) -> Iterator[str]:
 
 
 def unseen_classes(manifest: Manifest) -> list[str]:
-    """Classes of the test part that the training part has no sample of."""
+    """Return the classes of the test part that the training part has no sample of."""
     both = zip(manifest.classes, manifest.train.class_counts, manifest.test.class_counts, strict=True)
     return [name for name, learnt, asked in both if asked and not learnt]
 
@@ -405,13 +391,10 @@ def _part_problems(name: str, manifest: Manifest, classes: int) -> Iterator[str]
             yield f"{name}/{array}: {len(sums)} checksums for {part.samples} samples in chunks of {chunk}"
         if bad := next((s for s in sums if len(s) != 64), None):
             yield f"{name}/{array}: {bad!r:.80} is no SHA-256"
-    counts = part.class_counts
-    if len(counts) != classes or min(counts) < 0 or _disagree(manifest.labels, counts, part.samples):
+    counts, several = part.class_counts, manifest.labels == "several"
+    wrong = any(count > part.samples for count in counts) if several else sum(counts) != part.samples
+    if len(counts) != classes or min(counts) < 0 or wrong:
         yield f"{name}: class counts {counts!r:.80} do not add up to {part.samples} samples"
-
-
-def _disagree(labels: Labelling, counts: tuple[int, ...], samples: int) -> bool:
-    return max(counts) > samples if labels == "several" else sum(counts) != samples
 
 
 def _canonical(body: dict[str, Any]) -> bytes:

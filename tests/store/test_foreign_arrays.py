@@ -374,5 +374,5 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
         raise PermissionError(13, "Permission denied")
 
     path = tiles(tmp_path).images
-    monkeypatch.setattr("daskcnn.store.files.check_regular", denied)
+    monkeypatch.setattr("daskcnn.store.files.open_regular", denied)
     assert "cannot be read ([Errno 13] Permission denied); check the path and its permissions" in refused(path)

@@ -1,6 +1,4 @@
-"""The chunks of arrays that are used in place, as a source of samples.
-
-Zarr arrays of somebody else as a data set, in place: no copy is made.
+"""Zarr arrays of somebody else as a data set, in place: no copy is made.
 
 Test and validation samples are drawn from the labels, stratified by class. The rest of the training part are the
 chunks in an order of their own, so that any range of samples is made of chunks from everywhere.
@@ -24,11 +22,13 @@ from daskcnn.store.chunk_facts import Moments, check_finite, missing_pixels
 from daskcnn.store.chunk_source import CACHE, Block, Indices
 from daskcnn.store.dataset import Dataset, Split
 from daskcnn.store.foreign.array import ImageArray, Layout, open_images
-from daskcnn.store.foreign.labels import ArrayLabels, array_labels
+from daskcnn.store.foreign.labels import Labelled, array_labels
 from daskcnn.store.manifest import Manifest, PartManifest, plain_colour, sha256, strangers, unlearnable, unseen_classes
 from daskcnn.store.split import held_out, stratified
 
 _GATHERED_BYTES = 16 << 20
+_RUN_BYTES = 32 << 20
+"""Chunks of about this size together are one piece of work."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,9 @@ class InPlaceChunks:
         return max(1, _GATHERED_BYTES // self.array.sample_bytes)
 
 
-_RUN_BYTES = 32 << 20
-"""Chunks of about this size together are one piece of work."""
-
-
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """Which arrays make up a data set, and how.
+    """The arrays that make up a data set.
 
     Attributes
     ----------
@@ -185,7 +181,7 @@ class IndexWork:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSeen:
-    """What was found in a chunk: the SHA-256 of its samples, and what the statistics are made of."""
+    """The SHA-256 of a chunk's samples, and the sums that the statistics are made of."""
 
     part: str
     chunk: int
@@ -223,16 +219,16 @@ class Outline:
 
     arrays: Arrays
     images: ImageArray
-    labels: ArrayLabels
+    labels: Labelled
     test_images: ImageArray
-    test_labels: ArrayLabels
+    test_labels: Labelled
     order: Indices
     scattered: int
     test: Indices
 
     @property
     def apart(self) -> bool:
-        """Whether the test samples have an array of their own."""
+        """True if the test samples have an array of their own."""
         return self.arrays.test_images is not None
 
     @cached_property
@@ -248,7 +244,7 @@ class Outline:
 
     @cached_property
     def cache_key(self) -> str:
-        """What an index is kept under: identity, path, and what the storage says of the version of the images."""
+        """SHA-256 of identity, path, and what the storage says of the version of the images. An index has this key."""
         opened = [self.images, *([self.test_images] if self.apart else [])]
         about = [self.identity, *([images.path, storage_version(images.files)] for images in opened)]
         return sha256(json.dumps(about).encode())
@@ -256,10 +252,10 @@ class Outline:
     # --- the index ---
 
     def pieces(self) -> Iterator[IndexWork]:
-        """The work that an index takes, for `look`."""
+        """Yield the work that an index takes, for `look`."""
         trained = np.ones(self.images.samples, bool)
         if not self.apart:
-            trained[self._all_test()] = False
+            trained[_test_samples(self.arrays, self.labels, self.arrays.images)] = False
         for part, array in (("train", self.images), *([("test", self.test_images)] if self.apart else [])):
             several = max(1, _RUN_BYTES // (array.chunk * array.sample_bytes))
             for first in range(0, array.chunks, several):
@@ -267,9 +263,6 @@ class Outline:
                 masks = [trained[c * array.chunk : (c + 1) * array.chunk] for c in chunks]
                 counted = tuple(None if part == "test" or mask.all() else mask for mask in masks)
                 yield IndexWork(array, part, chunks, counted, self.arrays.nodata)
-
-    def _all_test(self) -> Indices:
-        return _test_samples(self.arrays, self.labels, self.arrays.images)
 
     def index(self, seen: Sequence[ChunkSeen]) -> ArrayIndex:
         """Return the index that all of the work has come to. Raises DataError where nothing could be learnt."""
@@ -298,11 +291,14 @@ class Outline:
         if index is not None:
             self._check_index(index)
         manifest = self._manifest(index)
-        fingerprint = self._fingerprint(index)
+        about = [self.identity, index and index.fingerprint(), self.arrays.validation, self.arrays.limit]
+        fingerprint = sha256(json.dumps([*about, self.arrays.seed]).encode())
         sums = (None, None) if index is None else (index.images, index.test_images if self.apart else index.images)
-        train = InPlaceChunks(self.images, self.labels.codes, sums[0], self.order, self.scattered, "train", fingerprint)
+        train = InPlaceChunks(
+            self.images, self.labels.values, sums[0], self.order, self.scattered, "train", fingerprint
+        )
         whole = len(self.test) if len(self.test) == self.test_images.samples else 0
-        test = InPlaceChunks(self.test_images, self.test_labels.codes, sums[1], self.test, whole, "test", fingerprint)
+        test = InPlaceChunks(self.test_images, self.test_labels.values, sums[1], self.test, whole, "test", fingerprint)
         parts = Split("train", len(self.order), train), Split("test", len(self.test), test)
         return Dataset(self.arrays.images, manifest, *parts, index=index)
 
@@ -317,10 +313,6 @@ class Outline:
         ):
             reason = "is another array than its index was made of (other shape, type, labels or split)"
             raise DataError(self.arrays.images, reason, "give the array as it was, or start a new run")
-
-    def _fingerprint(self, index: ArrayIndex | None) -> str:
-        about = [self.identity, index and index.fingerprint(), self.arrays.validation, self.arrays.limit]
-        return sha256(json.dumps([*about, self.arrays.seed]).encode())
 
     def _manifest(self, index: ArrayIndex | None) -> Manifest:
         images, C = self.images, self.images.shape[2]
@@ -337,13 +329,13 @@ class Outline:
             order="stored",
             seed=self.arrays.seed,
             sources={},
-            train=self._part(self.labels, self.order),
-            test=self._part(self.test_labels, self.test),
+            train=_part(self.labels, self.order),
+            test=_part(self.test_labels, self.test),
         )
 
-    def _part(self, labels: ArrayLabels, samples: Indices) -> PartManifest:
-        counts = labels.counts(samples)
-        return PartManifest(samples=len(samples), class_counts=counts, images=(), labels=())
+
+def _part(labels: Labelled, samples: Indices) -> PartManifest:
+    return PartManifest(samples=len(samples), class_counts=labels.counts(samples), images=(), labels=())
 
 
 def outline(arrays: Arrays) -> Outline:
@@ -354,18 +346,19 @@ def outline(arrays: Arrays) -> Outline:
     test_images, test_labels = images, labels
     if arrays.test_images is not None:
         assert arrays.test_labels is not None, "checked with the job"
-        test_images, test_labels = (
-            open_images(arrays.test_images, arrays.layout),
-            array_labels(arrays.test_labels, labels),
-        )
+        test_images = open_images(arrays.test_images, arrays.layout)
+        test_labels = array_labels(arrays.test_labels, labels)
         _check_lengths(arrays.test_images, test_images, arrays.test_labels, test_labels)
-        _check_alike(arrays.test_images, test_images, images)
+        if (test_images.shape, test_images.dtype) != (images.shape, images.dtype):
+            told = [f"{each.dtype} {each.shape}" for each in (test_images, images)]
+            reason = f"images of {told[0]}, those to train on are {told[1]}"
+            raise DataError(arrays.test_images, reason, "give test images like the others")
         test, rest = np.arange(test_images.samples), np.arange(images.samples)
     else:
         test = _test_samples(arrays, labels, arrays.images)
         rest = np.setdiff1d(np.arange(images.samples), test, assume_unique=True)
     if arrays.limit is not None and arrays.limit < len(test):
-        drawn = stratified(test_labels.codes[test], arrays.limit, arrays.seed)
+        drawn = stratified(test_labels.values[test], arrays.limit, arrays.seed)
         test = test[drawn] if drawn.any() else test[: arrays.limit]
     if arrays.validation is None:
         arrays = replace(arrays, validation=held_out(min(len(rest), arrays.limit or len(rest))))
@@ -384,32 +377,26 @@ def _check_classes(found: Outline) -> None:
         raise strangers(found.arrays.test_labels or path, unseen)
 
 
-def _check_lengths(path: str, images: ImageArray, where: str, labels: ArrayLabels) -> None:
-    if images.samples != len(labels.codes):
-        reason = f"{images.samples:,} images, and {len(labels.codes):,} labels in {where}"
+def _check_lengths(path: str, images: ImageArray, where: str, labels: Labelled) -> None:
+    if images.samples != len(labels.values):
+        reason = f"{images.samples:,} images, and {len(labels.values):,} labels in {where}"
         raise DataError(path, reason, "give one label for each image")
 
 
-def _check_alike(path: str, test: ImageArray, train: ImageArray) -> None:
-    if (test.shape, test.dtype) != (train.shape, train.dtype):
-        reason = f"images of {test.dtype} {test.shape}, those to train on are {train.dtype} {train.shape}"
-        raise DataError(path, reason, "give test images like the others")
-
-
-def _test_samples(arrays: Arrays, labels: ArrayLabels, path: str) -> Indices:
+def _test_samples(arrays: Arrays, labels: Labelled, path: str) -> Indices:
     assert arrays.test is not None, "resolved"
-    samples = max(1, round(arrays.test * len(labels.codes)))
-    found = np.flatnonzero(stratified(labels.codes, samples, arrays.seed))
+    samples = max(1, round(arrays.test * len(labels.values)))
+    found = np.flatnonzero(stratified(labels.values, samples, arrays.seed))
     if not len(found):
-        reason = f"data.test = {arrays.test:g} of {len(labels.codes):,} samples leaves none for testing"
+        reason = f"data.test = {arrays.test:g} of {len(labels.values):,} samples leaves none for testing"
         raise DataError(path, reason, "every class needs two samples or more; raise data.test, or give test_images")
     return found
 
 
-def _training_order(arrays: Arrays, labels: ArrayLabels, rest: Indices, chunk: int) -> tuple[Indices, int]:
+def _training_order(arrays: Arrays, labels: Labelled, rest: Indices, chunk: int) -> tuple[Indices, int]:
     """Samples chunk by chunk, the chunks in an order of their own, then those for validation; and where these begin."""
     assert arrays.validation is not None, "known by now"
-    mask = stratified(labels.codes[rest], min(arrays.validation, len(rest)), arrays.seed)
+    mask = stratified(labels.values[rest], min(arrays.validation, len(rest)), arrays.seed)
     scattered, plain = rest[mask], rest[~mask]
     ranks = derive(np, derive(np, (plain // chunk).astype(np.uint64), arrays.seed), 1)
     plain = plain[np.lexsort((plain, ranks))]

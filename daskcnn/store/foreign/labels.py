@@ -1,7 +1,4 @@
-"""Labels as people have them, integers, names, or rows of 0 and 1, into labels as a data set has them.
-
-Labels of somebody else's array as numbers of classes, or as rows of 0 and 1.
-"""
+"""Labels as people have them, integers, names, or rows of 0 and 1, into numbers of classes or rows of 0 and 1."""
 
 from __future__ import annotations
 
@@ -25,16 +22,30 @@ _REMEDY = "give one integer or string for each image, or a row of 0 and 1"
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """Labels by number, and what the numbers stand for.
+    """Labels by number, and the names of the numbers.
 
     Attributes
     ----------
-    values : (N,) int64, each the number of a class, or (N, L) uint8 of 0 and 1
+    values : (N,) integers, each the number of a class, or (N, L) uint8 of 0 and 1
     classes : names of the classes, or of the L labels
     """
 
     values: npt.NDArray[Any]
     classes: tuple[str, ...]
+
+    @property
+    def kind(self) -> Labelling:
+        """The kind of the labels."""
+        return "several" if self.values.ndim == 2 else "classes"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of classes and labels."""
+        return sha256("\n".join((*self.classes, sha256(np.ascontiguousarray(self.values)))).encode())
+
+    def counts(self, samples: Indices) -> tuple[int, ...]:
+        """Return the samples of each class among these, or with each of several labels."""
+        return class_counts(self.values[samples], len(self.classes))
 
 
 def numbered(labels: npt.NDArray[Any], classes: Sequence[str] | None = None) -> Labelled:
@@ -129,41 +140,13 @@ def _by_name(labels: npt.NDArray[Any], classes: Sequence[str]) -> Labelled:
     return Labelled(values, names)
 
 
-@dataclass(frozen=True)
-class ArrayLabels:
-    """Labels of all samples of an array.
-
-    Attributes
-    ----------
-    classes : names, by number
-    codes : (N,) uint8 or uint16, or (N, L) uint8 of 0 and 1
-    """
-
-    classes: tuple[str, ...]
-    codes: npt.NDArray[Any]
-
-    @property
-    def kind(self) -> Labelling:
-        """What a label is."""
-        return "several" if self.codes.ndim == 2 else "classes"
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of classes and labels."""
-        return sha256("\n".join((*self.classes, sha256(np.ascontiguousarray(self.codes)))).encode())
-
-    def counts(self, samples: Indices) -> tuple[int, ...]:
-        """Samples of each class among these, or with each of several labels."""
-        return class_counts(self.codes[samples], len(self.classes))
-
-
-def array_labels(path: str, like: ArrayLabels | None) -> ArrayLabels:
-    """Read labels; the classes are the sorted values, or those of other labels that these belong with.
+def array_labels(path: str, like: Labelled | None) -> Labelled:
+    """Read the labels of an array, as uint8 or uint16. The classes are the sorted values, or those of `like`.
 
     Raises DataError naming the path.
     """
     found = read_labels(path)
-    if like is not None and found.shape[1:] != like.codes.shape[1:]:
+    if like is not None and found.shape[1:] != like.values.shape[1:]:
         raise DataError(path, "other labels a sample than those to train on", "give the same kind, in the same order")
     try:
         if found.ndim == 1 and found.dtype.kind == "f":
@@ -178,4 +161,4 @@ def array_labels(path: str, like: ArrayLabels | None) -> ArrayLabels:
         reason = f"{error.reason} (those of the labels to train on)"
         raise DataError(path, reason, "correct it, or train on images of its class too") from error
     few = found.ndim == 2 or len(known.classes) <= 256
-    return ArrayLabels(known.classes, known.values.astype(np.uint8 if few else np.uint16))
+    return Labelled(known.values.astype(np.uint8 if few else np.uint16), known.classes)
