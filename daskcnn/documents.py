@@ -1,9 +1,8 @@
-"""JSON and TOML from outside. JSON is bounded before it is parsed: a byte of JSON can take thirty bytes of memory.
+"""JSON and TOML from outside, in bounds; JSON without NaN for a run's files; pydantic's errors in words.
 
-A parsed list or table takes 56 bytes and more, for the two bytes `[]`. Bytes are counted without memory, and no
-document has more values than it has commas, colons and opening brackets. A bound on these bounds what parsing takes.
-
-A run's files: JSON without NaN.
+JSON is bounded before it is parsed: a byte of it can take thirty bytes of memory. A parsed list or table takes 56 bytes
+and more, for the two bytes `[]`. Bytes are counted without memory, and no document has more values than it has commas,
+colons and opening brackets. A bound on these bounds what parsing takes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TABLE = "fields"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a document may hold.
+    """The most that a document may hold.
 
     Attributes
     ----------
@@ -93,10 +92,7 @@ def _excess(data: bytes, bounds: Bounds) -> str | None:
 
 
 def _may_widen(data: bytes) -> bool:
-    """Whether one rare character may make a long text take four bytes a character.
-
-    Ours are ASCII, and of short strings.
-    """
+    """Return True if one rare character may make a long text take four bytes each. Ours are ASCII, in short strings."""
     if not data.isascii():
         return True
     starts = range(0, len(data) - _STRETCH, _STRETCH)
@@ -152,7 +148,7 @@ def reason_of(item: ErrorDetails) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """`value` as JSON can hold it: NaN and infinities become null, tuples and arrays lists, keys and paths strings."""
+    """Return a value for JSON: NaN and infinities become null, tuples and arrays lists, keys and paths strings."""
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -167,7 +163,7 @@ def jsonable(value: Any) -> Any:
 
 
 def dumps(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
-    """JSON text in ASCII, on one line unless indented. Raises TypeError for what is no JSON."""
+    """Return JSON text in ASCII, on one line unless indented. Raises TypeError for what is no JSON."""
     return json.dumps(jsonable(value), allow_nan=False, indent=indent, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""The errors a user can mend: each names the value, the reason and the remedy, and has an exit code."""
+"""Errors that a user can mend: each names the value, the reason and the remedy, and has an exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE = "\n"
 
 
 def escaped(text: str, *, keep: str = "") -> str:
-    """The text with control characters as escapes (`\\x1b`), so that a name from outside cannot drive a terminal.
+    """Escape control characters (`\\x1b`), so that a name from outside cannot drive a terminal.
 
     Characters that turn the direction of writing, have no width, or come from bytes that are no UTF-8 are escaped too.
     `keep` holds those that stay, such as the line feed.
@@ -31,13 +31,13 @@ def _escape(character: str) -> str:
 
 
 def told(value: str, reason: str, remedy: str) -> str:
-    """One line of the three: "value: reason; remedy", without those that are empty."""
+    """Return one line of the three: "value: reason; remedy", without those that are empty."""
     return "; ".join(filter(None, [": ".join(filter(None, [value, reason])), remedy]))
 
 
 @cache
 def installing(extra: str) -> str:
-    """The command that installs an extra from where daskcnn was installed: a clone, a file, or the package index."""
+    """Return the command that installs an extra from where daskcnn came from: a clone, a file, or the package index."""
     try:
         origin = json.loads(distribution("daskcnn").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
@@ -54,9 +54,9 @@ class UserError(Exception):
 
     Parameters
     ----------
-    value : what is wrong, such as a path, an address or a setting; a whole message where nothing else is given
-    reason : what is wrong with it
-    remedy : what to do about it
+    value : a path, an address or a setting that is wrong; a whole message where nothing else is given
+    reason : the fault
+    remedy : the way to mend it
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class DataError(UserError):
 
 
 class InUse(DataError):
-    """Another process writes the run. It may end: unlike what else is wrong with a run, this is worth another try."""
+    """Another process writes the run. It may end: this is worth another try."""
 
     exit_code = 3
 

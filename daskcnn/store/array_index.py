@@ -5,7 +5,6 @@ It is kept beside the run and in the user's cache folder, so that a second run d
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
@@ -20,7 +19,7 @@ from daskcnn.documents import first_problem, read_json, unknown_keys
 from daskcnn.errors import DataError
 from daskcnn.files import cache_folder, replace_file
 from daskcnn.store.files import Files
-from daskcnn.store.manifest import Checksums, Level, in_range
+from daskcnn.store.manifest import Checksums, Level, in_range, sha256
 
 INDEX = "index.json"
 """File of a run directory that keeps the index of arrays that the run uses in place."""
@@ -33,7 +32,7 @@ class ArrayChanged(DataError):
 
 
 class ArrayIndex(BaseModel):
-    """What is known of arrays in place once all of their images were read.
+    """The facts of arrays in place that take all of their images to know.
 
     Attributes
     ----------
@@ -53,7 +52,7 @@ class ArrayIndex(BaseModel):
 
     def fingerprint(self) -> str:
         """SHA-256 of the index."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        return sha256(self.model_dump_json().encode())
 
 
 def read_index(path: Path) -> ArrayIndex | None:
@@ -101,17 +100,14 @@ def drop_from_cache(key: str) -> None:
 
 
 def storage_version(files: Files) -> str:
-    """Return what the storage says of the version of an array: sizes, times and tags of its files.
+    """Return a SHA-256 of sizes, times and tags of an array's files, which changes with the array.
 
-    Empty where it says nothing, as plain HTTP does, or where there are very many files.
+    Empty where the storage does not tell them, as plain HTTP, or where there are very many files.
     """
     entries = _local(files.folder) if files.folder is not None else _remote(files)
     if entries is None:
         return ""
-    found = hashlib.sha256()
-    for entry in sorted(entries):
-        found.update(entry.encode(errors="surrogateescape") + b"\n")
-    return found.hexdigest()
+    return sha256("".join(f"{entry}\n" for entry in sorted(entries)).encode(errors="surrogateescape"))
 
 
 def _local(folder: Path) -> list[str] | None:
@@ -128,7 +124,7 @@ def _local(folder: Path) -> list[str] | None:
 
 
 def _remote(files: Files) -> list[str] | None:
-    """What a listing says; no more than one is asked for."""
+    """Entries of a single listing."""
     from zarr.core.sync import sync
 
     store = files.store

@@ -1,4 +1,4 @@
-"""What a network must know of the images it was trained on, as a checkpoint keeps it."""
+"""The facts of the images that a network was trained on, as a checkpoint keeps them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Facts:
 
 
 class _Record(BaseModel):
-    """What `to_dict` keeps."""
+    """The form that `to_dict` returns."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 

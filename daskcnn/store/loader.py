@@ -1,6 +1,6 @@
-"""Reads the chunks that come next into the cache, several at a time, while those before them are used.
+"""Batches for training, read, normalised and augmented on a thread ahead of it (Theano-MPI, Alg. 1).
 
-Batches for training, read, normalised and augmented on a thread ahead of it (Theano-MPI, Alg. 1).
+Other threads read the chunks that come next into the cache, several at a time.
 
 A presentation is one pass over a worker's samples. The worker's ranges are cut at the edges of chunks. These
 pieces are shuffled and grouped into windows that fit the chunk cache, and the samples of a window are shuffled.
@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +32,16 @@ from daskcnn.store.augmentation import (
     steps_of,
     with_chances,
 )
-from daskcnn.store.augmentation.step import Keys, moved
+from daskcnn.store.augmentation.step import Array, Keys, moved
 from daskcnn.store.chunk_facts import Images, missing_pixels
 from daskcnn.store.chunk_source import CACHE, ChunkSource, Indices
 from daskcnn.store.dataset import Dataset, Described, Labels, Near, Scattered, Split
 
+WINDOW_BYTES = 512 << 20
+IN_PLACE_WINDOW_BYTES = 384 << 20
+"""A quarter of the cache is for scattered samples there: two windows fit the rest."""
+DEPTH = 2
+_SLAB_BYTES = 256 << 10
 THREADS = 4
 """Chunks that are read at a time: a request to a remote storage mostly waits."""
 
@@ -84,18 +88,9 @@ def _read(source: ChunkSource, index: int) -> None:
             source.held(array, index)
 
 
-Array = npt.NDArray[Any]
-
-WINDOW_BYTES = 512 << 20
-IN_PLACE_WINDOW_BYTES = 384 << 20
-"""A quarter of the cache is for scattered samples there: two windows fit the rest."""
-DEPTH = 2
-_SLAB_BYTES = 256 << 10
-
-
 @dataclass(frozen=True)
 class BatchPlan:
-    """What to load, and what its order and augmentation are drawn from.
+    """The samples to load, and the seed of their order and augmentation.
 
     Attributes
     ----------

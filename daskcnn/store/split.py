@@ -1,7 +1,4 @@
-"""Which samples become the test part, and in which order the samples of a part are stored.
-
-Both are drawn from the seed and the sample's number alone.
-"""
+"""The samples of the test part, and the order of each part, drawn from the seed and the sample's number alone."""
 
 from __future__ import annotations
 

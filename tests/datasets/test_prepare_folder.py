@@ -22,7 +22,6 @@ from PIL import Image
 import daskcnn
 from daskcnn.cli import main
 from daskcnn.cluster.run import admission
-from daskcnn.datasets import prepare_folder as launch
 from daskcnn.datasets.prepare_folder import Request, prepare, prepare_folder
 from daskcnn.errors import ClusterError, DataError, UserError
 from daskcnn.job.resolve import resolve
@@ -270,7 +269,7 @@ def test_an_output_that_is_taken_meanwhile_stays(tmp_path: Path, folder: Path, m
         (store / "mine").touch()
         return decoded(job, **options)
 
-    monkeypatch.setattr(launch.folder_plan, "decode_piece", other)
+    monkeypatch.setattr("daskcnn.store.making.folder_plan.decode_piece", other)
     with pytest.raises(DataError, match="is not empty, and holds no whole data set"):
         prepare_folder(folder, store, size=SIZE)
     assert left_behind(tmp_path) == ["out.zarr"]
@@ -288,7 +287,7 @@ def test_a_signal_leaves_nothing_behind(
             signal.raise_signal(signal.SIGINT)
         return decoded(job, **options)
 
-    monkeypatch.setattr(launch.folder_plan, "decode_piece", interrupted)
+    monkeypatch.setattr("daskcnn.store.making.folder_plan.decode_piece", interrupted)
     out = str(tmp_path / "out.zarr") if kind == "local" else "memory://interrupted/x.zarr"
     with pytest.raises(UserError, match="interrupted by signal 2; nothing was written") as caught:
         prepare(Request(str(folder), out, Appearance(SIZE)), say=print, warn=print, quiet=True, handle_signals=True)
@@ -301,7 +300,7 @@ def test_a_full_disk_is_told(tmp_path: Path, folder: Path, monkeypatch: pytest.M
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(launch.folder_plan, "decode_piece", full)
+    monkeypatch.setattr("daskcnn.store.making.folder_plan.decode_piece", full)
     with pytest.raises(DataError, match=r"out\.zarr: cannot be written \(No space left on device\); choose another"):
         prepare_folder(folder, tmp_path / "out.zarr", size=SIZE)
     assert left_behind(tmp_path) == []

@@ -71,7 +71,7 @@ _LISTED: TypeAdapter[list[Step]] = TypeAdapter(list[Annotated[Step, PlainValidat
 
 
 def order_problems(augment: Augment) -> Iterator[str]:
-    """What is wrong with the order of the steps, whatever the images: a line each, `place: reason; remedy`."""
+    """Yield the problems of the steps' order, whatever the images, a line each: `place: reason; remedy`."""
     steps = steps_of(augment)
     for place, step in enumerate(steps[:-1]):
         if isinstance(step, Mixup):
@@ -79,7 +79,7 @@ def order_problems(augment: Augment) -> Iterator[str]:
 
 
 def image_problems(augment: Augment, images: Described) -> Iterator[str]:
-    """Parameters of listed steps that do not fit these images: a line each, `place.key = value: reason; remedy`."""
+    """Yield the parameters that do not fit these images, a line each: `place.key = value: reason; remedy`."""
     for place, step in enumerate(() if isinstance(augment, str) else augment):
         yield from (f"{place}.{problem}" for problem in step.problems(images))
 

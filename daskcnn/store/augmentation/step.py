@@ -1,4 +1,4 @@
-"""What a step of augmentation is: a frozen table of parameters, and what it makes of a minibatch of images.
+"""The base of a step of augmentation: a frozen table of parameters that is applied to a minibatch of images.
 
 Random choices are drawn from keys of sample and pass, so a sample looks the same on any worker, in any minibatch.
 """
@@ -33,7 +33,7 @@ _FIRST_SALT = (1 << 32) + 1
 
 @dataclass(frozen=True, slots=True)
 class ShownSamples:
-    """Which samples a minibatch has, and in which pass.
+    """The samples of a minibatch, and the pass that they are shown in.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class ShownSamples:
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """What the random choices of a step are made of.
+    """The random numbers of a step.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ def _salts(count: int) -> Keys:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What the images of a minibatch are mixed of.
+    """The partner of each image of a minibatch, and the shares of the two.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class Step(BaseModel, ABC):
         """Return the pictures after this step."""
 
     def problems(self, images: Described) -> Iterator[str]:
-        """Parameters that do not fit these images, a line each: `key = value: reason; remedy`."""
+        """Yield the parameters that do not fit these images, a line each: `key = value: reason; remedy`."""
         return iter(())
 
     @model_serializer(mode="wrap")
@@ -143,7 +143,7 @@ class Step(BaseModel, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Where the pixels of each image come from, as `Places` have it.
+    """The places that the pixels of each image come from, as in `Places`.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ class Moves:
 
     @property
     def still(self) -> bool:
-        """Whether every image stays where it is, as far as can be told at once."""
+        """True if every image stays where it is, as far as can be told at once."""
         return not self.reach and isinstance(self.ways, int)
 
     def then(self, other: Moves) -> Moves | None:

@@ -1,9 +1,7 @@
-"""Reads untrusted archives and gzip files in memory, with limits; nothing is written to disk.
+"""Publishers' archives: downloaded, continuing an earlier try, and read in memory with limits, as they are untrusted.
 
 Only the header parser of `tarfile` is used. Its reader takes in PAX headers and maps of sparse files whole, and makes
 tables of them: an archive of 1.5 MB took 2.7 GB. Such headers are passed over here.
-
-Downloads one known file: with progress, continuing an earlier try, verified before it gets its name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The binary archives of CIFAR: records of one or two label bytes and 32×32 colour pixels, in a few files.
+"""CIFAR-10 and CIFAR-100: 60,000 colour photographs of 32×32 pixels, 50,000 to train, 10,000 to test.
 
-CIFAR-10: 60,000 colour photographs of 32×32 pixels in ten classes, 50,000 to train, 10,000 to test.
-
-CIFAR-100 by its fine labels: 60,000 colour photographs of 32×32 pixels in a hundred classes.
-
-50,000 are to train, 10,000 to test. A record has a byte for its class of twenty coarse ones, then one for its own.
+Their binary archives have a few files of records: one or two label bytes, then the pixels. A record of CIFAR-100 has a
+byte for its class of twenty coarse ones, then one for its own of a hundred.
 """
 
 from __future__ import annotations
@@ -87,7 +84,8 @@ class Cifar:
         assert archive is not None
         sources: dict[str, str] = {}
         if archive.is_dir():
-            contents = self._read_folder(archive)
+            inner, needed = archive / self.folder if (archive / self.folder).is_dir() else archive, self._needed.items()
+            contents = {name: read_gzip_or_plain(inner / name, m) for name, m in needed if (inner / name).exists()}
         else:
             sources[archive.name] = self._archive_checksum(archive, progress, warn)
             expected = {**self._needed, **self.others}
@@ -108,11 +106,6 @@ class Cifar:
                 f"instead of {official.sha256}, {official.size} bytes; its content is used as it is"
             )
         return found
-
-    def _read_folder(self, folder: Path) -> dict[str, bytes]:
-        inner = folder / self.folder if (folder / self.folder).is_dir() else folder
-        needed = self._needed.items()
-        return {name: read_gzip_or_plain(inner / name, most) for name, most in needed if (inner / name).exists()}
 
     def _source(self, archive: Path, contents: Mapping[str, bytes], sources: dict[str, str]) -> Source:
         names = self._class_names(archive, contents[self.classes_file])

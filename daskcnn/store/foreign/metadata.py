@@ -1,10 +1,8 @@
-"""Which codecs a zarr array of somebody else may have, and how they pack its chunks.
+"""The metadata of somebody else's zarr array, format 2 or 3, checked before zarr acts on them.
 
 Only codecs that turn bytes into numbers or text are allowed: one that unpickles runs what a file says. A chunk is
-compressed once, and what is stored of it begins with the compressed bytes: so their head, or a bounded look at them,
-says how much they unpack to before anything is unpacked.
-
-What the metadata of somebody else's zarr array say, format 2 or 3. They are checked before zarr acts on them.
+compressed once, and the compressed bytes come first: so their head, or a bounded look at them, says how much they
+unpack to before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _MOST_CODECS = 16
 
 @dataclass(frozen=True, slots=True)
 class Codecs:
-    """What turns the chunks of an array into what is stored.
+    """The codecs that turn the chunks of an array into stored bytes.
 
     Attributes
     ----------
@@ -96,7 +94,7 @@ def shards_of(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def damaged(path: str, reason: str) -> DataError:
-    """Say that metadata describe nothing that can be read."""
+    """Return the error for metadata that describe nothing that can be read."""
     return DataError(path, f"its metadata describe no array that can be read ({reason})", REWRITE)
 
 
@@ -157,7 +155,7 @@ class ForeignMetadata:
 
 
 def foreign_metadata(files: Files) -> ForeignMetadata:
-    """Return what the metadata of the array at this place say.
+    """Read the metadata of the array at this place.
 
     Raises DataError for what is no array, or none that can be used: text as objects, unknown codecs, wrong chunks.
     """
@@ -221,7 +219,7 @@ def _packing(
     codecs: Codecs,
     path: str,
 ) -> Packing:
-    """How large chunks and shards are. Of text only the least is known. Raises DataError for shards beyond measure."""
+    """Sizes of chunks and shards, the least ones of text. Raises DataError for shards that are too large."""
     chunk = max(prod(chunks) * itemsize, _TEXT_BYTES if dtype is None else 0)
     if codecs.index_first is None:
         return Packing(chunk, codecs.compressor)

@@ -36,14 +36,14 @@ _ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the chunks of an array are packed into what a store keeps.
+    """The form in which a store keeps the chunks of an array.
 
     Attributes
     ----------
     chunk_bytes : of a decoded chunk
     compressor : the codec that compresses chunks; None where none does
     in_shard : chunks of a shard; 0: there are no shards
-    index_first : whether a shard begins with its index; otherwise it ends with it
+    index_first : true if a shard begins with its index; otherwise it ends with it
     index_checksum : bytes of the checksum behind the index
     """
 
@@ -59,7 +59,7 @@ class Packing:
         return max(1, self.in_shard) * (self.chunk_bytes + _ENTRY) + _ROOM
 
     def chunks(self, stored: memoryview) -> Iterator[memoryview]:
-        """Yield the packed chunks in what is kept under a key: the one, or those of a shard by its index."""
+        """Yield the packed chunks under a key: the one, or those of a shard by its index."""
         if not self.in_shard:
             yield stored
             return

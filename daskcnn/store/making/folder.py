@@ -43,8 +43,8 @@ class Listing:
     classes : names of the classes, sorted
     files : path of each image in the folder
     labels : class of each image, (N,)
-    test : whether each image is of the test part, (N,); None where the folder does not say so
-    notes : what was left out and renamed, in sentences
+    test : the images of the test part, as a mask (N,); None where the folder does not say so
+    notes : sentences on files that are left out, and on classes that are renamed
     """
 
     root: Path
@@ -71,7 +71,7 @@ class Listing:
 
 @dataclass
 class _Notes:
-    """What is left out, as it is found."""
+    """The files that are left out."""
 
     others: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
@@ -109,7 +109,9 @@ def list_folder(path: str | Path) -> Listing:
     if not found:
         raise _without_images(root, notes)
     names = _class_names([name for name, _, _ in found], root, notes)
-    found = sorted(((names[name], test, file) for name, test, file in found), key=_in_order)
+    found = sorted(
+        ((names[name], test, file) for name, test, file in found), key=lambda each: (*each[:2], os.fsencode(each[2]))
+    )
     classes = tuple(name for name, _ in groupby(map(itemgetter(0), found)))
     number = {name: index for index, name in enumerate(classes)}
     labels = np.array([number[name] for name, _, _ in found], np.int64)
@@ -128,11 +130,6 @@ def _without_images(root: Path, notes: _Notes) -> DataError:
     if notes.others:
         return DataError(root, f"{reason}, but {_few(notes.others)}", "convert them, to JPEG for example")
     return DataError(root, reason, _REMEDY)
-
-
-def _in_order(entry: tuple[str, bool, str]) -> tuple[str, bool, bytes]:
-    name, test, file = entry
-    return name, test, os.fsencode(file)
 
 
 def _parts(root: Path, notes: _Notes) -> tuple[str, ...]:
@@ -238,7 +235,9 @@ def _check_classes(listing: Listing) -> None:
                     f"class {name!r} has no images in {TRAIN}/",
                     f"add some to {TRAIN}/, or remove it",
                 )
-    elif _are_parts(listing):
+    elif {name.lower() for name in listing.classes} <= _NAMES_OF_PARTS and all(
+        os.sep in os.path.dirname(file) for file in listing.files
+    ):
         reason = f"its folders {', '.join(listing.classes)} are parts, not classes"
         remedy = f"name them {TRAIN} and {TEST}, and put a folder of images for each class into both"
         raise DataError(listing.root, reason, remedy)
@@ -246,9 +245,3 @@ def _check_classes(listing: Listing) -> None:
         inside, *nested = os.path.dirname(listing.files[0]).split(os.sep)
         remedy = f"{_REMEDY}; {listing.root / inside} may be one" if nested and listing.test is None else _REMEDY
         raise DataError(listing.root, f"one class only ({listing.classes[0]!r})", remedy)
-
-
-def _are_parts(listing: Listing) -> bool:
-    """Whether what was taken for classes are parts by their names, and have folders of their own."""
-    nested = all(os.sep in os.path.dirname(file) for file in listing.files)
-    return nested and {name.lower() for name in listing.classes} <= _NAMES_OF_PARTS

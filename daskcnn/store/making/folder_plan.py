@@ -1,10 +1,8 @@
-"""Which image of a folder goes where: the split into parts, the order of each, and the chunks that they are cut into.
+"""The plan of a folder as a data set, its parts, their order and chunks; and the work on a chunk that workers do.
 
-Where an image goes follows from its path and the seed. An image that is left out changes neither the order of the
+The place of an image follows from its path and the seed. An image that is left out changes neither the order of the
 others nor, but for rounding, their parts: a data set without its unreadable images is the one that a folder without
 them would give.
-
-What workers do to prepare a folder: they decode the images of a chunk, or put chunks together from decoded ones.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from daskcnn.store.split import shuffled_order, stratified
 
 @dataclass(frozen=True, slots=True)
 class ChunkFiles:
-    """What becomes one chunk of the images, and one of the labels.
+    """The images that become one chunk, and their labels.
 
     Attributes
     ----------
@@ -68,7 +66,7 @@ class Plan:
     chunk: int
 
     def pieces(self) -> Iterator[ChunkFiles]:
-        """Yield what becomes each chunk, part by part and in order."""
+        """Yield the images of each chunk, part by part and in order."""
         for part, samples in self.parts.items():
             for index, (lo, hi) in enumerate(chunks(len(samples), self.chunk)):
                 yield ChunkFiles(part, index, samples[lo:hi], self.listing.labels[samples[lo:hi]])
@@ -91,7 +89,7 @@ class Plan:
         return draft_of({**common, "sources": {}}, parts)
 
     def positions(self) -> tuple[npt.NDArray[np.bool_], Indices]:
-        """Return whether each image of the listing is in the test part, and its row there or in the training part."""
+        """Return a mask of the listing's images in the test part, and each image's row in its part."""
         test, rows = np.zeros(len(self.listing.files), bool), np.zeros(len(self.listing.files), np.int64)
         for name, samples in self.parts.items():
             test[samples], rows[samples] = name == PARTS[1], np.arange(len(samples))
@@ -99,7 +97,7 @@ class Plan:
 
 
 def plan_folder(listing: Listing, *, test: float, order: Order, seed: int, sample_bytes: int) -> Plan:
-    """Return which images become the training and the test part, and in which order.
+    """Split the images into parts, and put each part in order.
 
     Parameters
     ----------
@@ -110,7 +108,8 @@ def plan_folder(listing: Listing, *, test: float, order: Order, seed: int, sampl
     ------
     DataError : where nothing is left for the test part
     """
-    keys = _keys(listing.files)
+    digests = (hashlib.blake2b(os.fsencode(file), digest_size=8).digest() for file in listing.files)
+    keys = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)  # a number of each image's own
     count = max(1, round(test * len(listing.files)))
     mask = stratified(listing.labels, count, seed, keys=keys) if listing.test is None else listing.test
     if not mask.any():
@@ -120,12 +119,6 @@ def plan_folder(listing: Listing, *, test: float, order: Order, seed: int, sampl
         for salt, (name, samples) in enumerate(parts.items()):
             parts[name] = samples[shuffled_order(keys[samples], seed, salt)]
     return Plan(listing, parts, chunk_for(len(parts["train"]), sample_bytes))
-
-
-def _keys(files: Sequence[str]) -> npt.NDArray[np.uint64]:
-    """A number of each image's own, which follows from its path, (N,)."""
-    digests = (hashlib.blake2b(os.fsencode(file), digest_size=8).digest() for file in files)
-    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
 def digest_of(files: Sequence[str], digests: npt.NDArray[np.uint8]) -> str:
@@ -138,13 +131,13 @@ def digest_of(files: Sequence[str], digests: npt.NDArray[np.uint8]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """How images are looked at.
+    """Size and colours of the images in a data set.
 
     Attributes
     ----------
     size : (H, W)
-    fit : what is done about other proportions, as `images.decode` has it
-    grey : whether the result has one channel
+    fit : for other proportions, as in `images.decode`
+    grey : true if the result has one channel
     """
 
     size: tuple[int, int]
@@ -170,12 +163,12 @@ class PieceWork:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What is known of a chunk once it is written.
+    """The facts of a chunk that is written.
 
     Attributes
     ----------
     digests : SHA-256 of each file's content, (n, 32)
-    bad : what is wrong with each image that cannot be used, by its number in the chunk
+    bad : the reason why an image cannot be used, by its number in the chunk
     """
 
     facts: ChunkFacts
@@ -214,7 +207,7 @@ def _write(draft: Draft, piece: ChunkFiles, images: Images) -> ChunkFacts:
 
 @dataclass(frozen=True, slots=True)
 class Repacked:
-    """A piece, and where its images are in another draft: whether in the test part, and in which row, (n,) each."""
+    """A piece, and the place of its images in another draft: a mask of those in the test part, and rows, (n,) each."""
 
     piece: ChunkFiles
     test: npt.NDArray[np.bool_]

@@ -50,7 +50,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What undoes each EXIF orientation."""
+"""The turn that undoes each EXIF orientation."""
 _SWAPPING = {_TURNS[number] for number in (5, 6, 7, 8)}
 
 
@@ -112,7 +112,9 @@ def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
             if len(data) > MAX_BYTES:
                 raise DataError(name, f"{len(data):,} bytes, more than the {MAX_BYTES:,} allowed", _REMEDY)
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                _check_size(image, name)
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise _too_large(name, f"{width}x{height} pixels, more than the {MAX_PIXELS:,} allowed")
                 yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name, str(error)) from error
@@ -125,18 +127,12 @@ def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
         raise DataError(name, f"not an image that can be read ({reason!s:.200})", _GIVE) from error
 
 
-def _check_size(image: Image.Image, name: str) -> None:
-    width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise _too_large(name, f"{width}x{height} pixels, more than the {MAX_PIXELS:,} allowed")
-
-
 def _too_large(name: str, why: str) -> DataError:
     return DataError(name, f"too large for an image to look at ({why})", _REMEDY)
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What undoes the image's orientation; None for one that is as it is looked at, or has damaged EXIF data."""
+    """The turn that undoes the image's orientation; None where there is none, or its EXIF data are damaged."""
     if image.format == "TIFF":  # which Pillow turns by itself
         return None
     try:

@@ -1,11 +1,9 @@
-"""An exact shuffle of more samples than memory holds, in two passes through files.
+"""Writes a data set so that a path holds all of it or nothing, and shuffles more samples than memory holds.
 
-Pass 1 takes blocks of samples as they come. Each is sorted by where its samples will be stored, and written as one
-file. Pass 2 takes the places bucket by bucket: it reads each block's samples of the bucket, which lie side by side in
-the block's file, and gives them in the order of their places. So every sample is written twice and read twice, and
-neither pass holds more than a block or a bucket.
-
-Writes a data set so that a path holds all of it or nothing.
+The shuffle is exact and takes two passes through files. Pass 1 takes blocks of samples as they come, sorts each by the
+places of its samples in the data set, and writes it as one file. Pass 2 takes the places bucket by bucket: a block's
+samples of the bucket lie side by side in its file. So every sample is written twice and read twice, and neither pass
+holds more than a block or a bucket.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """Places lo…hi, and where their samples lie after pass 1.
+    """Places lo…hi, and the rows of pass 1 that hold their samples.
 
     Attributes
     ----------
@@ -108,7 +106,7 @@ class Draft:
     Attributes
     ----------
     path : local folder or URL of the store
-    manifest : what the manifest will say of shapes, types and chunks; the rest is not known yet
+    manifest : the manifest to be, with shapes, types and chunks; the rest is not known yet
     """
 
     path: str
@@ -131,7 +129,7 @@ class Draft:
 
     @property
     def finished(self) -> bool:
-        """Whether the manifest is written."""
+        """True if the manifest is written."""
         found = Files.at(self.path).json("zarr.json")
         return found is not None and ATTRIBUTE in (found.get("attributes") or {})
 
@@ -143,7 +141,7 @@ class Draft:
 
 @contextmanager
 def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambda part: None) -> Iterator[Draft]:
-    """A draft of the data set that a path or URL will hold when the context ends.
+    """Yield a draft of the data set that a path or URL will hold when the context ends.
 
     Nothing stays if it fails, or of a local draft that was not finished. A local store is a temporary sibling folder,
     flushed to disk, then renamed. At a URL nothing can be renamed, so the manifest, which `Draft.finish` writes, comes
@@ -195,7 +193,7 @@ def write(source: Source, manifest: Manifest, out: str, on_part: Callable[[str],
 
 @contextmanager
 def storing(out: str) -> Iterator[None]:
-    """Turn what a storage fails with into a DataError: every file system of fsspec has errors of its own."""
+    """Turn a storage's errors into DataError: every file system of fsspec has errors of its own."""
     try:
         yield
     except Exception as error:
