@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be made of a folder.
+    """The data set to be made of a folder.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ def prepare(
     quiet: bool = False,
     handle_signals: bool = False,
 ) -> Dataset:
-    """Do it on the client's workers, or those of the cluster; without both in this process or on a local cluster."""
+    """Decode on the client's workers or those of the cluster; without both here, or on a local cluster."""
     check_request(request)
     if client is None and cluster is not None:
         check_scheduler(cluster)
@@ -163,7 +163,7 @@ def _interruptible() -> Iterator[Check]:
 
 @dataclass(frozen=True)
 class _Workers:
-    """Where images are decoded."""
+    """The cluster that decodes images, and the callbacks meanwhile."""
 
     cluster: Cluster | None
     client: Client | None
@@ -198,7 +198,7 @@ class _Workers:
 
 @dataclass
 class _Found:
-    """What is known of the images once they are decoded.
+    """The facts of decoded images.
 
     Attributes
     ----------

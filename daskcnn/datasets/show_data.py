@@ -1,7 +1,4 @@
-"""A few small samples of each class, in bounded memory: what a person looks at to see what a data set holds.
-
-What a prepared data set holds: `daskcnn data show`.
-"""
+"""The facts of a prepared data set, and small samples of each class in bounded memory: `daskcnn data show`."""
 
 from __future__ import annotations
 
@@ -207,7 +204,7 @@ def _title(dataset: Dataset, shown: int, number: int) -> list[str]:
 
 
 def how_shown(dataset: Dataset) -> str:
-    """What of an image a picture shows, and how."""
+    """Return a line on the channels and pixels that a picture shows."""
     H, W, C = dataset.shape
     channels = {1: "", 2: "channel 0 of 2 as grey; ", 3: ""}.get(C, f"channels 0, 1, 2 of {C} as red, green, blue; ")
     values = "values as they are"
