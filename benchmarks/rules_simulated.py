@@ -17,7 +17,7 @@ from typing import Any
 from rules import LAYERS, TUNED, kept_of, load, save, table
 
 from daskcnn.errors import Diverged
-from daskcnn.job.network import initial_weights, training_samples
+from daskcnn.job.network import layout_of, training_samples
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import Scenario, simulate
 from daskcnn.ps import RULES
@@ -62,7 +62,7 @@ def scenario(strategy: str, partition: str, workers: int, data: str) -> Scenario
         }
     )
     dataset = open_dataset(data, limit=LIMIT)
-    numbers = initial_weights(job, dataset)[0].size
+    numbers = layout_of(job, dataset).size
     return Scenario(job, cluster(workers), "a cluster file", dataset, training_samples(job, dataset), numbers)
 
 

@@ -23,13 +23,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import save as encode
 
 from daskcnn.documents import Bounds, parse_json
 from daskcnn.errors import DataError, JobError
 from daskcnn.export.trained_layers import version
 from daskcnn.files import open_regular, replace_file
-from daskcnn.job.network import initial_weights, loss_of, network_of
+from daskcnn.job.network import layout_of, loss_of, network_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.nn import leaves
@@ -81,7 +82,8 @@ def read_model(path: str | Path) -> Classifier:
             arrays = read_arrays(source, header, size)
     except OSError as error:
         raise DataError(file, error.strerror or error, "give a model that `daskcnn export` wrote") from error
-    layout, weights = initial_weights(job, facts)
+    layout = layout_of(job, facts)
+    weights = np.empty(layout.size, layout.dtype)
     for tree in layout.views(weights):
         for name, view in leaves(tree):
             found = arrays.pop(name, None)

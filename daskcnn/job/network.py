@@ -30,6 +30,7 @@ from daskcnn.nn import (
     build_model,
     freeze,
     init_network,
+    vector,
     walk,
 )
 from daskcnn.nn.layers.conv import Conv
@@ -60,36 +61,39 @@ def reconstructs(job: Job) -> bool:
 
 def frozen_spans(job: Job, dataset: Described) -> tuple[slice, ...]:
     """The places in the flat vector of the layers that are not trained: parameters and state."""
-    if not job.model.freeze:
-        return ()
-    model = network_of(job, dataset)
-    return initial_weights(job, dataset)[0].spans(model.frozen)
+    return layout_of(job, dataset).spans(network_of(job, dataset).frozen) if job.model.freeze else ()
 
 
-def initial_weights(job: Job, dataset: Described) -> tuple[Layout, Array]:
-    """Layout and flat host vector (parameters, then state) that a run starts from which has no trained weights.
+def layout_of(job: Job, images: Described) -> Layout:
+    """Return the layout of the job's weights without drawing them. Raises as `initial_weights` does."""
+    return vector.layout_of(_checked_network(job, images), images.shape, job.model.dtype)
+
+
+def initial_weights(job: Job, images: Described) -> tuple[Layout, Array]:
+    """Return the layout and the flat host vector (parameters, then state) of a run without trained weights.
 
     Raises ValueError where the network does not fit the images, JobError where this machine has too little memory.
     """
-    network = network_of(job, dataset)
-    check_memory(network, dataset.shape, job.model.dtype)
-    params, state = init_network(network, job.train.seed, dataset.shape, job.model.dtype)
+    network = _checked_network(job, images)
+    params, state = init_network(network, job.train.seed, images.shape, job.model.dtype)
     layout = Layout.of(params, state)
     return layout, layout.flatten(params, state)
 
 
-def check_memory(network: Sequential, in_shape: Sequence[int], dtype: str) -> None:
+def _checked_network(job: Job, images: Described) -> Sequential:
     """Raise JobError for a network whose weights, or whose maps of one image, are more than this machine's memory."""
-    memory, itemsize = virtual_memory().total, np.dtype(dtype).itemsize
-    numbers = network.numbers(tuple(in_shape))
+    network = network_of(job, images)
+    memory, itemsize = virtual_memory().total, np.dtype(job.model.dtype).itemsize
+    numbers = network.numbers(images.shape)
     problem = None
     if numbers * (8 + 2 * itemsize) > memory:  # they are drawn in float64, rounded, and copied into one vector
         problem = f"{numbers:.4g} weights take {numbers * (8 + 2 * itemsize) / 1e9:,.1f} GB"
-    for name, _, shape in walk(network, tuple(in_shape)):
+    for name, _, shape in walk(network, images.shape):
         if problem is None and (nbytes := prod(shape) * itemsize) > memory:
             problem = f"an image in front of layer {name} takes {nbytes / 1e9:,.1f} GB"
     if problem is not None:
         raise JobError([f"model: {problem}, more than this machine has; choose a smaller network"])
+    return network
 
 
 def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str) -> list[tuple[str, ConvSpec]]:
@@ -198,8 +202,8 @@ def whitened(job: Job, dataset: Dataset, weights: Array | None = None) -> Array 
         return None
     name, size = found[0], found[1].size
     assert isinstance(size, int), "checked where the network was made"
-    layout, initial = initial_weights(job, dataset)
-    vector = initial if weights is None else weights.copy()
+    layout = layout_of(job, dataset)
+    made = initial_weights(job, dataset)[1] if weights is None else weights.copy()
     H, W, C = dataset.shape
     several = max(1, _PATCH_NUMBERS // (H * W * size**2 * C))
     plan = BatchPlan(((0, training_samples(job, dataset)),), several, job.train.seed, limit=SAMPLES)
@@ -209,5 +213,5 @@ def whitened(job: Job, dataset: Dataset, weights: Array | None = None) -> Array 
             moments, patches = patch_moments(batch.x, size)
             total += moments
             count += patches
-    layout.views(vector)[0][name]["w"][...] = whitening_kernels(total / count, size)
-    return vector
+    layout.views(made)[0][name]["w"][...] = whitening_kernels(total / count, size)
+    return made

@@ -12,7 +12,7 @@ from daskcnn.conv import ConvSpec, plan
 from daskcnn.datasets.job_dataset import outlined
 from daskcnn.errors import JobError
 from daskcnn.job.dataset import doubts, on_data
-from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, reconstructs, training_samples
+from daskcnn.job.network import convolutions, layout_of, loss_of, network_of, reconstructs, training_samples
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.nn import Layout, walk
 from daskcnn.nn.layers import Auxiliary, BatchNorm, Sigmoid
@@ -88,8 +88,8 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
     problems += _unmet_rates(job, dataset)
     layout, start = None, None
     try:
-        layout, weights = initial_weights(job, dataset)
-        problems += [*_uncuttable(job, dataset, weights.size), *_too_little_workspace(job, dataset)]
+        layout = layout_of(job, dataset)
+        problems += [*_uncuttable(job, dataset, layout.size), *_too_little_workspace(job, dataset)]
         problems += _pixels_misfit(job, dataset)
         start = start_of(job, trained, dataset) if trained is not None and begins else None
     except JobError as error:
@@ -158,7 +158,7 @@ def _unmet_rates(job: Job, dataset: Dataset) -> Iterator[str]:
         return
     try:
         thawed = job.model_copy(update={"model": job.model.model_copy(update={"freeze": None})})
-        layout, _ = initial_weights(thawed, dataset)
+        layout = layout_of(thawed, dataset)
     except (JobError, ValueError, MemoryError):
         return
     layers = ", ".join(dict.fromkeys(layers_of(path)[-1] for path, _ in layout.places()))

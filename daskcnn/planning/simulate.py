@@ -16,7 +16,7 @@ from daskcnn.datasets.job_dataset import find_dataset, is_missing, no_data_set
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import Event, RunStarted
 from daskcnn.job.dataset import on_data, opened
-from daskcnn.job.network import convolutions, initial_weights, network_of
+from daskcnn.job.network import convolutions, layout_of, network_of
 from daskcnn.job.resolve import apply_settings, read_job_file, resolve
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.ps.downpour import Downpour
@@ -149,7 +149,7 @@ def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
             [f"data.validation = {job.data.validation}: leaves {samples} of {train} training samples; lower it"]
         )
     try:
-        layout, _ = initial_weights(job, images)
+        layout = layout_of(job, images)
     except ValueError as error:
         raise JobError([f"model: {error}"]) from error
     return Scenario(job, cluster, source, images, samples, layout.size)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from daskcnn.arrays import Array
 from daskcnn.documents import first_problem
 from daskcnn.errors import DataError
-from daskcnn.job.network import initial_weights, network_of, optimizer_of
+from daskcnn.job.network import layout_of, network_of, optimizer_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout, OptimizerState, leaves
 from daskcnn.nn.score import Score
@@ -173,7 +173,7 @@ def to_checkpoint(
 def to_state(checkpoint: Checkpoint, job: Job) -> TrainingState:
     """Return the inverse of `to_checkpoint`. Raises DataError if it is damaged, or not of the job's network."""
     weights = weights_of(checkpoint, job, facts_of(checkpoint))
-    layout, _ = initial_weights(job, facts_of(checkpoint))
+    layout = layout_of(job, facts_of(checkpoint))
     rule_state = {name.removeprefix(RULE): a for name, a in checkpoint.arrays.items() if name.startswith(RULE)}
     wanted = np.empty(layout.size, layout.dtype)
     for name, vector in rule_state.items():
@@ -267,7 +267,8 @@ def _check_size(path: Path | None, job: Job, facts: Facts, sizes: Mapping[str, i
 def weights_of(checkpoint: Checkpoint, job: Job, facts: Facts) -> Any:
     """Return the checkpoint's weights as one vector. Raises DataError if they are not of the job's network."""
     _check_size(checkpoint.path, job, facts, {name: array.size for name, array in checkpoint.arrays.items()})
-    layout, weights = initial_weights(job, facts)
+    layout = layout_of(job, facts)
+    weights = np.empty(layout.size, layout.dtype)
     for tree in layout.views(weights):
         for name, view in leaves(tree):
             found = checkpoint.arrays.get(name)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.errors import DataError
-from daskcnn.job.network import initial_weights, loss_of, network_of
+from daskcnn.job.network import layout_of, loss_of, network_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Context
 from daskcnn.nn.network import Views, predict_views
@@ -33,7 +33,7 @@ class Classifier:
     def __init__(self, job: Job, facts: Facts, weights: Array) -> None:
         self.job, self.facts, self.weights = job, facts, weights
         self.model, self.loss = network_of(job, facts), loss_of(job, facts)
-        self.layout, _ = initial_weights(job, facts)
+        self.layout = layout_of(job, facts)
         self.views: Views = job.data.views
 
     @property

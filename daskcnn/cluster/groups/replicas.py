@@ -29,7 +29,7 @@ from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import PendingWork, Watch
 from daskcnn.errors import Diverged
 from daskcnn.events import FormedGroup, GroupMember, GroupsFormed, KernelsSharded
-from daskcnn.job.network import initial_weights, network_of, pace_at, rate_of
+from daskcnn.job.network import layout_of, network_of, pace_at, rate_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout
 from daskcnn.nn.score import Score
@@ -311,7 +311,7 @@ class GroupReplicas:
     def __init__(self, context: RunContext, rule: UpdateRule) -> None:
         self._context, self._rule = context, rule
         self._cadence = Cadence(rule, context.job.train.batch_size)
-        self._layout, _ = initial_weights(context.job, context.dataset)
+        self._layout = layout_of(context.job, context.dataset)
         self._stages = stages_of(network_of(context.job, context.dataset))
         self._groups: dict[str, Group] = {}
         self._generation = 0
