@@ -1,37 +1,21 @@
-"""The cluster of commands that have no job.
-
-`daskcnn data prepare`, `daskcnn data verify` and `daskcnn data show`.
-"""
+"""`daskcnn data prepare`, `daskcnn data verify` and `daskcnn data show`."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from daskcnn.cli.command import Command, CommandGroup, as_json, tell, verbose
-from daskcnn.cli.run import cluster_options
+from daskcnn.cli.flags import cluster_of, cluster_options
 from daskcnn.datasets import prepare as data_sets
 from daskcnn.datasets.show_data import show_data
-from daskcnn.job.resolve import parse_job, parse_value
-from daskcnn.job.tables import Cluster
 from daskcnn.show.renderers.job_text import readable_dataset
 from daskcnn.show.renderers.terminal import say
 from daskcnn.store import DATASETS
 from daskcnn.store.manifest import Order
-
-
-def cluster_of(flags: Mapping[str, str | None]) -> Cluster | None:
-    """Return what flags say as the table `[cluster]` of a job; None where none is given. Raises JobError.
-
-    flags: `scheduler`, `scheduler_file`, `workers` and `wait`, as they were written.
-    """
-    given = {key: value for key, value in flags.items() if value is not None}
-    numbers = {key: parse_value(value) for key, value in given.items() if key == "wait"}
-    return parse_job({"cluster": {**given, **numbers}}).cluster if given else None
 
 
 @click.group(cls=CommandGroup)

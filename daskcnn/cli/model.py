@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, as_json, checkpoint_option, tell, verbose, views_option
-from daskcnn.cli.data import cluster_of
-from daskcnn.cli.run import cluster_options
+from daskcnn.cli.flags import cluster_of, cluster_options
 from daskcnn.documents import dumps
 from daskcnn.export import FORMATS
 from daskcnn.job.tables import Cluster

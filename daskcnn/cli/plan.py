@@ -1,4 +1,4 @@
-"""Commands that predict: `daskcnn plan`, `plan-conv`, `simulate`."""
+"""Commands that predict: `daskcnn plan`, `plan-conv`, `simulate`. The simulator needs Dask, `plan-conv` does not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from dask.utils import parse_bytes
 from daskcnn.arrays import Device, DeviceKind, cpu_count
 from daskcnn.cli.command import Command, as_json, settings, tell, verbose
 from daskcnn.documents import dumps
-from daskcnn.planning import plan as planning
 from daskcnn.planning import show_model as convolutions
-from daskcnn.planning import simulate as simulation
-from daskcnn.planning.simulate import scenario
-from daskcnn.reports.plot import draw_paper_figures
 from daskcnn.show.renderers.drawing import need_matplotlib
 from daskcnn.show.renderers.network_text import readable_conv_plans
-from daskcnn.show.renderers.run_text import format_simulation, simulation_dict
+from daskcnn.show.renderers.simulation_text import format_simulation, simulation_dict
 from daskcnn.show.renderers.terminal import say
 from daskcnn.show.worker_plan import format_worker_plan
 
@@ -57,6 +53,9 @@ def plan(
     job: str, cluster: str | None, settings: tuple[str, ...], seed: int, add: dict[str, int], as_json: bool, **_: Any
 ) -> None:
     """Print what more workers would bring JOB: time per epoch, traffic, balance, and when another stops paying."""
+    from daskcnn.planning import plan as planning
+    from daskcnn.planning.simulate import scenario
+
     found = planning.plan(scenario(job, cluster, settings), add, seed=seed)
     tell(dumps(found.to_dict(), indent=2) if as_json else format_worker_plan(found))
 
@@ -166,6 +165,9 @@ def simulate(
     **_: Any,
 ) -> None:
     """Run JOB in simulated time, on a cluster from a file or as measured by a run."""
+    from daskcnn.planning import simulate as simulation
+    from daskcnn.reports.plot import draw_paper_figures
+
     if figures:
         need_matplotlib()
     chosen = simulation.scenario(job, cluster, settings)

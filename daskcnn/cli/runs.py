@@ -10,7 +10,6 @@ from click.core import ParameterSource
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.documents import dumps
 from daskcnn.reports import report as reporting
-from daskcnn.reports.plot import draw_runs
 from daskcnn.reports.report import list_runs, log_lines
 from daskcnn.show.comparison import format_comparison
 from daskcnn.show.renderers.run_text import format_report, readable_runs
@@ -116,4 +115,6 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], html: str | None,
 @verbose
 def plot(runs: tuple[str, ...], out: str, names: tuple[str, ...], **_: Any) -> None:
     """Draw RUNS: accuracy, loss, samples and time of each worker, and what a step of sharded layers is made of."""
+    from daskcnn.reports.plot import draw_runs  # it brings the simulator, and Dask with it
+
     tell(f"picture {draw_runs(runs, out, names)}")

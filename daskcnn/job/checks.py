@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import fields
 
 from daskcnn.errors import nearest
+from daskcnn.job.reference import names_of
 from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
 from daskcnn.nn import LOSSES, OPTIMIZERS, SCHEDULES, SpecError, model_problem, sequential_from_spec
 from daskcnn.nn.spec import expand
 from daskcnn.partition import PARTITIONERS
-from daskcnn.ps import RULES, UpdateRule
+from daskcnn.ps import UpdateRule
 from daskcnn.store import DATASETS
 from daskcnn.store.augmentation import order_problems
 
@@ -34,12 +35,13 @@ def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterat
 
 
 def _unknown_names(job: Job) -> Iterator[str]:
-    for key, name, known in (
-        ("train.strategy", job.train.strategy, (*RULES, LAYER)),
-        ("train.partition", job.train.partition, tuple(PARTITIONERS)),
-        ("train.optimizer.name", job.train.optimizer.name, tuple(OPTIMIZERS)),
+    train = job.train
+    for key, name in (
+        ("train.strategy", train.strategy),
+        ("train.partition", train.partition),
+        ("train.optimizer.name", train.optimizer.name),
     ):
-        if name is not None and name not in known:
+        if name is not None and name not in (known := names_of(key)):
             yield f"{key} = {name!r}: no such {key.split('.')[1]}{nearest(name, known)}"
 
 

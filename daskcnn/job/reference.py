@@ -6,8 +6,9 @@ Names and values stand in backticks, as in Markdown.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -22,14 +23,19 @@ from daskcnn.ps import RULES
 from daskcnn.store import DATASETS
 from daskcnn.store.augmentation import STEPS
 
-NAMES = {
-    "model.name": (*MODELS, "C1:C2"),
-    "train.strategy": (*RULES, LAYER),
-    "train.partition": PARTITIONERS,
-    "train.optimizer.name": OPTIMIZERS,
+_NAMES: dict[str, tuple[Iterable[str], ...]] = {
+    "data.name": (DATASETS,),
+    "model.name": (MODELS, ["C1:C2"]),
+    "train.strategy": (RULES, [LAYER]),
+    "train.partition": (PARTITIONERS,),
+    "train.optimizer.name": (OPTIMIZERS,),
 }
-"""Keys whose values are names from a registry."""
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
+
+
+def names_of(key: str) -> tuple[str, ...]:
+    """Return the names from registries that `section.key` may have; none for other keys."""
+    return tuple(chain(*_NAMES.get(key, ())))
 
 
 @dataclass(frozen=True)
@@ -109,10 +115,8 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
 
 def _type(key: str, field: FieldInfo) -> str:
     """What a value may be, with its bounds."""
-    if key == "data.name":
-        return "text; imported are " + ", ".join(f"`{name}`" for name in DATASETS)
-    if key in NAMES:
-        return "one of " + ", ".join(f"`{name}`" for name in NAMES[key])
+    if names := names_of(key):
+        return ("text; imported are " if key == "data.name" else "one of ") + ", ".join(f"`{name}`" for name in names)
     bounds = [text.format(getattr(m, at)) for m in field.metadata for at, text in BOUNDS.items() if hasattr(m, at)]
     return ", ".join([_kind(field.annotation), *bounds])
 

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions, version
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from filelock import FileLock, Timeout
 
@@ -33,9 +33,10 @@ from daskcnn.documents import Bounds, read_json, write_json
 from daskcnn.errors import DataError, InUse, JobError
 from daskcnn.events import Event
 from daskcnn.files import check_regular, open_regular, write_synced
-from daskcnn.job.resolve import resolve
-from daskcnn.job.tables import Job
 from daskcnn.runs.log import EventLog, parse_events, read_events
+
+if TYPE_CHECKING:
+    from daskcnn.job.tables import Job
 
 Warn = Callable[[str], None]
 _logger = logging.getLogger("daskcnn")
@@ -364,6 +365,8 @@ class _Lock:
 
 def kept_job(run: RunDirectory) -> Job:
     """Return the job of an earlier run. Raises DataError or JobError if its file is damaged or of another version."""
+    from daskcnn.job.resolve import resolve  # what lists runs needs no job
+
     try:
         job = resolve(run.job())
     except JobError as error:

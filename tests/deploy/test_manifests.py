@@ -21,7 +21,7 @@ from distributed.cli import dask_scheduler, dask_worker
 
 import daskcnn
 from daskcnn import cli, errors, run
-from daskcnn.cli.run import FLAGS, override_by_flags
+from daskcnn.cli.flags import FLAGS, override_by_flags
 from daskcnn.job.resolve import resolve
 from tests.command_lines import context_of
 from tests.deploy.manifests import (

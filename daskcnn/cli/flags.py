@@ -1,0 +1,66 @@
+"""Flags that stand for keys of a job, for commands with a job and for those that only need a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from daskcnn.job.reference import default_of, names_of
+from daskcnn.job.resolve import apply_settings, override, parse_job, parse_value
+from daskcnn.job.tables import Cluster, description_of
+
+FLAGS = {
+    "dataset": ("data.name", "NAME"),
+    "data": ("data.path", "PATH"),
+    "archive": ("data.archive", "FILE"),
+    "model": ("model.name", "NAME"),
+    "strategy": ("train.strategy", "NAME"),
+    "partition": ("train.partition", "NAME"),
+    "epochs": ("train.epochs", "N"),
+    "batch-size": ("train.batch_size", "N"),
+    "lr": ("train.lr", "RATE"),
+    "seed": ("train.seed", "N"),
+    "scheduler": ("cluster.scheduler", "ADDRESS"),
+    "scheduler-file": ("cluster.scheduler_file", "FILE"),
+    "workers": ("cluster.workers", "cpu=N,gpu=N"),
+    "wait": ("cluster.wait", "SECONDS"),
+    "name": ("run.name", "NAME"),
+    "run-dir": ("run.dir", "PATH"),
+}
+"""The flags that stand for keys of the job, and what their values look like."""
+
+
+def job_flags(function: Any) -> Any:
+    """Add the flags that stand for keys of the job file. Values are checked with the job, all problems at once."""
+    for flag, (key, metavar) in reversed(FLAGS.items()):
+        names = [*names_of(key), *(["any other that lies at --data"] if key == "data.name" else [])]
+        known = f" One of: {', '.join(names)}." if names else ""
+        default = f"  [{key}; default: {default_of(key)}]" if default_of(key) else f"  [{key}]"
+        function = click.option(f"--{flag}", metavar=metavar, help=f"{description_of(key)}{known}{default}")(function)
+    return function
+
+
+def cluster_options(function: Any) -> Any:
+    """Add the options of every command that works on a cluster and has no job."""
+    for flag in ("workers", "wait", "scheduler-file", "scheduler"):
+        key, metavar = FLAGS[flag]
+        function = click.option(f"--{flag}", metavar=metavar, help=description_of(key))(function)
+    return function
+
+
+def override_by_flags(raw: dict[str, Any], flags: Mapping[str, str | None], settings: Iterable[str]) -> None:
+    """Set the keys that flags stand for, then those of the settings."""
+    for flag, text in flags.items():
+        if text is not None:
+            key, metavar = FLAGS[flag.replace("_", "-")]
+            override(raw, key, parse_value(text) if metavar in ("N", "RATE", "SECONDS") else text)
+    apply_settings(raw, settings)
+
+
+def cluster_of(flags: Mapping[str, str | None]) -> Cluster | None:
+    """Return the table `[cluster]` that the flags of `cluster_options` give; None if none is given. Raises JobError."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    numbers = {key: parse_value(value) for key, value in given.items() if key == "wait"}
+    return parse_job({"cluster": {**given, **numbers}}).cluster if given else None
