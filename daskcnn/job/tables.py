@@ -12,11 +12,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     ValidationInfo,
     field_serializer,
     field_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
 from daskcnn.markup import as_table
 from daskcnn.nn.network import Views
@@ -36,113 +38,90 @@ Location = Annotated[str, Field(min_length=1), AfterValidator(expanduser)]
 class Options(BaseModel):
     """A table of options: immutable, no unknown keys, no infinities, no value taken for one of another type."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Join the lines of the docstrings below the fields: they are the fields' descriptions."""
+        for field in cls.__pydantic_fields__.values():
+            field.description = field.description and " ".join(field.description.split())
+        return handler(source)
 
 
 class Scale(Options):
     """`[data.scale]`: what pixels are normalised by, in place of the data set's own statistics."""
 
-    mean: tuple[Annotated[float, Field(ge=-1e30, le=1e30)], ...] = Field(
-        description="What is subtracted from the pixels of each channel."
-    )
-    deviation: tuple[Annotated[float, Field(gt=1e-30, le=1e30)], ...] = Field(
-        description="What the pixels of each channel are divided by after that."
-    )
+    mean: tuple[Annotated[float, Field(ge=-1e30, le=1e30)], ...]
+    """What is subtracted from the pixels of each channel."""
+    deviation: tuple[Annotated[float, Field(gt=1e-30, le=1e30)], ...]
+    """What the pixels of each channel are divided by after that."""
 
     @field_validator("mean", "deviation", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """Take a list for a tuple, as TOML and JSON have no other."""
-        return tuple(map(_real, value)) if isinstance(value, list) else value
-
-
-def _real(value: Any) -> Any:
-    return float(value) if type(value) is int else value
+        return tuple(float(v) if type(v) is int else v for v in value) if isinstance(value, list) else value
 
 
 class Data(Options):
     """`[data]`: the samples, of a prepared data set or of zarr arrays that are used in place."""
 
-    name: str | None = Field(
-        None,
-        min_length=1,
-        description="Name of the data set. Default: that of the store at `data.path`; without a path `synthetic`.",
-    )
-    path: Location | None = Field(
-        None,
-        description="Path or URL of the prepared data set (a zarr store). Default: `data/NAME.zarr`.",
-    )
-    archive: Location | None = Field(
-        None, description="File or folder of the data set's publisher. The data set is prepared from it."
-    )
-    order: Literal["shuffled", "stored"] = Field(
-        "shuffled", description="Order of the samples in the store: shuffled once by a recorded seed, or as published."
-    )
-    images: Location | None = Field(
-        None,
-        description="Path or URL of a zarr array with the images (N, H, W, C) or (N, H, W), which is used in place. "
-        "It takes the place of `path`.",
-    )
-    labels: Location | None = Field(
-        None,
-        description="Path or URL of the zarr array with the labels of `images`: integers or text (N,), or rows of 0 "
-        "and 1 (N, L).",
-    )
-    test: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="Part of `images` that is set apart for testing, stratified by class. Default: 0.2, without "
-        "`test_images`.",
-    )
-    test_images: Location | None = Field(None, description="Path or URL of a zarr array with the images for testing.")
-    test_labels: Location | None = Field(None, description="Path or URL of the labels of `test_images`.")
-    layout: Literal["NHWC", "NCHW"] = Field("NHWC", description="Order of the axes of `images` and `test_images`.")
+    name: str | None = Field(None, min_length=1)
+    """Name of the data set. Default: that of the store at `data.path`; without a path `synthetic`."""
+    path: Location | None = None
+    """Path or URL of the prepared data set (a zarr store). Default: `data/NAME.zarr`."""
+    archive: Location | None = None
+    """File or folder of the data set's publisher. The data set is prepared from it."""
+    order: Literal["shuffled", "stored"] = "shuffled"
+    """Order of the samples in the store: shuffled once by a recorded seed, or as published."""
+    images: Location | None = None
+    """Path or URL of a zarr array with the images (N, H, W, C) or (N, H, W), which is used in place. It takes the place
+    of `path`."""
+    labels: Location | None = None
+    """Path or URL of the zarr array with the labels of `images`: integers or text (N,), or rows of 0 and 1 (N, L)."""
+    test: float | None = Field(None, gt=0, lt=1)
+    """Part of `images` that is set apart for testing, stratified by class. Default: 0.2, without `test_images`."""
+    test_images: Location | None = None
+    """Path or URL of a zarr array with the images for testing."""
+    test_labels: Location | None = None
+    """Path or URL of the labels of `test_images`."""
+    layout: Literal["NHWC", "NCHW"] = "NHWC"
+    """Order of the axes of `images` and `test_images`."""
     nodata: float | None = Field(
-        None,
-        description="Value of pixels without data in `images`. With it NaN stands for no data, too.",
-        json_schema_extra={"because": "give any number such as -9999, and NaN stands for no data too"},
+        None, json_schema_extra={"because": "give any number such as -9999, and NaN stands for no data too"}
     )
-    scale: Scale | None = Field(
-        None, description="Mean and deviation of every channel. Default: those of the training part."
-    )
-    seed: int = Field(
-        0,
-        ge=0,
-        lt=2**63,
-        description="Seed of which samples of `images` are for testing and validation, and of the order of its chunks.",
-    )
-    validation: int = Field(
-        MOST_HELD_OUT,
-        ge=1,
-        description="Samples at the end of the training part that are used for validation only. Default: a tenth of "
-        f"the part, {MOST_HELD_OUT} at most.",
-    )
-    augment: Annotated[Augment | None, BeforeValidator(read_augment)] = Field(
-        None,
-        description="Augmentation of the training images: a name, or a list of steps in their order, such as `[{step = "
-        '"translate", pixels = 2}, {step = "mirror"}]`. Default: what suits the data set.',
-    )
-    views: Views = Field(
-        "none",
-        description="Views of a test image whose scores are averaged: it alone, with its `mirror` image, or with "
-        "both shifted by a pixel too (`mirror-translate`). Validation during training sees the image alone.",
-    )
-    limit: int | None = Field(
-        None, ge=1, description="Samples of each part, training and test, that are used. Default: all."
-    )
+    """Value of pixels without data in `images`. With it NaN stands for no data, too."""
+    scale: Scale | None = None
+    """Mean and deviation of every channel. Default: those of the training part."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of which samples of `images` are for testing and validation, and of the order of its chunks."""
+    validation: int = Field(MOST_HELD_OUT, ge=1)
+    """Samples at the end of the training part that are used for validation only. Default: a tenth of the part, 2000 at
+    most."""
+    augment: Annotated[Augment | None, BeforeValidator(read_augment)] = None
+    """Augmentation of the training images: a name, or a list of steps in their order, such as `[{step = "translate",
+    pixels = 2}, {step = "mirror"}]`. Default: what suits the data set."""
+    views: Views = "none"
+    """Views of a test image whose scores are averaged: it alone, with its `mirror` image, or with both shifted by a
+    pixel too (`mirror-translate`). Validation during training sees the image alone."""
+    limit: int | None = Field(None, ge=1)
+    """Samples of each part, training and test, that are used. Default: all."""
 
     @property
     def in_place(self) -> bool:
-        """Whether the samples are those of arrays that are used in place."""
+        """True if the samples are those of arrays that are used in place."""
         return self.images is not None
 
 
 class Block(Options):
     """`[model.blocks.NAME]`: layers in which `$name` stands for a parameter."""
 
-    layers: list[dict[str, Any]] = Field(min_length=1, description="Layers of the block, in order.")
-    defaults: dict[str, Any] = Field({}, description="Values of the parameters that an entry does not give.")
+    layers: list[dict[str, Any]] = Field(min_length=1)
+    """Layers of the block, in order."""
+    defaults: dict[str, Any] = {}
+    """Values of the parameters that an entry does not give."""
 
 
 class Model(Options):
@@ -150,94 +129,90 @@ class Model(Options):
 
     model_config = ConfigDict(serialize_by_alias=True)
 
-    name: str | None = Field(
-        None, description="Name of the network, or C1:C2 with two numbers of kernels. Default: `quick`, without layers."
-    )
-    layers: list[dict[str, Any]] | None = Field(
-        None,
-        min_length=1,
-        description="Layers of the network, in order. Each table has a key `layer`, or a key `block`, and may have "
-        "`repeat`.",
-    )
-    blocks: dict[str, Block] | None = Field(
-        None,
-        description="Blocks of layers by name, which entries of `layers` use: `{ block = NAME, repeat = 3 }` with the "
-        "block's parameters. Default: none.",
-    )
-    dtype: Literal["float32", "float64"] = Field("float32", description="Number type of weights and activations.")
-    relu: bool = Field(True, description="Whether C1:C2 has a ReLU behind each convolution. The papers list none.")
-    from_: Location | None = Field(
-        None,
-        alias="from",
-        description="Run directory, checkpoint or exported safetensors file whose trained weights the run starts from. "
-        "Its network is taken where the job names none. The last layer with weights is new where the classes differ.",
-    )
-    freeze: list[str] | None = Field(
-        None,
-        description="Layers that are not trained, by patterns of their names such as `conv*`. Their batch normalising "
-        "goes by the running mean and variance. Default: none.",
-    )
+    name: str | None = None
+    """Name of the network, or C1:C2 with two numbers of kernels. Default: `quick`, without layers."""
+    layers: list[dict[str, Any]] | None = Field(None, min_length=1)
+    """Layers of the network, in order. Each table has a key `layer`, or a key `block`, and may have `repeat`."""
+    blocks: dict[str, Block] | None = None
+    """Blocks of layers by name, which entries of `layers` use: `{ block = NAME, repeat = 3 }` with the block's
+    parameters. Default: none."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Number type of weights and activations."""
+    relu: bool = True
+    """Whether C1:C2 has a ReLU behind each convolution. The papers list none."""
+    from_: Location | None = Field(None, alias="from")
+    """Run directory, checkpoint or exported safetensors file whose trained weights the run starts from. Its network is
+    taken where the job names none. The last layer with weights is new where the classes differ."""
+    freeze: list[str] | None = None
+    """Layers that are not trained, by patterns of their names such as `conv*`. Their batch normalising goes by the
+    running mean and variance. Default: none."""
 
 
 class Schedule(Options):
     """`[train.schedule]`: how the learning rate changes. A name alone, such as `schedule = "step"`, is allowed too."""
 
-    name: Literal["constant", "step", "poly", "cosine", "onecycle"] = Field(
-        "poly", description="Curve of the learning rate. `linear` stands for `poly` with power 1."
-    )
-    every: float = Field(10.0, gt=0, description="Epochs between two changes (`step`).")
-    factor: float = Field(0.1, gt=0, le=1, description="Factor on the learning rate at each change (`step`).")
-    power: float = Field(1.0, gt=0, description="Exponent p of lr · (1 - progress)^p (`poly`).")
-    peak: float = Field(0.3, ge=0, le=1, description="Part of the run after which the rate is lr (`onecycle`).")
-    first: float = Field(0.04, ge=0, le=1, description="Share of lr that it starts with (`onecycle`).")
-    final: float = Field(0.0, ge=0, le=1, description="Share of lr that it ends with (`cosine`, `onecycle`).")
-    warmup: float = Field(0.0, ge=0, description="Epochs in which the rate rises from 0 to that of the curve.")
+    name: Literal["constant", "step", "poly", "cosine", "onecycle"] = "poly"
+    """Curve of the learning rate. `linear` stands for `poly` with power 1."""
+    every: float = Field(10.0, gt=0)
+    """Epochs between two changes (`step`)."""
+    factor: float = Field(0.1, gt=0, le=1)
+    """Factor on the learning rate at each change (`step`)."""
+    power: float = Field(1.0, gt=0)
+    """Exponent p of lr · (1 - progress)^p (`poly`)."""
+    peak: float = Field(0.3, ge=0, le=1)
+    """Part of the run after which the rate is lr (`onecycle`)."""
+    first: float = Field(0.04, ge=0, le=1)
+    """Share of lr that it starts with (`onecycle`)."""
+    final: float = Field(0.0, ge=0, le=1)
+    """Share of lr that it ends with (`cosine`, `onecycle`)."""
+    warmup: float = Field(0.0, ge=0)
+    """Epochs in which the rate rises from 0 to that of the curve."""
+
+
+def _named(value: Any, example: str) -> Any:
+    """Let a name stand for the table that has it alone."""
+    if isinstance(value, dict | Options):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"write a name, or a table such as {example}")
+    return {"name": value}
 
 
 def _named_schedule(value: Any) -> Any:
     """Let `schedule = "step"` stand for `{name = "step"}`; `linear` is the polynomial of power 1."""
-    if isinstance(value, dict | Schedule):
-        return value
-    if not isinstance(value, str):
-        raise ValueError('write a name, or a table such as {name = "step", every = 10}')
-    return {"name": "poly", "power": 1.0} if value == "linear" else {"name": value}
+    return {"name": "poly", "power": 1.0} if value == "linear" else _named(value, '{name = "step", every = 10}')
 
 
 class OptimizerOptions(Options):
     """`[train.optimizer]`: what makes the steps. A name alone, such as `optimizer = "adamw"`, is allowed too."""
 
-    name: str = Field("sgd", description="Name of the optimizer. A table without it is of `sgd`.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="Part of the mean gradient that is kept at a step (`adamw`).")
-    beta2: float = Field(
-        0.999, ge=0, lt=1, description="Part of the mean of squared gradients that is kept at a step (`adamw`)."
-    )
-    trust: float = Field(
-        0.001, gt=0, description="Trust coefficient: a step of a parameter array in parts of its norm (`lars`)."
-    )
-    epsilon: float = Field(1e-8, gt=0, description="What divisors are raised by (`adamw`, `lars`).")
+    name: str = "sgd"
+    """Name of the optimizer. A table without it is of `sgd`."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Part of the mean gradient that is kept at a step (`adamw`)."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Part of the mean of squared gradients that is kept at a step (`adamw`)."""
+    trust: float = Field(0.001, gt=0)
+    """Trust coefficient: a step of a parameter array in parts of its norm (`lars`)."""
+    epsilon: float = Field(1e-8, gt=0)
+    """What divisors are raised by (`adamw`, `lars`)."""
 
 
 def _named_optimizer(value: Any) -> Any:
     """Let `optimizer = "adamw"` stand for `{name = "adamw"}`."""
-    if isinstance(value, dict | OptimizerOptions):
-        return value
-    if not isinstance(value, str):
-        raise ValueError('write a name, or a table such as {name = "adamw", beta2 = 0.99}')
-    return {"name": value}
+    return _named(value, '{name = "adamw", beta2 = 0.99}')
 
 
 class LookaheadOptions(Options):
     """`[train.lookahead]`: how often the weights go back, and how far."""
 
-    steps: int = Field(5, ge=1, description="Steps from one return to the next.")
-    alpha: float = Field(0.5, gt=0, le=1, description="Part of the way since the last return that is kept.")
-    last: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="The same at the end of the run: it goes there from `alpha` by the third power of the run's "
-        "progress (airbench94, Jordan 2024). Default: `alpha` throughout.",
-    )
+    steps: int = Field(5, ge=1)
+    """Steps from one return to the next."""
+    alpha: float = Field(0.5, gt=0, le=1)
+    """Part of the way since the last return that is kept."""
+    last: float | None = Field(None, gt=0, le=1)
+    """The same at the end of the run: it goes there from `alpha` by the third power of the run's progress (airbench94,
+    Jordan 2024). Default: `alpha` throughout."""
 
 
 _LARGEST_WEIGHT = 1e30
@@ -264,142 +239,98 @@ KernelShares: TypeAlias = Literal["measured", "speeds"]
 class Train(Options):
     """`[train]`: the method."""
 
-    strategy: str = Field(
-        "sgwu", description="Update rule that joins the replicas, or `layer`: one replica with sharded kernels."
-    )
-    partition: str | None = Field(
-        None, description="Partitioner that gives each worker its samples. Default: `idpa`; none with `layer`."
-    )
-    increments: int | None = Field(
-        None,
-        ge=1,
-        description="Steps in which the samples are given out. Default: up to 4, as partition and rule allow.",
-    )
-    epochs: int = Field(10, ge=1, description="Presentations of every sample, on average.")
-    batch_size: int = Field(
-        128,
-        ge=1,
-        description="Samples in a minibatch. Default: 128 for a named network on the published images that it is for; "
-        "otherwise 32, for up to 1,000 training samples 16, for up to 200 of them 8.",
-    )
-    lr: float = Field(
-        0.02,
-        gt=0,
-        description="Learning rate at the start. Default: that of the optimizer, `adamw` 0.003, `lars` 2, `sgd` 0.005, "
-        "and twice as much with `easgd`; 0.02 with `sgd` for a named network on the published images that it is for.",
-    )
-    optimizer: Annotated[OptimizerOptions, BeforeValidator(_named_optimizer)] = Field(
-        OptimizerOptions(),
-        description="What makes the steps: a name or a table. Default: `sgd` for a named network on the published "
-        "images that it is for, such as `quick` on CIFAR-10; `adamw` otherwise, unless `momentum` or `nesterov` is "
-        "given.",
-    )
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of the optimizer (`sgd`, `lars`).")
-    nesterov: bool = Field(True, description="Whether the momentum is Nesterov's (`sgd`). Needs a momentum above 0.")
-    weight_decay: float = Field(
-        1e-3,
-        ge=0,
-        description="Factor of the L2 penalty on the weights. With `adamw` weights shrink by lr times this at a step.",
-    )
-    decay_all: bool = Field(
-        True,
-        description="Whether biases, and what normalising scales and shifts by, decay too. If not, `lars` does not "
-        "scale their steps either.",
-    )
-    clip: float | None = Field(
-        None,
-        gt=0,
-        description="Largest norm of the gradient of all parameters together; a longer one is scaled down. Not where "
-        "kernels are sharded. Default: any.",
-    )
-    rates: dict[str, Annotated[float, Field(gt=0, le=1e6)]] | None = Field(
-        None,
-        description='Factors of the learning rate, by patterns of layers such as `{"conv1" = 0.1, "dense*" = 2}`. Of '
-        "several that match, the last one counts. Default: 1 for all.",
-    )
-    lookahead: LookaheadOptions | None = Field(
-        None,
-        description="Every `steps` steps (default 5) the weights go back to `alpha` (default 0.5) of the way since the "
-        "last time: `{steps = 5, alpha = 0.5}`. With `last`, alpha goes there in the course of the run, by the third "
-        "power of its progress. Not with rules that merge within a round. Default: never.",
-    )
-    ema: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="Part that an exponential average of the weights keeps of itself at a step, such as 0.999. The "
-        "average is what is evaluated, exported and predicted with. For strategy `layer`. Default: no average.",
-    )
-    schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Field(
-        Schedule(),
-        description="How the learning rate changes: a name or a table. Default: `poly` for a named network on the "
-        "published images that it is for; otherwise the same behind a warm-up of an epoch, of a "
-        "quarter of the run at most.",
-    )
-    loss: Literal["softmax", "squared", "sigmoid", "reconstruction", "sigmoid-reconstruction"] | None = Field(
-        None,
-        description="Loss function: `softmax` and `squared` for one class a sample, `sigmoid` for several labels. "
-        "`reconstruction` compares the network's output with the image that it was given, by the mean squared "
-        "difference over pixels and channels (PyTorch's `MSELoss`); `sigmoid-reconstruction` by the cross-entropy of "
-        "the output's sigmoid and pixels in [0, 1] (`BCEWithLogitsLoss`). Both ignore the labels and have no accuracy. "
-        "Default: `softmax`, or `sigmoid` for several labels.",
-    )
-    label_smoothing: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Part of each label that all classes share in the training loss, where that is `softmax`. The "
-        "losses on validation and test samples are not smoothed.",
-    )
-    class_weights: Annotated[ClassWeights | None, BeforeValidator(_weights_of_classes)] = Field(
-        None,
-        description="Factor of each class in the training loss: `balanced` (samples ÷ classes ÷ samples of the class), "
-        "a list of numbers in the order of the classes, or a table by name, where a class that is not named has 1. It "
-        "multiplies the samples' own weights; their mean over the training samples is made 1. The losses on validation "
-        "and test samples are not weighted. Not for several labels a sample. Default: all classes alike.",
-    )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights, the order of samples and the augmentation.")
-    threads: int | None = Field(None, ge=1, description="Threads of each worker. Default: the worker's own number.")
-    workspace_mib: int = Field(1024, ge=1, description="Scratch memory of a convolution on each worker, in MiB.")
-    exact: bool = Field(
-        False,
-        description="Whether convolutions leave out algorithms that round more than products of matrices do. "
-        "Winograd's, of 4×4 outputs, round by up to 0.00003 of the largest output in float32.",
-    )
-    replica_size: int = Field(1, ge=1, description="Workers that share one replica by sharding its kernels.")
-    sub_batches: int = Field(
-        1, ge=1, description="Parts of a minibatch that are sent on one by one, where kernels are sharded."
-    )
-    first_conv: FirstConv = Field(
-        "auto",
-        description="What the workers divide in the first convolution, where kernels are sharded: kernels or samples. "
-        "`auto` takes the shorter step.",
-    )
-    kernel_shares: KernelShares = Field(
-        "measured",
-        description="What decides how many kernels each worker gets, where kernels are sharded. `measured`: speeds, "
-        "links, what a shard takes whatever its size, and the scheduler's time for each task. `speeds`: measured "
-        "speeds alone (Marques et al., eq. 1), at the start and where kernels move; no link is measured.",
-    )
-    on_divergence: Literal["lower", "stop"] = Field(
-        "lower",
-        description="A loss that is not finite, or weights whose losses are far above those of guessing: `lower` goes "
-        "back to the weights that were saved last, once, with a third of the learning rate. A loss that is not finite "
-        "ends the run the second time. `stop` ends it the first time.",
-    )
-    early_stopping: int | None = Field(
-        None,
-        ge=1,
-        description="Stop after this many evaluations without a better validation accuracy, or without a lower "
-        "validation loss where the loss has no accuracy. Default: never.",
-    )
+    strategy: str = "sgwu"
+    """Update rule that joins the replicas, or `layer`: one replica with sharded kernels."""
+    partition: str | None = None
+    """Partitioner that gives each worker its samples. Default: `idpa`; none with `layer`."""
+    increments: int | None = Field(None, ge=1)
+    """Steps in which the samples are given out. Default: up to 4, as partition and rule allow."""
+    epochs: int = Field(10, ge=1)
+    """Presentations of every sample, on average."""
+    batch_size: int = Field(128, ge=1)
+    """Samples in a minibatch. Default: 128 for a named network on the published images that it is for; otherwise 32,
+    for up to 1,000 training samples 16, for up to 200 of them 8."""
+    lr: float = Field(0.02, gt=0)
+    """Learning rate at the start. Default: that of the optimizer, `adamw` 0.003, `lars` 2, `sgd` 0.005, and twice as
+    much with `easgd`; 0.02 with `sgd` for a named network on the published images that it is for."""
+    optimizer: Annotated[OptimizerOptions, BeforeValidator(_named_optimizer)] = OptimizerOptions()
+    """What makes the steps: a name or a table. Default: `sgd` for a named network on the published images that it is
+    for, such as `quick` on CIFAR-10; `adamw` otherwise, unless `momentum` or `nesterov` is given."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of the optimizer (`sgd`, `lars`)."""
+    nesterov: bool = True
+    """Whether the momentum is Nesterov's (`sgd`). Needs a momentum above 0."""
+    weight_decay: float = Field(1e-3, ge=0)
+    """Factor of the L2 penalty on the weights. With `adamw` weights shrink by lr times this at a step."""
+    decay_all: bool = True
+    """Whether biases, and what normalising scales and shifts by, decay too. If not, `lars` does not scale their steps
+    either."""
+    clip: float | None = Field(None, gt=0)
+    """Largest norm of the gradient of all parameters together; a longer one is scaled down. Not where kernels are
+    sharded. Default: any."""
+    rates: dict[str, Annotated[float, Field(gt=0, le=1e6)]] | None = None
+    """Factors of the learning rate, by patterns of layers such as `{"conv1" = 0.1, "dense*" = 2}`. Of several that
+    match, the last one counts. Default: 1 for all."""
+    lookahead: LookaheadOptions | None = None
+    """Every `steps` steps (default 5) the weights go back to `alpha` (default 0.5) of the way since the last time:
+    `{steps = 5, alpha = 0.5}`. With `last`, alpha goes there in the course of the run, by the third power of its
+    progress. Not with rules that merge within a round. Default: never."""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Part that an exponential average of the weights keeps of itself at a step, such as 0.999. The average is what is
+    evaluated, exported and predicted with. For strategy `layer`. Default: no average."""
+    schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Schedule()
+    """How the learning rate changes: a name or a table. Default: `poly` for a named network on the published images
+    that it is for; otherwise the same behind a warm-up of an epoch, of a quarter of the run at most."""
+    loss: Literal["softmax", "squared", "sigmoid", "reconstruction", "sigmoid-reconstruction"] | None = None
+    """Loss function: `softmax` and `squared` for one class a sample, `sigmoid` for several labels. `reconstruction`
+    compares the network's output with the image that it was given, by the mean squared difference over pixels and
+    channels (PyTorch's `MSELoss`); `sigmoid-reconstruction` by the cross-entropy of the output's sigmoid and pixels in
+    [0, 1] (`BCEWithLogitsLoss`). Both ignore the labels and have no accuracy. Default: `softmax`, or `sigmoid` for
+    several labels."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Part of each label that all classes share in the training loss, where that is `softmax`. The losses on validation
+    and test samples are not smoothed."""
+    class_weights: Annotated[ClassWeights | None, BeforeValidator(_weights_of_classes)] = None
+    """Factor of each class in the training loss: `balanced` (samples ÷ classes ÷ samples of the class), a list of
+    numbers in the order of the classes, or a table by name, where a class that is not named has 1. It multiplies the
+    samples' own weights; their mean over the training samples is made 1. The losses on validation and test samples are
+    not weighted. Not for several labels a sample. Default: all classes alike."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of the weights, the order of samples and the augmentation."""
+    threads: int | None = Field(None, ge=1)
+    """Threads of each worker. Default: the worker's own number."""
+    workspace_mib: int = Field(1024, ge=1)
+    """Scratch memory of a convolution on each worker, in MiB."""
+    exact: bool = False
+    """Whether convolutions leave out algorithms that round more than products of matrices do. Winograd's, of 4×4
+    outputs, round by up to 0.00003 of the largest output in float32."""
+    replica_size: int = Field(1, ge=1)
+    """Workers that share one replica by sharding its kernels."""
+    sub_batches: int = Field(1, ge=1)
+    """Parts of a minibatch that are sent on one by one, where kernels are sharded."""
+    first_conv: FirstConv = "auto"
+    """What the workers divide in the first convolution, where kernels are sharded: kernels or samples. `auto` takes the
+    shorter step."""
+    kernel_shares: KernelShares = "measured"
+    """What decides how many kernels each worker gets, where kernels are sharded. `measured`: speeds, links, what a
+    shard takes whatever its size, and the scheduler's time for each task. `speeds`: measured speeds alone (Marques et
+    al., eq. 1), at the start and where kernels move; no link is measured."""
+    on_divergence: Literal["lower", "stop"] = "lower"
+    """A loss that is not finite, or weights whose losses are far above those of guessing: `lower` goes back to the
+    weights that were saved last, once, with a third of the learning rate. A loss that is not finite ends the run the
+    second time. `stop` ends it the first time."""
+    early_stopping: int | None = Field(None, ge=1)
+    """Stop after this many evaluations without a better validation accuracy, or without a lower validation loss where
+    the loss has no accuracy. Default: never."""
 
 
 class Workers(Options):
     """`[cluster.workers]`: workers of each kind that the job waits for and uses. Default: all that there are."""
 
-    cpu: int | None = Field(None, ge=0, description="Workers that compute on a CPU.")
-    gpu: int | None = Field(None, ge=0, description="Workers that compute on a GPU.")
+    cpu: int | None = Field(None, ge=0)
+    """Workers that compute on a CPU."""
+    gpu: int | None = Field(None, ge=0)
+    """Workers that compute on a GPU."""
 
     @property
     def given(self) -> dict[str, int]:
@@ -420,68 +351,53 @@ def _counted_workers(value: Any) -> Any:
 class Cluster(Options):
     """`[cluster]`: the machines. Without a scheduler the job starts a local cluster."""
 
-    scheduler: str | None = Field(None, description="Address of the Dask scheduler, such as tcp://host:8786.")
-    scheduler_file: Location | None = Field(None, description="File that the scheduler wrote its address to.")
-    workers: Annotated[Workers, BeforeValidator(_counted_workers)] = Field(
-        Workers(), description="Workers to wait for and use: a table or cpu=N,gpu=N. Default: all that there are."
-    )
-    wait: float = Field(60.0, ge=0, description="Seconds to wait for the scheduler and the workers.")
-    stall_timeout: float = Field(
-        300.0,
-        gt=0,
-        description="Seconds without a sign of life after which a worker counts as lost, "
-        "on top of five times what its round should take.",
-    )
-    settle: float = Field(
-        2.0,
-        ge=0,
-        description="Seconds without a new worker after which a job that takes all workers there are begins. A job "
-        "with a local cluster begins at once.",
-    )
-    chain: int = Field(
-        250,
-        ge=1,
-        description="Steps or meetings after which the chain of tasks, which the scheduler remembers, is cut. With "
-        "`layer` also the most steps between two snapshots.",
-    )
-    wire: Literal["float32", "float16"] = Field("float32", description="Number type of vectors on the network.")
-    overlap: bool = Field(
-        True, description="Whether replicas train on while they push and pull within a round (`easgd`, `downpour`)."
-    )
-    ps_shards: int = Field(
-        1, ge=1, description="Workers that the parameter server is split over, each with a range of the vector."
-    )
+    scheduler: str | None = None
+    """Address of the Dask scheduler, such as tcp://host:8786."""
+    scheduler_file: Location | None = None
+    """File that the scheduler wrote its address to."""
+    workers: Annotated[Workers, BeforeValidator(_counted_workers)] = Workers()
+    """Workers to wait for and use: a table or cpu=N,gpu=N. Default: all that there are."""
+    wait: float = Field(60.0, ge=0)
+    """Seconds to wait for the scheduler and the workers."""
+    stall_timeout: float = Field(300.0, gt=0)
+    """Seconds without a sign of life after which a worker counts as lost, on top of five times what its round should
+    take."""
+    settle: float = Field(2.0, ge=0)
+    """Seconds without a new worker after which a job that takes all workers there are begins. A job with a local
+    cluster begins at once."""
+    chain: int = Field(250, ge=1)
+    """Steps or meetings after which the chain of tasks, which the scheduler remembers, is cut. With `layer` also the
+    most steps between two snapshots."""
+    wire: Literal["float32", "float16"] = "float32"
+    """Number type of vectors on the network."""
+    overlap: bool = True
+    """Whether replicas train on while they push and pull within a round (`easgd`, `downpour`)."""
+    ps_shards: int = Field(1, ge=1)
+    """Workers that the parameter server is split over, each with a range of the vector."""
 
 
 class Run(Options):
     """`[run]`: the results."""
 
-    dir: Location = Field("runs", description="Folder that holds the runs.")
-    name: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        description="Name of the run's folder. Default: the time and the strategy.",
-    )
-    checkpoint_every: float = Field(1.0, gt=0, description="Epochs between two checkpoints.")
-    report_every: int = Field(25, ge=1, description="Steps between two reports of steps in the log (strategy `layer`).")
-    keep: int = Field(3, ge=1, description="Newest checkpoints that are kept; the best one is kept besides.")
-    dashboard: bool = Field(
-        True, description="Whether the scheduler's dashboard shows the run while it goes on, on its page /daskcnn."
-    )
-    tensorboard: bool = Field(
-        False, description="Whether event files for TensorBoard are written into the run directory (`tensorboard/`)."
-    )
-    mlflow: str | None = Field(
-        None,
-        min_length=1,
-        description="Tracking URI of MLflow, such as `http://host:5000` or `sqlite:///mlflow.db`, where the run is "
-        "logged. Default: nowhere.",
-    )
-    prometheus: bool = Field(
-        False,
-        description="Whether scheduler and workers serve the run's figures to Prometheus, at `/metrics` of their "
-        "ports for HTTP.",
-    )
+    dir: Location = "runs"
+    """Folder that holds the runs."""
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run's folder. Default: the time and the strategy."""
+    checkpoint_every: float = Field(1.0, gt=0)
+    """Epochs between two checkpoints."""
+    report_every: int = Field(25, ge=1)
+    """Steps between two reports of steps in the log (strategy `layer`)."""
+    keep: int = Field(3, ge=1)
+    """Newest checkpoints that are kept; the best one is kept besides."""
+    dashboard: bool = True
+    """Whether the scheduler's dashboard shows the run while it goes on, on its page /daskcnn."""
+    tensorboard: bool = False
+    """Whether event files for TensorBoard are written into the run directory (`tensorboard/`)."""
+    mlflow: str | None = Field(None, min_length=1)
+    """Tracking URI of MLflow, such as `http://host:5000` or `sqlite:///mlflow.db`, where the run is logged. Default:
+    nowhere."""
+    prometheus: bool = False
+    """Whether scheduler and workers serve the run's figures to Prometheus, at `/metrics` of their ports for HTTP."""
 
 
 class NoRule(Options):
@@ -513,13 +429,10 @@ class Job(Options):
     @classmethod
     def _of_the_strategy(cls, value: Any, info: ValidationInfo) -> UpdateRule | None:
         """The rule that `train.strategy` names, with these parameters. Without a right strategy nothing is checked."""
-        train, table = info.data.get("train"), {} if value is None else value
-        if train is None or train.strategy not in (*RULES, LAYER):
-            return None
-        if train.strategy == LAYER:
+        strategy, table = getattr(info.data.get("train"), "strategy", ""), {} if value is None else value
+        if strategy == LAYER:
             NoRule.model_validate(table)
-            return None
-        return RULES[train.strategy].model_validate(table)
+        return RULES[strategy].model_validate(table) if strategy in RULES else None
 
     @field_serializer("rule")
     def _given_parameters(self, rule: UpdateRule | None) -> dict[str, Any]:
@@ -532,7 +445,7 @@ def keys_of(table: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def description_of(key: str) -> str:
-    """What `section.key` means, with its unit."""
+    """Return the meaning of `section.key`, with its unit."""
     section, name = key.split(".")
     table: Any = Job.model_fields[section].annotation
     description = keys_of(table)[name].description
