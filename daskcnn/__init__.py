@@ -4,9 +4,9 @@ What there is for use from Python; each name is imported when it is first used:
 
 CNNClassifier   a network as an estimator of scikit-learn's kind
 train           train a job on a cluster
+dry_run         say what a job would do
 prepare         write images and labels as a data set
 prepare_folder  write a folder of image files as a data set
-plan            say what a job would do
 load            load a trained network
 TrainedModel    a trained network: predictions, layers, weights
 Result          what `train` returns
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 if TYPE_CHECKING:
     from daskcnn import errors, events
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from daskcnn.errors import Stop
     from daskcnn.estimator.classifier import CNNClassifier
     from daskcnn.job.tables import Job
-    from daskcnn.launch.jobs import plan, train
+    from daskcnn.launch.jobs import dry_run, train
     from daskcnn.launch.training import Result
     from daskcnn.trained.trained_model import TrainedModel, load
 
@@ -38,10 +39,10 @@ __all__ = [
     "Result",
     "Stop",
     "TrainedModel",
+    "dry_run",
     "errors",
     "events",
     "load",
-    "plan",
     "prepare",
     "prepare_folder",
     "train",
@@ -53,8 +54,8 @@ _HOMES = {
     "Result": "daskcnn.launch.training",
     "Stop": "daskcnn.errors",
     "TrainedModel": "daskcnn.trained.trained_model",
+    "dry_run": "daskcnn.launch.jobs",
     "load": "daskcnn.trained.trained_model",
-    "plan": "daskcnn.launch.jobs",
     "prepare": "daskcnn.datasets.prepare_arrays",
     "prepare_folder": "daskcnn.datasets.prepare_folder",
     "train": "daskcnn.launch.jobs",
@@ -65,6 +66,9 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used: the layers below `launch` need no Dask."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name == "plan":  # what the command calls a dry run; `daskcnn plan` is something else
+        warn("daskcnn.plan has another name: use daskcnn.dry_run", DeprecationWarning, stacklevel=2)
+        return __getattr__("dry_run")
     if name in __all__:
         return import_module(f"daskcnn.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

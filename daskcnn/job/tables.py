@@ -215,9 +215,8 @@ class LookaheadOptions(Options):
     Jordan 2024). Default: `alpha` throughout."""
 
 
-_LARGEST_WEIGHT = 1e30
-ClassWeight: TypeAlias = Annotated[float, Field(ge=0)]
-ClassWeights: TypeAlias = Literal["balanced"] | list[ClassWeight] | dict[str, ClassWeight]
+_ClassWeight: TypeAlias = Annotated[float, Field(ge=0)]
+ClassWeights: TypeAlias = Literal["balanced"] | list[_ClassWeight] | dict[str, _ClassWeight]
 
 
 def _weights_of_classes(value: Any) -> Any:
@@ -229,7 +228,7 @@ def _weights_of_classes(value: Any) -> Any:
 
 
 def _is_weight(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST_WEIGHT
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e30
 
 
 FirstConv: TypeAlias = Literal["auto", "kernels", "samples"]
@@ -448,6 +447,4 @@ def description_of(key: str) -> str:
     """Return the meaning of `section.key`, with its unit."""
     section, name = key.split(".")
     table: Any = Job.model_fields[section].annotation
-    description = keys_of(table)[name].description
-    assert description, f"{key} has no description"
-    return description
+    return keys_of(table)[name].description or ""

@@ -176,8 +176,8 @@ def _finished(run: Path, summary: dict[str, Any]) -> Result:
 
 
 @dataclass(frozen=True)
-class JobPlan:
-    """What a job would do. Its text is that of `daskcnn run --dry-run`.
+class DryRun:
+    """A job that was not run, and what it would do. The text is that of `daskcnn run --dry-run`.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ class JobPlan:
         return as_lines("What the job would do", self.text)
 
 
-def plan(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None) -> JobPlan:
+def dry_run(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None) -> DryRun:
     """Say what a job would do. Its data set is made if it is not there; nothing is trained.
 
     Parameters
@@ -208,7 +208,7 @@ def plan(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None) -
 
     Examples
     --------
-    >>> print(daskcnn.plan(job))  # doctest: +ELLIPSIS
+    >>> print(daskcnn.dry_run(job))  # doctest: +ELLIPSIS
     data      ...
     """
     _check_pair(data)
@@ -216,4 +216,4 @@ def plan(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None) -
     _check_first(raw, data, client)
     with with_own_data(raw, data, client) as tables:
         prepared = prepare_job(resolve(tables), progress=shown(lambda _: None), warn=warn)
-        return JobPlan(prepared.job, readable_plan(prepared))
+        return DryRun(prepared.job, readable_plan(prepared))

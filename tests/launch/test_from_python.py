@@ -280,7 +280,7 @@ def test_layers_and_weights_have_names(trained: Result) -> None:
 
 
 def test_plan_job_result_and_model_are_shown_in_a_notebook(trained: Result, job: dict[str, Any]) -> None:
-    plan = daskcnn.plan(job)
+    plan = daskcnn.dry_run(job)
     for shown, word in (
         (plan, "to train on"),
         (plan.job, "train.epochs"),
@@ -516,11 +516,18 @@ def test_no_image_has_no_prediction(trained: Result, images: np.ndarray) -> None
 
 
 def test_the_plan_of_a_job_on_arrays(small: dict[str, Any], own: np.ndarray, labels: np.ndarray) -> None:
-    planned = str(daskcnn.plan(small, data=(own, labels)))
+    planned = str(daskcnn.dry_run(small, data=(own, labels)))
     assert "43 to train on, 5 for validation, 12 to test" in planned
     assert "dense1" in planned
     with pytest.raises(daskcnn.errors.DataError, match=r"give \(images, labels\)"):
-        daskcnn.plan(small, data=own)  # type: ignore[arg-type] # no pair
+        daskcnn.dry_run(small, data=own)  # type: ignore[arg-type] # no pair
+
+
+def test_the_old_name_of_a_dry_run_warns_and_works() -> None:
+    with pytest.warns(DeprecationWarning, match=r"use daskcnn\.dry_run"):
+        old = daskcnn.plan
+    assert old is daskcnn.dry_run
+    assert "plan" not in dir(daskcnn)
 
 
 def test_a_wrong_job_is_told_before_an_image_is_read(client: Client, own: np.ndarray, labels: np.ndarray) -> None:
