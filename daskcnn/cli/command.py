@@ -1,4 +1,4 @@
-"""What the commands share: how they fail, and options that several have."""
+"""Shared parts of the commands: how they fail, and options that several have."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ settings = click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multip
 
 
 class NobodyReads(BrokenPipeError):
-    """What reads the output has ended, as `head` does. Click ends the process without a word."""
+    """The reader of the output has ended, as `head` does. Click ends the process without a word."""
 
 
 class Command(click.Command):

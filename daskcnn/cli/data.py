@@ -49,7 +49,7 @@ def _named(name: str) -> click.Command:
 
 
 class _Sources(click.Group):
-    """What a data set is made from: commands of their own, and the data sets that have a name."""
+    """The sources of data sets: commands of their own, and the data sets that have a name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the commands and of the data sets."""

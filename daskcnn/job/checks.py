@@ -1,4 +1,4 @@
-"""What is wrong with a job as a whole: names that are in no registry, and keys that contradict each other.
+"""Checks of a job as a whole: names that are in no registry, and keys that contradict each other.
 
 Checks that need the data set, the network's shapes or the cluster are made where these are known.
 """
@@ -192,7 +192,7 @@ def _of_sharding(train: Train) -> Iterator[str]:
 
 
 def _is_set(table: Options, key: str) -> bool:
-    """Whether a key says something else than its default: a resolved job gives every key."""
+    """Return True if a key differs from its default: a resolved job gives every key."""
     return bool(getattr(table, key) != type(table).model_fields[key].default)
 
 
@@ -206,7 +206,7 @@ def _too_many_increments(train: Train) -> Iterator[str]:
 
 
 def _of_rule(rule: UpdateRule, job: Job) -> Iterator[str]:
-    """What the rest of the job asks of the rule that it cannot do."""
+    """Demands of the rest of the job that the rule cannot meet."""
     strategy, given, train = job.train.strategy, sum(job.cluster.workers.given.values()), job.train
     yield from _of_groups(rule, job)
     yield from _of_averages(rule, job.train)
@@ -247,7 +247,7 @@ def _of_averages(rule: UpdateRule, train: Train) -> Iterator[str]:
 
 
 def _of_groups(rule: UpdateRule, job: Job) -> Iterator[str]:
-    """What groups of workers cannot do."""
+    """Demands that groups of workers cannot meet."""
     strategy, given, size = job.train.strategy, sum(job.cluster.workers.given.values()), job.train.replica_size
     if size == 1:
         return

@@ -1,7 +1,4 @@
-"""A job's network for a data set: its layers, its first weights, its convolutions, its optimiser.
-
-Initial weights that depend on the training images: those of a first convolution that whitens.
-"""
+"""A job's network for a data set: layers, initial weights, convolutions, optimizer, loss and schedule."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ def network_of(job: Job, dataset: Described) -> Sequential:
 
 
 def reconstructs(job: Job) -> bool:
-    """Whether the network is to answer an image with an image."""
+    """Return True if the network is to answer an image with an image."""
     return job.train.loss is not None and LOSSES[job.train.loss].labels == "image"
 
 
@@ -81,7 +78,7 @@ def initial_weights(job: Job, images: Described) -> tuple[Layout, Array]:
 
 
 def _checked_network(job: Job, images: Described) -> Sequential:
-    """Raise JobError for a network whose weights, or whose maps of one image, are more than this machine's memory."""
+    """Return the network. Raise JobError if its weights, or its maps of one image, exceed this machine's memory."""
     network = network_of(job, images)
     memory, itemsize = virtual_memory().total, np.dtype(job.model.dtype).itemsize
     numbers = network.numbers(images.shape)
@@ -117,7 +114,7 @@ def optimizer_of(job: Job) -> Optimizer:
 
 
 def descent_of(job: Job, model: Sequential) -> Descent:
-    """How the job descends: its optimizer, and which parameters of the network it steps in which way."""
+    """Return the job's optimizer, and how it steps each parameter of the network."""
     train = job.train
     return Descent(optimizer_of(job), model.frozen, tuple((train.rates or {}).items()), train.decay_all, train.clip)
 

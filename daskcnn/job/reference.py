@@ -114,7 +114,7 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _type(key: str, field: FieldInfo) -> str:
-    """What a value may be, with its bounds."""
+    """The type of a value, with its bounds."""
     if names := names_of(key):
         return ("text; imported are " if key == "data.name" else "one of ") + ", ".join(f"`{name}`" for name in names)
     bounds = [text.format(getattr(m, at)) for m in field.metadata for at, text in BOUNDS.items() if hasattr(m, at)]

@@ -1,8 +1,6 @@
-"""Where a job's tables come from: TOML files, flags and `--set section.key=value`.
+"""From raw tables (TOML files, flags, `--set section.key=value`) to a checked job with its defaults filled in.
 
-What the models refuse, in words: `key = value: reason; because`, or `unknown key` with the nearest right one.
-
-From raw tables to a job that is right by itself and says everything.
+Each problem is a line: `key = value: reason; because`, or `unknown key` with the nearest right one.
 """
 
 from __future__ import annotations
@@ -166,7 +164,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
 
 
 def _entries(raw: Mapping[str, Any]) -> int:
-    """How many keys and values the tables hold, at all depths; counted as far as the most and one table more."""
+    """Count the keys and values of the tables, at all depths, up to the limit and one table more."""
     waiting: list[Any] = [raw]
     found = 0
     while waiting and found <= MOST_ENTRIES:

@@ -1,1 +1,1 @@
-"""What a user asks for: train, resume, prepare, evaluate, predict, simulate, plan."""
+"""Training, resuming and dry runs of jobs."""

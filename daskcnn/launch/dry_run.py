@@ -1,4 +1,4 @@
-"""What a job would do, in words: `--dry-run`. The data set is made if it is not there; nothing else is started."""
+"""A dry run: a job in words. The data set is made if it is not there; nothing else is started."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any],
 
 
 def readable_plan(prepared: Prepared) -> str:
-    """What the job will do, for people: data, network, convolutions, rounds or shards, memory. Nothing is started."""
+    """Describe the job for people: data, network, convolutions, rounds or shards, memory. Nothing is started."""
     job, dataset = prepared.job, prepared.dataset
     lines = [
         *_of_arrays(job, dataset),
@@ -55,7 +55,7 @@ def readable_plan(prepared: Prepared) -> str:
 
 
 def _of_arrays(job: Job, dataset: Dataset) -> list[str]:
-    """What arrays in place have to go through first."""
+    """The reading of arrays in place that comes first."""
     if not job.data.in_place or dataset.index is not None:
         return []
     samples = dataset.manifest.train.samples + dataset.manifest.test.samples
@@ -63,7 +63,7 @@ def _of_arrays(job: Job, dataset: Dataset) -> list[str]:
 
 
 def _plans(job: Job, dataset: Dataset) -> list[tuple[str, ConvPlan]]:
-    """What this machine would choose; the first layer's input needs no gradient."""
+    """The choices of this machine. The first layer's input needs no gradient."""
     specs, device = conv_specs(job, dataset), planning_device(job)
     return [(name, plan(spec, device, need_dx=i > 0)) for i, (name, spec) in enumerate(specs)]
 
@@ -98,7 +98,7 @@ def _training(job: Job) -> str:
 
 
 def _weights(prepared: Prepared) -> Iterator[str]:
-    """What the weights start from, and which of them are not trained."""
+    """The start of the weights, and those that are not trained."""
     network, layout = network_of(prepared.job, prepared.dataset), prepared.layout
     if prepared.start is not None:
         yield f"weights   {prepared.start}"
@@ -109,7 +109,7 @@ def _weights(prepared: Prepared) -> Iterator[str]:
 
 
 def _sums(prepared: Prepared) -> Iterator[str]:
-    """Where the additions of a network that is sharded are made, on two workers of equal speed."""
+    """The places of a sharded network's additions, on two workers of equal speed."""
     job, dataset = prepared.job, prepared.dataset
     if job.train.strategy != LAYER and job.train.replica_size < 2:
         return

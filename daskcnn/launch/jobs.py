@@ -48,9 +48,11 @@ def run(raw: dict[str, Any], *, resume: str | None, json_mode: bool, quiet: bool
 
 def _done(run: Path | None, job: Job) -> dict[str, Any] | None:
     """The summary of a run that has trained to its end; None where there is more to do, by this job."""
-    if run is None or not (summary := RunDirectory.open(run).summary()) or summary.get("status") != "done":
+    if run is None:
         return None
-    if epochs_of(RunDirectory.open(run)) != job.train.epochs:
+    directory = RunDirectory.open(run)
+    summary = directory.summary()
+    if not summary or summary.get("status") != "done" or epochs_of(directory) != job.train.epochs:
         return None
     return checked_summary(summary, run / "summary.json")
 
@@ -65,7 +67,7 @@ class Warnings(Silent):
 
 
 def progress_from_python() -> Progress:
-    """What a run that Python code starts shows: a live display in a notebook, elsewhere warnings alone."""
+    """Return the display of a run that Python code starts: live in a notebook, elsewhere warnings alone."""
     return in_notebook() or Warnings()
 
 

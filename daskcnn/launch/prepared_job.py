@@ -118,7 +118,7 @@ def _with_loss(job: Job, dataset: Dataset) -> Job:
 
 
 def _too_few_samples(job: Job, dataset: Dataset) -> Iterator[str]:
-    """What the job makes of fewer training samples than it needs."""
+    """Problems of a job with fewer training samples than it needs."""
     samples = training_samples(job, dataset)
     if samples < 1:
         total = len(dataset.train)
@@ -167,7 +167,7 @@ def _unmet_rates(job: Job, dataset: Dataset) -> Iterator[str]:
 
 
 def _pixels_misfit(job: Job, dataset: Dataset) -> Iterator[str]:
-    """What a network or a loss whose pixels lie between 0 and 1 cannot make of the data set's."""
+    """Pixels that do not lie between 0 and 1, where the network or the loss wants that."""
     loss, (last, layer) = job.train.loss, network_of(job, dataset).layers[-1]
     if not reconstructs(job):
         return

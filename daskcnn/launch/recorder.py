@@ -1,6 +1,6 @@
-"""A function of the user's that is told a run's events, and may end the run.
+"""The record of a run: its events go to log, display and the user's function, its states into checkpoints.
 
-Where a run's events and states go: log, display, checkpoints; and, where that fails, where else they are kept.
+A run that cannot be kept in its directory is kept elsewhere.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class Listener:
 
     @property
     def signal(self) -> int | None:
-        """What stands for a signal once the function has ended the run."""
+        """The number in place of a signal's, once the function has ended the run; else None."""
         return ENDED_BY_LISTENER if self.training and (self.stopped or self.error is not None) else None
 
     def ended(self, interrupted: Interrupted) -> bool:
-        """Whether it was the function that ended the run."""
+        """Return True if the function ended the run."""
         return interrupted.signum == ENDED_BY_LISTENER
 
     def raise_error(self) -> None:

@@ -25,7 +25,7 @@ _EPOCHS = "train.epochs"
 
 
 def has_checkpoint(run: Path | None) -> bool:
-    """Whether there is a run to go on with that has kept its weights."""
+    """Return True if there is a run to go on with, and it has kept its weights."""
     return run is not None and any((run / "checkpoints").glob("step-*"))
 
 
@@ -79,7 +79,7 @@ def _of_epochs(kept: Job, epochs: int, path: Path) -> Job:
 
 
 def _differing(key: str, kept: Job, asked: Job) -> tuple[Any, Any] | None:
-    """What the run and the new job have under this key; None where it is the same."""
+    """The values of this key in the run and in the new job; None if they are the same."""
     section, *names = key.split(".")
     own, other = (_value(getattr(job, section), names) for job in (kept, asked))
     return (own, other) if own != other else None
@@ -91,7 +91,7 @@ def _short(value: Any) -> str:
 
 
 def _value(table: Any, names: Sequence[str]) -> Any:
-    """What the key says; None where there is no such key, as rules have their own."""
+    """The value of the key; None if there is no such key, as rules have their own."""
     return reduce(lambda inner, name: getattr(inner, name, getattr(inner, f"{name}_", None)), names, table)
 
 

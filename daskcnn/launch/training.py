@@ -1,4 +1,4 @@
-"""A job from its start to its summary: data, cluster, strategy, run directory; and resuming."""
+"""Training a resolved job, from its data set and its cluster to its summary."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interr
 
 @dataclass(frozen=True)
 class Result:
-    """What training leaves.
+    """A run that has ended, with its trained network.
 
     Attributes
     ----------
@@ -339,7 +339,10 @@ def _started(recorder: Recorder) -> TrainingState | None:
 
 
 def _trained(shell: Shell, listener: Listener) -> tuple[str, TrainingState]:
-    """How training has ended, and its last state. Raises what the user's function raised, and what training raises."""
+    """Train; return the status and the last state.
+
+    An error of training is raised, and so is an error of the user's function.
+    """
     try:
         return "done", shell.train()
     except Interrupted as error:
@@ -350,7 +353,7 @@ def _trained(shell: Shell, listener: Listener) -> tuple[str, TrainingState]:
 
 
 def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
-    """The strategy that a shell drives for this job."""
+    """Return the strategy that a shell drives for this job."""
     return LayerSharded if job.train.strategy == LAYER else DataParallel
 
 
