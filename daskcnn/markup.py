@@ -1,4 +1,4 @@
-"""What objects look like in a notebook: small pieces of HTML, every text in them escaped."""
+"""Small pieces of HTML that show objects in a notebook. Every text in them is escaped."""
 
 from __future__ import annotations
 

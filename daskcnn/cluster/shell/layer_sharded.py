@@ -45,7 +45,7 @@ class Gathered:
         self._futures, self._fact, self._found = futures, fact, dict[Any, Any]()
 
     def expects(self, future: Future) -> bool:
-        """Whether this task's result has not come."""
+        """True for a task whose result has not come."""
         key = self._keys.get(future.key)
         return key is not None and key not in self._found
 
@@ -81,7 +81,7 @@ class Segment:
             self.next += 1
 
     def expects(self, future: Future) -> bool:
-        """Whether this step's score has not come."""
+        """True for a step whose score has not come."""
         return future.key not in self._scores and any(future is own for _, own in self._flight)
 
     def take(self, future: Future, result: Score, now: float) -> list[Fact]:
