@@ -127,28 +127,23 @@ class Shell:
         for name, member in self._candidates.items():
             self.tell(facts.WorkerReady(name, member.kind, self.now))
         try:
-            end = self._run()
+            while self.end is None:
+                self.look()
+                with self._losses_told():
+                    self.strategy.ahead()
+                if not self._facts:
+                    self._take_result()
+                while self._facts and self.end is None:
+                    fact = self._facts.popleft()
+                    found = self.strategy.coordinator.handle(fact)
+                    if self._heard is not None:
+                        self._heard(fact, found)
+                    self._carry_out(found)
         finally:
             self._cancel_all()
-        if end.error is not None:
-            raise end.error
+        if self.end.error is not None:
+            raise self.end.error
         return self.state
-
-    def _run(self) -> orders.End:
-        """To the last order. Raises what tasks raise by a mistake of ours."""
-        while self.end is None:
-            self.look()
-            with self._losses_told():
-                self.strategy.ahead()
-            if not self._facts:
-                self._take_result()
-            while self._facts and self.end is None:
-                fact = self._facts.popleft()
-                found = self.strategy.coordinator.handle(fact)
-                if self._heard is not None:
-                    self._heard(fact, found)
-                self._carry_out(found)
-        return self.end
 
     # --- facts ---
 
