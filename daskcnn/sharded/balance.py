@@ -1,10 +1,9 @@
 """The search for the workers' shares of every stage's kernels that make the shortest step, transfers counted.
 
 The seconds of a step are the sum over its stages of the slowest worker's computation and the slowest link's transfers
-(Marques et al.'s comm + max conv + comp, with a link for each worker). Stages depend on each other, as a stage's
-outputs go to every worker that has kernels of the next one. So the search divides one stage after the other anew, for
-the others as they are, until nothing changes. It starts from eq. 1's shares for all workers, from those for the
-fastest few, and from all kernels at home, and takes the best cut that it meets.
+(Marques et al.'s comm + max conv + comp, with a link for each worker). As a stage's outputs go to every worker that has
+kernels of the next one, the search divides one stage after the other anew, for the others as they are, until nothing
+changes. It starts from eq. 1's shares for all workers, from those for the fastest few, and from all kernels at home.
 """
 
 from __future__ import annotations
@@ -128,11 +127,8 @@ class ShareSearch:
         if self.speeds_alone:
             return self.by_compute
         by_speed = sorted(self.compute, key=lambda w: (w != self.home, sum(self.compute[w].values())))
-        among = [
-            replace(self, compute={w: own for w, own in self.compute.items() if w in by_speed[:count]})
-            for count in AMONG
-            if count < len(self.compute)
-        ]
+        fastest = [by_speed[:count] for count in AMONG if count < len(self.compute)]
+        among = [replace(self, compute={w: own for w, own in self.compute.items() if w in few}) for few in fastest]
         starts = [(balance, balance.by_compute) for balance in (self, *among)]
         at_home = [{self.home: stage.conv.kernels} if stage.conv else {} for stage in self.stages]
         starts += [(self, at_home), *((self, start) for _, start in starts[1:])]
@@ -144,12 +140,11 @@ class ShareSearch:
     @cached_property
     def by_compute(self) -> list[dict[str, int]]:
         """Kernels of each stage by the workers' speeds alone (Marques et al., eq. 1)."""
-        cut = [
-            self._given(kernel_shards(stage.conv.kernels, [self._computing(w, stage) for w in self.compute]))
-            if stage.conv
-            else {}
-            for stage in self.stages
-        ]
+        cut: list[dict[str, int]] = [{} for _ in self.stages]
+        for own, stage in zip(cut, self.stages, strict=True):
+            if stage.conv:
+                seconds = [self._computing(w, stage) for w in self.compute]
+                own |= self._given(kernel_shards(stage.conv.kernels, seconds))
         return [cut[self._led.get(i, i)] for i in range(len(cut))]
 
     @cached_property
@@ -168,21 +163,17 @@ class ShareSearch:
 
     def plan(self, kernels: Kernels) -> StepPlan:
         """The step of this cut."""
-        return StepPlan.of(
-            self.stages,
-            self.in_shape,
-            kernels,
-            self.home,
-            parts=self.parts,
-            samples=self.samples,
-            itemsize=self.itemsize,
-            weight_itemsize=self.weight_itemsize,
-        )
+        sizes = self.parts, self.samples, self.itemsize, self.weight_itemsize
+        return StepPlan.of(self.stages, self.in_shape, kernels, self.home, *sizes)
 
     def step_seconds(self, kernels: Kernels) -> float:
         """Seconds of a step that is cut like this."""
         plan = self.plan(kernels)
-        computing = sum(self._stage_seconds(i, plan) for i, own in enumerate(kernels) if own)
+        computing = 0.0
+        for i, (stage, own) in enumerate(zip(plan.stages, plan.kernels, strict=True)):
+            if own:  # home computes layers alone that could be spread and are not
+                alone = self._apart(i, self.home, stage) * self._computing(self.home, stage)
+                computing += alone + max(self._part(i, w, stage, n / plan.made[i]) for w, n in own.items())
         scheduling = self.task * plan.task_count if self.task else 0.0
         # all messages of a flow go at once, and a link carries both ways at the same time
         carrying = sum(self._slowest(flow.moved, self.samples * self.itemsize) for flow in plan.flows)
@@ -215,11 +206,8 @@ class ShareSearch:
 
     def measured(self, compute: Mapping[str, Mapping[str, float]]) -> ShareSearch:
         """Return the search by other seconds a sample, if given. The fixed part of them changes in proportion."""
-        new = {w: {**own, **compute.get(w, {})} for w, own in self.compute.items()}
-        fixed = {
-            w: {name: each * new[w][name] / self.compute[w][name] for name, each in own.items()}
-            for w, own in self.fixed.items()
-        }
+        old, new = self.compute, {w: {**own, **compute.get(w, {})} for w, own in self.compute.items()}
+        fixed = {w: {n: each * new[w][n] / old[w][n] for n, each in own.items()} for w, own in self.fixed.items()}
         return replace(self, compute=new, fixed=fixed)
 
     def whole_seconds(self, worker: str, i: int, kernels: Mapping[str, int], seconds: float) -> float:
@@ -239,12 +227,6 @@ class ShareSearch:
         if stage.by == "samples":
             return 0.0
         return self.samples * self.fixed.get(worker, {}).get(stage.name or "", 0.0)
-
-    def _stage_seconds(self, i: int, plan: StepPlan) -> float:
-        """Seconds of the slowest worker's shard, and of home for layers that could be spread and are not."""
-        stage, own = plan.stages[i], plan.kernels[i]
-        alone = self._apart(i, self.home, stage) * self._computing(self.home, stage)
-        return alone + max(self._part(i, w, stage, n / plan.made[i]) for w, n in own.items())
 
     def _part(self, i: int, worker: str, stage: Stage, part: float) -> float:
         """Seconds of a worker's part of a stage. stage: as it is spread."""

@@ -8,8 +8,7 @@ that read them. A composite layer whose paths do not end like that stays whole, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -89,8 +88,9 @@ class _CutLayers:
         """Add a layer to the stages whose outputs it reads. Returns False if others need these outputs without it."""
         if not value or any(self._is_needed(stage) for stage in value):
             return False
-        stages = [self.stages[i] for i in value]
-        if len(stages) > 1 and not (_is_alike(named[1]) and all(map(_is_open, stages))):
+        stages, layer = [self.stages[i] for i in value], named[1]
+        alike = layer.reach == 0 and _is_plain(layer) and not isinstance(layer, Dropout)  # whatever a channel's number
+        if len(stages) > 1 and not (alike and all(map(_is_open, stages))):
             return False
         for i, stage in zip(value, stages, strict=True):
             self.stages[i] = _with_layer(stage, named, summing=summing)
@@ -113,28 +113,21 @@ class _CutLayers:
     def _cut(self, layer: Parallel, value: Value, lead: tuple[Named, ...], path: str) -> Value | None:
         """Cut a composite layer. Returns None if it has to stay whole."""
         before = list(self.stages)
-        try:
-            value = self._together(value, lead) if lead else value
-            with self._sharing(value):
-                match layer:
-                    case Branches():
-                        return self._side_by_side(layer.paths, value, path)
-                    case Add():
-                        return self._sum(layer.paths, value, path)
-                    case Residual():
-                        return self._sum(layer.paths[::-1], value, path)  # the path adds the shortcut
-            return None
-        except _StaysWhole:
-            self.stages = before
-            return None
-
-    @contextmanager
-    def _sharing(self, value: Value) -> Iterator[None]:
+        value = self._together(value, lead) if lead else value
         self._shared.update(value)
         try:
-            yield
+            match layer:
+                case Branches():
+                    return self._side_by_side(layer.paths, value, path)
+                case Add():
+                    return self._sum(layer.paths, value, path)
+                case Residual():
+                    return self._sum(layer.paths[::-1], value, path)  # the path adds the shortcut
+        except _StaysWhole:
+            self.stages = before
         finally:
             self._shared.subtract(value)
+        return None
 
     def _side_by_side(self, paths: Sequence[Path], value: Value, inside: str) -> Value:
         found: list[int] = []
@@ -192,11 +185,6 @@ def _with_layer(stage: Stage, named: Named, *, summing: bool) -> Stage:
 def _is_plain(layer: Layer) -> bool:
     """True if a layer that goes by channel has neither parameters nor state."""
     return layer.numbers((1, 1, 1)) == 0
-
-
-def _is_alike(layer: Layer) -> bool:
-    """True if a layer treats every channel alike, whatever its number."""
-    return layer.reach == 0 and _is_plain(layer) and not isinstance(layer, Dropout)
 
 
 def _has_convolution(layer: Layer) -> bool:

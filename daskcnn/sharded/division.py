@@ -10,18 +10,7 @@ from typing import Self
 
 from daskcnn.nn import Shape
 from daskcnn.sharded.plan_parts import ALL, WHOLE, Cuts, Flow, Kernels, TaskKind, WantedEdge
-from daskcnn.sharded.stages import (
-    Share,
-    Stage,
-    added_channels,
-    channel_size,
-    kernel_size,
-    neighbours,
-    rested,
-    shard_shape,
-    shares_of,
-    stage_shapes,
-)
+from daskcnn.sharded.stages import Share, Stage, added_channels, kernel_size, neighbours, shares_of, stage_shapes
 
 
 @dataclass(frozen=True)
@@ -33,8 +22,7 @@ class Division:
     stages : each stage as it is spread for its kernels
     shapes : the shape of each stage's input, without N
     home : the worker that computes the layers that are not divided
-    parts : the parts of a minibatch, computed one after the other
-    samples : the samples of a minibatch
+    parts, samples : of a minibatch, whose parts are computed one after the other
     itemsize, weight_itemsize : bytes of a number on the wire: of activations and their gradients; of weights and theirs
     weighted : stages whose undivided layers have weights
     placed : true for the first step after the pieces were placed: no gradients of weights are left over
@@ -58,7 +46,6 @@ class Division:
         in_shape: Shape,
         kernels: Kernels,
         home: str,
-        *,
         parts: int = 1,
         samples: int = 1,
         itemsize: int = 4,
@@ -78,10 +65,8 @@ class Division:
     @cached_property
     def shares(self) -> list[dict[str, Share]]:
         """Each worker's channels of each stage."""
-        return [
-            dict(zip(own, shares_of(list(own.values()), stage.reach), strict=True))
-            for stage, own in zip(self.stages, self.kernels, strict=True)
-        ]
+        divided = zip(self.stages, self.kernels, strict=True)
+        return [dict(zip(own, shares_of(list(own.values()), stage.reach), strict=True)) for stage, own in divided]
 
     @cached_property
     def made(self) -> list[int]:
@@ -90,18 +75,20 @@ class Division:
 
     @cached_property
     def channel_sizes(self) -> list[int]:
-        """Numbers a sample of one channel of each stage's outputs."""
-        return [channel_size(stage, shape) for stage, shape in zip(self.stages, self._sharded, strict=True)]
+        """Numbers a sample of one channel as it leaves its shard; 0 if there are no shards, or they send sums."""
+        sends = [stage.conv is not None and stage.summed is None for stage in self.stages]
+        return [math.prod(shape[:-1]) if each else 0 for each, shape in zip(sends, self._sharded, strict=True)]
 
     @cached_property
     def _sharded(self) -> list[Shape]:
         """The shape of each stage's shards together."""
-        return [shard_shape(stage, shape) for stage, shape in zip(self.stages, self.shapes, strict=True)]
+        return [stage.shard_shape(shape) for stage, shape in zip(self.stages, self.shapes, strict=True)]
 
     @cached_property
     def _made(self) -> list[Shape]:
         """The shape of each stage's outputs."""
-        return [rested(stage, shape) for stage, shape in zip(self.stages, self._sharded, strict=True)]
+        sharded = zip(self.stages, self._sharded, strict=True)
+        return [stage.rest.out_shape(shape) if stage.rest else shape for stage, shape in sharded]
 
     @cached_property
     def judged_by_all(self) -> bool:
@@ -156,10 +143,8 @@ class Division:
     @cached_property
     def _whole(self) -> list[dict[str, None]]:
         """Workers that get all outputs of each stage, as ordered sets."""
-        return [
-            {w: None for w, use in uses.items() if use.channels == slice(0, self.widths[i])}
-            for i, uses in enumerate(self.uses)
-        ]
+        whole = [slice(0, width) for width in self.widths.values()]
+        return [{w: None for w, use in uses.items() if use.channels == whole[i]} for i, uses in enumerate(self.uses)]
 
     def _overlaps(self, i: int, worker: str) -> Iterator[tuple[str, slice]]:
         """Yield the makers of the channels of a stage that a worker needs, with these channels."""
@@ -227,14 +212,11 @@ class Division:
 
     def edges(self, i: int, worker: str) -> list[WantedEdge]:
         """The edges of its neighbours' shards that a shard needs."""
-        if not self.stages[i].reach:
-            return []
-        return [WantedEdge(*each) for each in neighbours(self.shares[i], worker)]
+        return [WantedEdge(*each) for each in neighbours(self.shares[i], worker)] if self.stages[i].reach else []
 
     def edge_sizes(self, i: int) -> dict[str, int]:
         """The size of an edge of each worker's shard, of as many channels as any neighbour may need."""
-        most = 2 * self.stages[i].reach
-        if not most:
+        if not (most := 2 * self.stages[i].reach):
             return {}
         each = kernel_size(self.stages[i], self.shapes[i])
         return {worker: min(most, own) * each for worker, own in self.kernels[i].items()}
@@ -275,6 +257,5 @@ class Use:
 
     def also(self, stage: int, channels: slice) -> Use:
         """The use with another reader."""
-        by = self.by if stage == self.by[-1] else (*self.by, stage)
         start, stop = min(self.channels.start, channels.start), max(self.channels.stop, channels.stop)
-        return Use(by, slice(start, stop))
+        return Use(self.by if stage == self.by[-1] else (*self.by, stage), slice(start, stop))

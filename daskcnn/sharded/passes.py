@@ -23,7 +23,7 @@ from daskcnn.nn.losses import Targets, mixed_loss
 from daskcnn.nn.network import on_device
 from daskcnn.nn.score import Score
 from daskcnn.sharded.pieces import Edges, Piece, of_channels
-from daskcnn.sharded.stages import Addend, By, Share, Stage, added_channels, shard_shape
+from daskcnn.sharded.stages import Addend, By, Share, Stage, added_channels
 
 _QUIET = np.errstate(over="ignore", invalid="ignore")
 
@@ -37,10 +37,9 @@ class ShardResidual:
     x : the convolution's input
     residuals : of the sections of spread layers
     params : of the spread layers
-    state : the shard's new state
     summed : the input of the stage's summed layer, and the layer's weights, for all channels that are held
-    lead : of the layers in front of the convolution
-    addends : of each addend's layers, with the number of its channels
+    lead : the residual of the layers in front of the convolution
+    addends : the residual of each addend's layers, with the number of its channels
     """
 
     x: Array
@@ -68,16 +67,16 @@ def shard_forward(
     """Compute a shard: its kernels over the whole input, then the spread layers.
 
     A shard of samples is the whole stage over its part of the batch, which may be empty. xs: the input's channels, in
-    turn. edges: of the neighbours. need_dx: whether the backward pass needs dx; the algorithm is the fastest for both
-    passes. addends: of each, the channels for this shard's own; None: there are none. Returns y (…, N, own kernels), or
-    this shard's part (N, units) of the summed layer's outputs, and the residual.
+    turn. need_dx: true if the backward pass needs dx; the algorithm is the fastest for both passes. addends: of each,
+    the channels for this shard's own; None: there are none. Returns y (…, N, own kernels), or this shard's part
+    (N, units) of the summed layer's outputs, and the residual.
     """
     assert stage.conv is not None
     assert stage.name is not None
     x = device.backend.from_host(joined(xs))
     if not x.shape[-2]:
         height, width, _, channels = x.shape
-        *sides, kernels = shard_shape(stage, (height, width, channels))
+        *sides, kernels = stage.shard_shape((height, width, channels))
         return np.empty((*sides, 0, kernels), x.dtype), ShardResidual(x, (), {}, {})
     params, state = piece.widened(stage, edges, device)
     ctx, lead = Context(device, training=True, keys=keys), None
@@ -131,9 +130,8 @@ def _with_addend(
         z, _, residual = addend.layers.forward({}, {}, z, ctx)
     count = z.shape[-1]
     if count < y.shape[-1]:
-        whole = device.xp.zeros(y.shape, y.dtype)
-        whole[..., :count] = z
-        z = whole
+        part, z = z, device.xp.zeros(y.shape, y.dtype)
+        z[..., :count] = part
     fresh = last is None or isinstance(last, Conv | LocalLayer | ScalingLayer)  # these keep only their input
     return added_arrays([y, z], z if fresh else y, device), (residual, count)
 
@@ -166,7 +164,6 @@ def shard_backward(
     spread = of_channels(stage, found, share.within(share.own)) if found else Params()
     ctx = Context(device, training=True, need_dx=need_dx, channel=share.start)
     residual = stage.conv.residual(piece.params[stage.name], kept.x, ctx)
-    dx: Array | None
     dx, own = stage.conv.backward(piece.params[stage.name], residual, dy, ctx)
     if dx is not None and stage.lead is not None:
         dx, _ = stage.lead.backward({}, kept.lead, dx, Context(device, training=True, keys=keys))
@@ -310,8 +307,7 @@ def loss_of(
 ) -> tuple[Array, Score]:
     """Return the gradient of the scores, and the batch's score.
 
-    labels, weights (N,): as `Loss` has them. part: the batch's part of the whole minibatch. partners: further labels
-    and weights of the samples.
+    labels, weights (N,): as `Loss` has them. partners: the samples' second ones. part: the batch's of the minibatch.
     """
     backend = device.backend
     own, targets = backend.from_host(scores), on_device((labels, weights), backend)
@@ -341,16 +337,12 @@ class Held(NamedTuple):
 def own_addends(
     stage: Stage, share: Share, held: Mapping[int, Held], widths: Mapping[int, int], images: Array
 ) -> list[Array | None]:
-    """The channels of each of a stage's addends for a share's own channels; None for none.
-
-    widths: channels of the outputs of each stage. images: the network's input.
-    """
+    """The channels of each of a stage's addends for a share's own channels; None for none. widths: of the stages."""
     found: list[Array | None] = []
     for addend in stage.addends:
-        if addend.inputs:
-            parts = [held[source].channels(part) for source, part, _ in added_channels(addend, share, widths)]
-        else:
-            parts = [images[..., share.own]] if share.start < images.shape[-1] else []
+        parts = [held[source].channels(part) for source, part, _ in added_channels(addend, share, widths)]
+        if not addend.inputs and share.start < images.shape[-1]:
+            parts = [images[..., share.own]]
         found.append(np.ascontiguousarray(joined(parts)) if parts else None)
     return found
 

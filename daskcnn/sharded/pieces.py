@@ -24,11 +24,8 @@ from daskcnn.sharded.stages import Side, Stage, shares_of
 
 def of_channels(stage: Stage, tree: dict[str, Any], part: slice) -> dict[str, Any]:
     """The same tree with views of these channels."""
-    found = {}
-    for name, own in tree.items():
-        cut = itemgetter((..., part) if _axis(stage, name) == -1 else (..., part, slice(None)))
-        found[name] = map_leaves(cut, own)
-    return found
+    cuts = {-1: itemgetter((..., part)), -2: itemgetter((..., part, slice(None)))}
+    return {name: map_leaves(cuts[_axis(stage, name)], own) for name, own in tree.items()}
 
 
 def side_by_side(stage: Stage, trees: Sequence[dict[str, Any]], xp: Any) -> dict[str, Any]:
@@ -143,11 +140,7 @@ def _each(function: Callable[[Array], Array], params: Params, state: State) -> E
 
 
 def cut_pieces(
-    stages: Sequence[Stage],
-    layout: Layout,
-    weights: Array,
-    optimizer: OptimizerState,
-    kernels: Sequence[Sequence[int]],
+    stages: Sequence[Stage], layout: Layout, weights: Array, optimizer: OptimizerState, kernels: Sequence[Sequence[int]]
 ) -> tuple[list[list[Piece]], list[Piece | None]]:
     """Cut flat weights (size,) and their optimizer's state into kernel shards and merged pieces.
 
@@ -159,15 +152,14 @@ def cut_pieces(
     def part(of: Callable[[dict[str, Any]], dict[str, Any]]) -> Piece:
         return Piece.of(of(params), of(state), of(rows), optimizer.count)
 
-    def shard(stage: Stage, cut: slice) -> Piece:
-        return part(lambda tree: map_leaves(np.ascontiguousarray, of_channels(stage, _divided(stage, tree), cut)))
+    def cut(stage: Stage, channels: slice, tree: dict[str, Any]) -> dict[str, Any]:
+        divided = _of_stage(stage, tree, stage.divided, "w")
+        return map_leaves(np.ascontiguousarray, of_channels(stage, divided, channels))
 
-    shards = [
-        [shard(stage, share.own if stage.by == "kernels" else slice(None)) for share in shares_of(own)]
-        if stage.name
-        else []
-        for stage, own in zip(stages, kernels, strict=True)
-    ]
+    shards: list[list[Piece]] = [[] for _ in stages]
+    for found, stage, own in zip(shards, stages, kernels, strict=True):
+        cuts = [share.own if stage.by == "kernels" else slice(None) for share in shares_of(own)]
+        found += [part(partial(cut, stage, each)) for each in cuts] if stage.name else []
     weighted = weighted_stages(stages, layout)
     return shards, [part(partial(_together, stage)) if i in weighted else None for i, stage in enumerate(stages)]
 
@@ -176,11 +168,6 @@ def weighted_stages(stages: Sequence[Stage], layout: Layout) -> frozenset[int]:
     """The stages whose undivided layers have parameters or state: those with a merged piece."""
     trees = layout.views(np.empty(layout.size, layout.dtype))
     return frozenset(i for i, stage in enumerate(stages) if any(_together(stage, tree) for tree in trees))
-
-
-def _divided(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
-    """The parts that are divided between the shards."""
-    return _of_stage(stage, tree, stage.divided, "w")
 
 
 def _together(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
@@ -210,25 +197,21 @@ def join_pieces(
     vectors = np.zeros((max(len(each.vectors) for each in states), layout.parameter_size), layout.dtype)
     whole = *layout.views(weights), layout.rows(vectors)
     for stage, own, piece in zip(stages, shards, merged, strict=True):
+        found: list[Sequence[dict[str, Any]]] = [(piece.params, piece.state, piece.rows)] if piece is not None else []
         if stage.name:
             distinct = own if stage.by == "kernels" else own[:1]  # by samples all are alike
             parts = zip(*((shard.params, shard.state, shard.rows) for shard in distinct), strict=True)
-            _put_back(whole, [side_by_side(stage, trees, np) for trees in parts])
-        if piece is not None:
-            _put_back(whole, (piece.params, piece.state, piece.rows))
+            found.append(tuple(side_by_side(stage, trees, np) for trees in parts))
+        for trees in found:
+            for tree, part in zip(whole, trees, strict=True):
+                _put_back(tree, part)
     return weights, OptimizerState(vectors, max(each.count for each in states))
 
 
-def _put_back(whole: Sequence[dict[str, Any]], trees: Sequence[dict[str, Any]]) -> None:
-    """Copy trees by path to their places."""
-    for tree, own in zip(whole, trees, strict=True):
-        for path, part in own.items():
-            _copy_into(inside(tree, path), part)
-
-
-def _copy_into(whole: dict[str, Any], part: dict[str, Any]) -> None:
-    for name, value in part.items():
+def _put_back(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    """Copy a tree by path to its place."""
+    for path, value in part.items():
         if isinstance(value, dict):
-            _copy_into(whole[name], value)
+            _put_back(inside(whole, path), value)
         else:
-            whole[name][...] = value
+            whole[path][...] = value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import EllipsisType
@@ -83,8 +83,13 @@ class Flow(NamedTuple):
     def moved(self) -> dict[str, WorkerTraffic]:
         """Numbers that each worker sends and receives; workers that do neither are left out."""
         one, others = (self.receivers, self.senders) if self.by_receiver else (self.senders, self.receivers)
-        given = _spread_out({w: size for w, size in self.sizes.items() if w in one}, others)
-        moved = {w: WorkerTraffic(b, a) if self.by_receiver else WorkerTraffic(a, b) for w, a, b in given}
+        sizes = {w: size for w, size in self.sizes.items() if w in one}
+        total, moved = sum(sizes.values()), dict[str, WorkerTraffic]()
+        for w in dict.fromkeys((*sizes, *others)):
+            own = sizes.get(w, 0)
+            gives, takes = (own * (len(others) - 1), total - own) if w in others else (own * len(others), 0)
+            if gives or takes:
+                moved[w] = WorkerTraffic(takes, gives) if self.by_receiver else WorkerTraffic(gives, takes)
         for (sender, receiver), size in self.pairs.items():
             if sender != receiver and size:
                 up, down = moved.get(sender, NOTHING)
@@ -95,18 +100,6 @@ class Flow(NamedTuple):
 
 
 NOTHING = WorkerTraffic(0, 0)
-
-
-def _spread_out(sizes: Mapping[str, int], others: Collection[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield the numbers that each worker gives and takes, if each worker of `sizes` gives these to each of `others`."""
-    total, count = sum(sizes.values()), len(others)
-    for w, own in sizes.items():
-        there = w in others
-        gives, takes = own * (count - there), total - own if there else 0
-        if gives or takes:
-            yield w, gives, takes
-    if total:
-        yield from ((w, 0, total) for w in others if w not in sizes)
 
 
 class Arrival(NamedTuple):
@@ -157,11 +150,9 @@ class TaskInput:
     Attributes
     ----------
     source : the number of the task that makes it, or the value that the previous step left
-    sender : the worker that has it
     what : its content; None: the task only waits for it
     cut : the part of the sender's array that travels
     place : the place of its channels among those that the task needs; None: it has all of them
-    edge : the edge, where it is one of a neighbour's shard
     nbytes : bytes that travel; 0 from the task's own worker
     """
 
@@ -180,7 +171,6 @@ class Taken:
 
     Attributes
     ----------
-    stage : the stage's number
     count : the number of the task's inputs that bring them; 0: its worker got them before
     start : the first channel that they bring
     kept : true if other tasks of its worker read them too

@@ -9,10 +9,8 @@ from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias, TypeVar
 
-import numpy as np
-
 from daskcnn.conv import ConvSpec
-from daskcnn.nn import Layer, Sequential, Shape, leaves
+from daskcnn.nn import Layer, Sequential, Shape
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.dense import Bias, Dense
 
@@ -35,7 +33,7 @@ class Addend:
 
     Attributes
     ----------
-    inputs : the stages whose outputs these are, side by side; none: the network's input
+    inputs : as of a stage
     layers : the layers that they pass first, each by channel and without parameters
     before : the number of the stage's spread layers before the addition
     """
@@ -55,16 +53,13 @@ class Stage:
     spread : the layers that each shard computes for its own channels
     rest : the layers that are computed where the shards' outputs are joined
     summed
-        A fully connected layer between the two, by name. Its outputs are sums over its inputs. Each shard sends the
-        sums over its own channels, which are few. Added up they are the layer's outputs without the bias, which is the
-        first of the rest.
+        A fully connected layer between the two, by name. Each shard sends the sums over its own channels, which are
+        few. Added up they are the layer's outputs without the bias, which is the first of the rest.
     by
-        The kind of shard. By samples each worker has all kernels, which are few, and its part of the minibatch
-        (`samples_first`). The workers add up their gradients and make the same step (Krizhevsky 2014, One weird trick
-        for parallelizing convolutional neural networks).
-    lead
-        Layers without parameters in front of the convolution. Every worker computes them for the whole input. Other
-        stages read that input without them.
+        The kind of shard. By samples each worker has all kernels and its part of the minibatch. The workers add up
+        their gradients and make the same step (Krizhevsky 2014, One weird trick for parallelizing convolutional neural
+        networks).
+    lead : layers without parameters in front of the convolution, which every worker computes for the whole input
     inputs : the numbers of the stages whose outputs, side by side, are its input; none: the network's input
     addends : the outputs that its shards add to their own channels, in the order of the additions
     """
@@ -111,8 +106,8 @@ class Stage:
     @cached_property
     def light(self) -> bool:
         """True if only a bias follows the sums, so that each worker may as well add it itself."""
-        left = self.rest.layers if self.rest else ()
-        return self.summed is not None and all(isinstance(layer, Bias) for _, layer in left)
+        rest = self.rest.layers if self.rest else ()
+        return self.summed is not None and all(isinstance(layer, Bias) for _, layer in rest)
 
     @property
     def names(self) -> list[str]:
@@ -124,22 +119,27 @@ class Stage:
         """The layers whose parameters are divided between the shards by channel."""
         return [name for name in (self.name, *self.names, self.summed and self.summed[0]) if name is not None]
 
+    def shard_shape(self, in_shape: Shape) -> Shape:
+        """The shape, without N, of the outputs of all shards, joined or summed."""
+        for layer in (self.lead, self.conv, self.spread, self.summed and self.summed[1]):
+            in_shape = in_shape if layer is None else layer.out_shape(in_shape)
+        return in_shape
+
+    def out_shape(self, in_shape: Shape) -> Shape:
+        """The shape, without N, of its outputs."""
+        sharded = self.shard_shape(in_shape)
+        return self.rest.out_shape(sharded) if self.rest else sharded
+
     def spread_to(self, layers: int) -> Stage:
         """Return the stage with only its first layers spread, this many."""
         if self.spread is None or layers >= len(self.spread.layers):
             return self
-        spread, behind = self.spread.layers[:layers], self.spread.layers[layers:] + self._behind
-        return replace(self, spread=_sequential(spread), rest=_sequential(behind), summed=None)
-
-    @property
-    def _behind(self) -> tuple[Named, ...]:
-        """The layers behind those that are spread, the summed one whole."""
-        rest = self.rest.layers if self.rest else ()
-        if self.summed is None:
-            return rest
-        name, dense = self.summed
-        biased = bool(rest) and rest[0][0] == name
-        return (name, replace(dense, bias=biased)), *rest[biased:]
+        spread, rest = self.spread.layers, self.rest.layers if self.rest else ()
+        if self.summed is not None:
+            name, dense = self.summed
+            biased = bool(rest) and rest[0][0] == name
+            rest = (name, replace(dense, bias=biased)), *rest[biased:]
+        return replace(self, spread=_sequential(spread[:layers]), rest=_sequential(spread[layers:] + rest), summed=None)
 
     def spread_for(self, kernels: Sequence[int]) -> Stage:
         """Return the stage with as many layers spread as pays for shards of these sizes.
@@ -159,9 +159,8 @@ class Stage:
 def samples_first(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Return the network with its first convolution divided by samples.
 
-    Only the first convolution suits: it has few weights, large maps and an input that every worker can load. By samples
-    even the work that shards of kernels repeat is divided: the columns of the whole input, and channels that are
-    computed twice. Raises ValueError if it cannot be divided by samples.
+    Only the first one suits: it has few weights, large maps and an input that every worker can load. Samples divide
+    even the work that shards of kernels repeat. Raises ValueError if it cannot be divided by samples.
     """
     first = stages[0]
     if first.conv is None or len(stages) < 2 or first.rest is not None or first.summed is not None:
@@ -195,10 +194,9 @@ def added_channels(addend: Addend, share: Share, widths: Mapping[int, int]) -> I
 class Share:
     """A worker's channels start…stop of `total`, or as large a part of the samples.
 
-    reach: the stage's. An output depends on inputs up to `reach` channels away. An input's gradient depends on outputs
-    as far away, each of which depends on inputs again. So the worker computes the convolution's outputs for the
-    channels up to twice `reach` away (`held`), and gets gradients of those up to `reach` away (`graded`). Then its
-    results are right for its own channels.
+    reach: the stage's. An output depends on inputs up to `reach` channels away, an input's gradient on outputs as far
+    away. So the worker computes the convolution's outputs for the channels up to twice `reach` away (`held`), and gets
+    gradients of those up to `reach` away (`graded`).
     """
 
     start: int
@@ -278,33 +276,8 @@ def stage_shapes(stages: Sequence[Stage], in_shape: Shape) -> list[Shape]:
     for stage in stages:
         read = [made[i] for i in stage.inputs]
         shapes.append((*read[0][:-1], sum(shape[-1] for shape in read)) if read else in_shape)
-        made.append(shape_behind(stage, shapes[-1]))
+        made.append(stage.out_shape(shapes[-1]))
     return shapes
-
-
-def shard_shape(stage: Stage, in_shape: Shape) -> Shape:
-    """The shape, without N, of the outputs of all shards of a stage, joined or summed."""
-    for layer in (stage.lead, stage.conv, stage.spread, stage.summed and stage.summed[1]):
-        in_shape = in_shape if layer is None else layer.out_shape(in_shape)
-    return in_shape
-
-
-def shape_behind(stage: Stage, in_shape: Shape) -> Shape:
-    """The shape, without N, of a stage's outputs."""
-    return rested(stage, shard_shape(stage, in_shape))
-
-
-def rested(stage: Stage, sharded: Shape) -> Shape:
-    """The same, from the shape of the outputs of all shards."""
-    return stage.rest.out_shape(sharded) if stage.rest else sharded
-
-
-def channel_size(stage: Stage, sharded: Shape) -> int:
-    """Numbers a sample of one channel as it leaves its shard. sharded: the shape of the outputs of all shards.
-
-    It is 0 for a stage without a convolution, and for one with a summed layer, whose shards send sums.
-    """
-    return 0 if stage.conv is None or stage.summed is not None else math.prod(sharded[:-1])
 
 
 def sum_size(stage: Stage) -> int:
@@ -316,20 +289,14 @@ def sum_size(stage: Stage) -> int:
 def kernel_size(stage: Stage, in_shape: Shape) -> int:
     """Numbers of parameters and state of one kernel and of its channel in the spread layers."""
     assert stage.conv is not None, "asked for stages with kernels"
-    rng = np.random.default_rng(0)  # only the sizes count
     fewest = stage.conv.groups  # the layer may have no fewer kernels
-    led = stage.lead.out_shape(in_shape) if stage.lead else in_shape
-    params, state, shape = replace(stage.conv, kernels=fewest).init(rng, led)
-    more = list(stage.spread.init(rng, shape)[:2]) if stage.spread else []
-    if stage.summed is not None:
-        more.append(stage.summed[1].init(rng, stage.spread.out_shape(shape) if stage.spread else shape)[0])
-    return sum(leaf.size for tree in (params, state, *more) for _, leaf in leaves(tree)) // fewest
+    numbers = 0
+    for layer in (stage.lead, replace(stage.conv, kernels=fewest), stage.spread, stage.summed and stage.summed[1]):
+        if layer is not None:
+            numbers, in_shape = numbers + layer.numbers(in_shape), layer.out_shape(in_shape)
+    return numbers // fewest
 
 
 def eq2_elements(specs: Sequence[ConvSpec]) -> int:
-    """Numbers exchanged in a step by Marques et al., eq. 2.
-
-    The equation counts every layer's inputs once, all kernels, and all outputs, home's own included. It counts nothing
-    of the backward pass.
-    """
+    """Numbers exchanged in a step by Marques et al., eq. 2, which counts home's own too, and nothing backward."""
     return sum(math.prod(spec.x_shape) + math.prod(spec.w_shape) + math.prod(spec.y_shape) for spec in specs)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 from daskcnn.sharded.division import Division
 from daskcnn.sharded.plan_parts import Arrival, Carried, Flow, PlannedTask, TaskGroup, TaskKind, What
@@ -24,8 +23,6 @@ from daskcnn.sharded.task_list import TaskList
 @dataclass(frozen=True)
 class StepPlan(Division):
     """A step of a network over these workers: groups of tasks, and the flows between them."""
-
-    # --- groups of tasks, and what they give each other ---
 
     @cached_property
     def groups(self) -> tuple[TaskGroup, ...]:
@@ -47,11 +44,10 @@ class StepPlan(Division):
             inputs = [Arrival(flow, made[flow.stage]) for flow in self.taken_in(i)]
             if self.kernels[i]:
                 groups.append(TaskGroup(TaskKind.FORWARD, i, self.kernels[i], inputs))
-                made[i] = len(groups) - 1
-                inputs = [Arrival(self._outputs[i], made[i])]
+                inputs = [Arrival(self._outputs[i], len(groups) - 1)]
             if stage.merged and i < self.last:
                 groups.append(TaskGroup(TaskKind.MERGE_FORWARD, i, (self.home,), inputs))
-                made[i] = len(groups) - 1
+            made[i] = len(groups) - 1
         if not self.judged_by_all:
             groups.append(TaskGroup(TaskKind.HEAD, self.last, (self.home,), inputs))
         return len(groups) - 1
@@ -71,11 +67,10 @@ class StepPlan(Division):
             back[i] = len(groups) - 1
             inputs = [Arrival(self._gradients(i), back[i])]
         if self.kernels[i]:
+            kind = TaskKind.BACKWARD
             if i == self.last and self.judged_by_all:
-                inputs = [Arrival(self._outputs[i], source)]
-                groups.append(TaskGroup(TaskKind.LOSS_AND_BACKWARD, i, self.kernels[i], inputs))
-            else:
-                groups.append(TaskGroup(TaskKind.BACKWARD, i, self.kernels[i], inputs))
+                kind, inputs = TaskKind.LOSS_AND_BACKWARD, [Arrival(self._outputs[i], source)]
+            groups.append(TaskGroup(kind, i, self.kernels[i], inputs))
             back[i] = len(groups) - 1
             if apart := self._edges_apart(i):
                 groups.append(TaskGroup(TaskKind.TAKE_EDGES, i, apart, source=back[i], once=True))
@@ -117,15 +112,16 @@ class StepPlan(Division):
     @cached_property
     def _outputs(self) -> list[Flow]:
         """The outputs that each stage's shards send to the next tasks."""
-        return [
-            Flow(i, "outputs", own, self.takers[i], self._message_sizes(i, own)) for i, own in enumerate(self.kernels)
-        ]
+        sizes = (self._message_sizes(i, own) for i, own in enumerate(self.kernels))
+        return [Flow(i, "outputs", self.kernels[i], self.takers[i], each) for i, each in enumerate(sizes)]
 
     def _gradients(self, i: int) -> Flow:
         """The gradients that a stage's shards get of their outputs and of the channels next to these."""
-        own, reach = self.kernels[i], self.stages[i].reach
-        sizes = self._message_sizes(i, _graded(own, reach)) if reach else self._outputs[i].sizes
-        return Flow(i, "gradients", (self.home,), own, sizes, by_receiver=True)
+        sizes = self._outputs[i].sizes
+        if self.stages[i].reach:
+            graded = {w: share.graded for w, share in self.shares[i].items()}
+            sizes = self._message_sizes(i, {w: part.stop - part.start for w, part in graded.items()})
+        return Flow(i, "gradients", (self.home,), self.kernels[i], sizes, by_receiver=True)
 
     def _message_sizes(self, i: int, channels: Mapping[str, int]) -> Mapping[str, int]:
         size, more = self.channel_sizes[i], sum_size(self.stages[i])
@@ -135,13 +131,13 @@ class StepPlan(Division):
         """Workers that need a task of its own to send their shards' edges, as their gradients go to other workers."""
         if not self.stages[i].reach or not self.stages[i].consumed:
             return []
+        own = self.kernels[i]
         back = {
-            worker: {other for source in self.handed_on(i, worker) for other in self.gradient_cuts(source, worker, 0)}
-            for worker in self.kernels[i]
+            w: {other for source in self.handed_on(i, w) for other in self.gradient_cuts(source, w, 0)} for w in own
         }
         if any(len(takers) > 2 for takers in back.values()):
-            return list(self.kernels[i])
-        return [w for w in self.kernels[i] if not edges_travel_along(self.shares[i], w, back[w])]
+            return list(own)
+        return [w for w in own if not edges_travel_along(self.shares[i], w, back[w])]
 
     @property
     def flows(self) -> Iterator[Flow]:
@@ -171,11 +167,3 @@ class StepPlan(Division):
                 if not group.once or part == self.parts - 1:
                     listed.add(number, group, part)
         return listed
-
-
-def _graded(own: Mapping[str, int], reach: int) -> dict[str, int]:
-    """The number of channels that each worker gets gradients of (`Share.graded`)."""
-    ends = list(accumulate(own.values()))
-    total = ends[-1]
-    named = zip(own.items(), ends, strict=True)
-    return {w: min(total, end + reach) - max(0, end - n - reach) for (w, n), end in named}

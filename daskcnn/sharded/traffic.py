@@ -1,11 +1,10 @@
 """Traffic of a layer-sharded step: sums over its plan, in numbers and in words.
 
-A stage's outputs go from their makers to all workers of the stages that read them. They go to home if layers that are
-not divided, or the loss, follow; home sends the outputs of these layers to the next stage's workers. A worker that adds
-outputs to its own channels needs only these channels, and most often has them: it works on the block's first layer too,
-or has the same channels of the other path. Backward each of these workers returns its part of the gradient. Every
-worker loads the network's input itself. If the last stage's shards send sums, which are few, they send them to each
-other: every worker computes the loss, and no gradient comes from home.
+A stage's outputs go from their makers to all workers of the stages that read them, through home if layers that are not
+divided, or the loss, follow. A worker that adds outputs to its own channels needs only these channels, and most often
+has them. Backward each of these workers returns its part of the gradient. Every worker loads the network's input
+itself. If the last stage's shards send sums, which are few, they send them to each other: every worker computes the
+loss, and no gradient comes from home.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from daskcnn.nn.layers.conv import Conv
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.passes import descended, loss_of, merged_backward, merged_forward, shard_backward, shard_forward
 from daskcnn.sharded.pieces import Edges, Piece, cut_pieces
-from daskcnn.sharded.stages import Share, Stage, shape_behind, shard_shape, shares_of, stage_shapes
+from daskcnn.sharded.stages import Share, Stage, shares_of, stage_shapes
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
 
@@ -142,7 +142,7 @@ def _passes(replica: Replica, i: int, kernels: int) -> Callable[[], object]:
         return rng.standard_normal((*shape[:-1], n, channels)).astype(replica.job.model.dtype)
 
     x = drawn(shapes[i], shapes[i][-1])
-    added = [[shape_behind(stages[s], shapes[s]) for s in each.inputs] or [shapes[0]] for each in stages[i].addends]
+    added = [[stages[s].out_shape(shapes[s]) for s in each.inputs] or [shapes[0]] for each in stages[i].addends]
     addends = [drawn(of[0], min(kernels, sum(shape[-1] for shape in of))) for of in added]
     keys = rng.integers(0, 2**63, n).astype(np.uint64)
     stage, share, piece, edges = _shard(replica, i, kernels)
@@ -181,7 +181,7 @@ def _merged_passes(
 ) -> Callable[[], object]:
     """A stage's layers that are not divided, there and back; of the last one the loss too."""
     n, rng = replica.batch_size, np.random.default_rng(replica.job.train.seed)
-    *sides, channels = shard_shape(stage, in_shape)
+    *sides, channels = stage.shard_shape(in_shape)
     x = rng.standard_normal((*sides, n, channels)).astype(replica.job.model.dtype)
     keys = rng.integers(0, 2**63, n).astype(np.uint64)
     labels = random_labels(replica, rng, n)
