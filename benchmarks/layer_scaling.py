@@ -153,7 +153,8 @@ class Sharded:
     def _place(self) -> None:
         """By what is known of the workers now."""
         driver, generation = self.driver, self.graph.generation if self.graph else 0
-        self.graph = LayerGraph(self.context, driver.stages, driver.layout, generation=generation)
+        self.graph = LayerGraph(self.context, driver.stages, driver.layout)
+        self.graph.generation = generation
         self.graph.place(driver.state.weights, driver.state.optimizers[REPLICA], self.number)
 
     def settle(self, seconds: float) -> None:
@@ -188,7 +189,7 @@ class Sharded:
         while flight:
             self.context.results.result(flight.popleft())
             ends.append(time.monotonic())
-        wait(self.graph.futures())  # a score is there before the way back
+        wait(list(self.graph.held.values()))  # a score is there before the way back
         return [b - a for a, b in itertools.pairwise(ends)], self._counters(), self.number - first
 
     def _submit(self, flight: deque[Future]) -> None:
@@ -225,6 +226,7 @@ def measure(
             busy.append(max(c.busy for c in counters.values()) / count)
             conv.append(max(sum(c.conv_seconds.values()) for c in counters.values()) / count)
             moved.append(sum(c.bytes_up for c in counters.values()) / count)
+        cut = Shares(sharded.graph.balance, sharded.graph.kernels).event()
         found: dict[str, Any] = {
             "one": 1 / median(one),
             "ceiling": median(both) / median(one),
@@ -232,8 +234,8 @@ def measure(
             "busy": median(busy),
             "shards": median(conv),
             "bytes": median(moved),
-            "kernels": sharded.graph.by_worker(),
-            "divided": next(iter(sharded.graph.divided().values())),
+            "kernels": cut.kernels,
+            "divided": next(iter(cut.divided.values())),
         }
     return {**found, "speedup": found["one"] / found["step"]}
 

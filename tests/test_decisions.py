@@ -34,7 +34,7 @@ PROPERTIES = {"fewest", "barrier", "due"}
 LIMIT = "how long one call or transfer may take; what follows is the coordinator's"
 ALLOWED = {
     ("cluster/shell/layer_sharded.py", "self.settings.stall_timeout"): "the silent are named; the coordinator asked",
-    ("cluster/layers/transfers.py", "session_at(context).replica.job.cluster.stall_timeout"): LIMIT,
+    ("cluster/layers/transfers.py", "context.session.replica.job.cluster.stall_timeout"): LIMIT,
     ("cluster/run/server_hosts.py", "context.job.cluster.stall_timeout"): LIMIT,
     ("sim/measured.py", "workload.rule.barrier"): "reads logs: where a gap comes from, nothing follows from it",
 }

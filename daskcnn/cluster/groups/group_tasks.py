@@ -14,15 +14,7 @@ import numpy as np
 
 from daskcnn.arrays import single_threaded_blas
 from daskcnn.cluster.layers.step_tasks import edges_of, install
-from daskcnn.cluster.layers.task_context import (
-    OutOfStep,
-    StagePart,
-    TaskContext,
-    TaskResult,
-    session_at,
-    shelf_at,
-    working,
-)
+from daskcnn.cluster.layers.task_context import OutOfStep, StagePart, TaskContext, TaskResult, working
 from daskcnn.cluster.messages import RoundOrder
 from daskcnn.cluster.worker.session import Counters, Session, stop_signal, stopped
 from daskcnn.cluster.worker.tasks import ServedRound, join_server
@@ -43,7 +35,7 @@ Shards = Sequence[Sequence[Piece]]
 
 @dataclass(frozen=True)
 class SharedNetwork:
-    """How home cuts the network for its group, and joins the pieces.
+    """The cut of the network by which home makes its group's pieces, and joins them.
 
     Attributes
     ----------
@@ -64,10 +56,6 @@ class SharedNetwork:
         spread, by = (tuple(each) for each in zip(*((len(s.names), s.by) for s in plan.stages), strict=True))
         return cls(spread, by, tuple(plan.kernels), plan.home, tuple(plan.judges))
 
-    def holders(self, i: int) -> tuple[str, ...]:
-        """Return the workers that have the weights of a stage's merged layers."""
-        return self.judges if i == len(self.kernels) - 1 else (self.home,)
-
     def stages(self, replica: Replica) -> list[Stage]:
         """Return the stages of the replica's network, divided like the group's."""
         stages = zip(stages_of(replica.model), self.spread, self.by, strict=True)
@@ -76,27 +64,12 @@ class SharedNetwork:
 
 @dataclass(frozen=True)
 class GroupMeeting:
-    """A meeting of a group's round.
-
-    Attributes
-    ----------
-    last : True for the round's last meeting.
-    score : Of the round's steps before those whose scores come with their tasks.
-    lr : Of the last step.
-    """
+    """A meeting of a group's round. score: of the steps before those whose scores come with their tasks."""
 
     order: RoundOrder
     last: bool
     score: Score
     lr: float
-
-
-@dataclass(frozen=True)
-class GroupReport:
-    """The report of the whole group's round, and the counters of each member."""
-
-    report: RoundReport
-    members: Mapping[str, Counters]
 
 
 @dataclass
@@ -112,7 +85,7 @@ class AtHome:
 
 def join_group(context: TaskContext, shared: SharedNetwork, order: RoundOrder) -> None:
     """Join the server for the group, and lay out its center and the optimizer's state. Raises Stopped."""
-    session = session_at(context)
+    session = context.session
     join_server(order, session, stop_signal())
     session.kept.drop(AtHome)
     _lay_out(context, shared, session.replica, optimizer=True)
@@ -120,10 +93,10 @@ def join_group(context: TaskContext, shared: SharedNetwork, order: RoundOrder) -
 
 def hand_out(context: TaskContext, member: str, optimizer: bool, behind: None) -> Handed:
     """Return the pieces that this member goes on with."""
-    pieces: Handed = shelf_at(context).take(("handed", member), context.step)
+    pieces: Handed = context.shelf.take(("handed", member), context.step)
     handed = pieces if optimizer else {name: _still(piece) for name, piece in pieces.items()}
-    away = member != context.worker
-    session_at(context).counters.bytes_up += sum(piece.nbytes for piece in handed.values()) if away else 0
+    if member != context.worker:
+        context.session.counters.bytes_up += sum(piece.nbytes for piece in handed.values())
     return handed
 
 
@@ -137,17 +110,12 @@ def meet(
 ) -> None:
     """Exchange with the server what the members have handed in, and lay out what they get for it.
 
-    Raises
-    ------
-    Stopped : The driver gives the round up.
-    OutOfStep : The group has had this meeting.
+    Raises Stopped where the driver gives the round up, and OutOfStep where the group has had this meeting.
     """
-    session = session_at(context)
-    home = _home(session, meeting.order)
+    home, replica = _home(context.session, meeting.order), context.session.replica
     if home.met >= context.step:
         raise OutOfStep(f"step {context.step}: the group has met already; a task was run twice")
     home.met = context.step
-    replica = session.replica
     with single_threaded_blas():
         weights, state = join_pieces(shared.stages(replica), replica.layout, shards, merged)
         replica.adopt(weights)
@@ -159,11 +127,11 @@ def meet(
 
 def end_round(
     context: TaskContext, order: RoundOrder, members: Sequence[str], counters: Sequence[Counters]
-) -> GroupReport:
-    """Judge the center if the order says so, and report. counters: of the members."""
+) -> tuple[RoundReport, dict[str, Counters]]:
+    """Judge the center if the order says so. Returns the whole group's report, and the counters of each member."""
     with single_threaded_blas():
-        report = _home(session_at(context), order).served.end()
-    return GroupReport(report, dict(zip(members, counters, strict=True)))
+        report = _home(context.session, order).served.end()
+    return report, dict(zip(members, counters, strict=True))
 
 
 def _home(session: Session, order: RoundOrder) -> AtHome:
@@ -185,9 +153,9 @@ def _lay_out(context: TaskContext, shared: SharedNetwork, replica: Replica, *, o
         for member, piece in zip(own, pieces, strict=True):
             handed.setdefault(member, {})["shard", i] = piece
         if rest is not None:
-            for member in shared.holders(i):
+            for member in shared.judges if i == len(merged) - 1 else (shared.home,):
                 handed.setdefault(member, {})["merged", i] = rest
-    shelf = shelf_at(context)
+    shelf = context.shelf
     for member, parts in handed.items():
         shelf.put(("handed", member), context.step, parts)
 
@@ -198,29 +166,24 @@ def _lay_out(context: TaskContext, shared: SharedNetwork, replica: Replica, *, o
 def hand_in(context: TaskContext, part: StagePart, optimizer: bool, away: bool, *behind: object) -> Piece:
     """Return the piece that the steps before have left, on the host. away: home is another worker."""
     with working(context) as replica:
-        piece: Piece = shelf_at(context).get(part.piece, context.step)
+        piece: Piece = context.shelf.get(part.piece, context.step)
         piece = (piece if optimizer else _still(piece)).on_host(part.device(replica))
-    session_at(context).counters.bytes_up += piece.nbytes if away else 0
+    context.session.counters.bytes_up += piece.nbytes if away else 0
     return piece
 
 
 def adopt(context: TaskContext, part: StagePart, optimizer: bool, away: bool, handed: Handed) -> TaskResult:
-    """Go on from a piece that was handed out. Returns the edges of a shard.
-
-    Parameters
-    ----------
-    optimizer : Take over its optimizer's state too; else go on with the own one.
-    """
+    """Go on from a piece that was handed out, without `optimizer` with the own state. Returns the edges of a shard."""
     piece = handed[part.piece]
-    session_at(context).counters.bytes_down += piece.nbytes if away else 0
-    own = None if optimizer else shelf_at(context).get(part.piece, context.step).optimizer
+    context.session.counters.bytes_down += piece.nbytes if away else 0
+    own = None if optimizer else context.shelf.get(part.piece, context.step).optimizer
     return install(context, part, piece, own)
 
 
 def stay(context: TaskContext, part: StagePart) -> TaskResult:
     """Keep the piece. Steps that follow hang on this task, and no longer on all those before it."""
-    piece: Piece = shelf_at(context).get(part.piece, context.step)
-    return TaskResult(context.worker, {}, edges_of(session_at(context).replica, part, piece))
+    piece: Piece = context.shelf.get(part.piece, context.step)
+    return TaskResult(context.worker, {}, edges_of(context.session.replica, part, piece))
 
 
 def settled(context: TaskContext, *behind: object) -> None:

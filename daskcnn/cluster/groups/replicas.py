@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from distributed import Future
 
 from daskcnn.cluster.groups import group_tasks
-from daskcnn.cluster.groups.group_tasks import GroupMeeting, GroupReport, SharedNetwork
+from daskcnn.cluster.groups.group_tasks import GroupMeeting, SharedNetwork
 from daskcnn.cluster.layers import step_tasks
 from daskcnn.cluster.layers.measurements import fastest, measure_links
 from daskcnn.cluster.layers.step_graph import LayerGraph, MinibatchStep, Result
@@ -27,6 +28,7 @@ from daskcnn.cluster.layers.task_context import Minibatch, StagePart
 from daskcnn.cluster.messages import RoundOrder
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import PendingWork, Watch
+from daskcnn.cluster.worker.session import Counters
 from daskcnn.errors import Diverged
 from daskcnn.events import FormedGroup, GroupMember, GroupsFormed, KernelsSharded
 from daskcnn.job.network import layout_of, network_of, pace_at, rate_of
@@ -44,6 +46,7 @@ from daskcnn.training.cadence import Cadence
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.facts import Fact, Progress, RoundDone
 from daskcnn.training.coordinator.settings import STEPS_AHEAD
+from daskcnn.training.coordinator.shares import Shares
 from daskcnn.training.replica import presentations
 from daskcnn.training.round_report import RoundReport
 
@@ -56,7 +59,6 @@ class RoundStep(MinibatchStep):
     ----------
     plan, begin : The pass that the step is part of, and where in its order the minibatch begins.
     meets : True if the group exchanges weights after it.
-    last : True for the round's last step.
     """
 
     plan: BatchPlan
@@ -70,11 +72,8 @@ def round_steps(
 ) -> Iterator[RoundStep]:
     """Yield the steps that one replica by itself would make of this round, in its order and at its learning rates.
 
-    Parameters
-    ----------
-    passes : passes over its samples that the rule makes in a round.
-    scale : factor of the learning rate.
-    exchanges : the steps, counted from 1, after which weights are exchanged.
+    passes: over its samples, that the rule makes in a round. scale: of the learning rate. exchanges: the steps, counted
+    from 1, after which weights are exchanged.
     """
     rate, done, (begun, end) = rate_of(job.train.schedule), 0, round_.progress
     first, number = round_.number * passes, 0
@@ -89,12 +88,7 @@ def round_steps(
 
 
 class GroupGraph(LayerGraph):
-    """The tasks of one group of workers, which are those of the context.
-
-    Attributes
-    ----------
-    chained : Steps since the last task that depends on none before it.
-    """
+    """The tasks of the context's workers. chained: steps since the last task that depends on none before it."""
 
     def __init__(self, context: RunContext, stages: Sequence[Stage], layout: Layout) -> None:
         super().__init__(context, stages, layout)
@@ -106,9 +100,7 @@ class GroupGraph(LayerGraph):
     def join(self, order: RoundOrder, generation: int) -> Future:
         """Join the server for the group. The future ends when every member has its pieces.
 
-        Parameters
-        ----------
-        generation : Higher than all that these workers have seen in the run.
+        generation: higher than all that these workers have seen in the run.
         """
         self.generation, self._step, self._owed = generation, 0, {}
         self._begin()
@@ -119,7 +111,10 @@ class GroupGraph(LayerGraph):
     def meet(self, meeting: GroupMeeting, scores: Sequence[Future]) -> Future:
         """Submit a meeting behind the steps so far. scores: of those that `meeting` does not count yet."""
         self._begin()
-        handed = {piece: self._hand_in(piece, meeting.last) for piece in self._distinct_pieces()}
+        handed: dict[Carried, Result] = {}
+        for piece in self._distinct_pieces():
+            given = self._part_of(piece), meeting.last, piece.worker != self.home, self.held[piece]
+            handed[piece] = self._submit("hand-in", group_tasks.hand_in, *given, worker=piece.worker)
         args = self.shared, meeting, list(scores), *self._by_stage(handed)
         met = self._submit("meet", group_tasks.meet, *args, worker=self.home)
         self._hand_out(met, optimizer=False)
@@ -128,10 +123,7 @@ class GroupGraph(LayerGraph):
     def end(self, order: RoundOrder) -> Future:
         """Return the group's report, once the last meeting's weights are where they belong."""
         self._begin()
-        counted = [
-            self._submit("counters", step_tasks.take_counters, *self._last_of(w), worker=w) for w in self.workers
-        ]
-        args = order, tuple(self.workers), counted
+        args = order, tuple(self.workers), self._last_at_each("counters", step_tasks.take_counters)
         return self._submitted(self._submit("report", group_tasks.end_round, *args, worker=self.home))
 
     def settle(self) -> Future:
@@ -165,10 +157,6 @@ class GroupGraph(LayerGraph):
         assert isinstance(step, RoundStep), "a group trains in rounds"
         return Minibatch(step.plan, step.begin, step.begin + step.samples)
 
-    def _hand_in(self, piece: Carried, optimizer: bool) -> Result:
-        args = self._part_of(piece), optimizer, piece.worker != self.home, self.held[piece]
-        return self._submit("hand-in", group_tasks.hand_in, *args, worker=piece.worker)
-
     def _hand_out(self, behind: Result, *, optimizer: bool) -> None:
         """Let every member go on from the pieces that home has laid out for it in this task."""
         handed = {
@@ -183,54 +171,17 @@ class GroupGraph(LayerGraph):
         self._hold(adopted)
 
     def _settled(self) -> Result:
-        each = [self._submit("settle", group_tasks.settled, *self._last_of(w), worker=w) for w in self.workers]
+        each = self._last_at_each("settle", group_tasks.settled)
         return self._submit("settle", group_tasks.settled, each, worker=self.home)
 
-    def _last_of(self, worker: str) -> list[Result]:
-        """Return the worker's last task with each of its pieces."""
-        return [ref for piece, ref in self.held.items() if piece.worker == worker and piece.what != "edges"]
-
-
-@dataclass
-class Group:
-    """Some of the run's workers, which have a replica together.
-
-    Attributes
-    ----------
-    seconds : A sample takes, if all of them compute at once.
-    """
-
-    name: str
-    context: RunContext
-    graph: GroupGraph
-    seconds: float
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The workers of the group that are left."""
-        return tuple(self.context.workers.alive)
-
-    def row(self) -> FormedGroup:
-        """Return the group as it is logged."""
-        kinds = [member.kind for member in self.context.workers.alive.values()]
-        device = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        return FormedGroup(
-            name=self.name,
-            home=self.graph.home,
-            members=list(self.members),
-            device=device,
-            images_per_second=1 / self.seconds,
-        )
+    def _last_at_each(self, label: str, function: Callable[..., Any]) -> list[Result]:
+        """Submit a task at every worker, behind its last one with each of its pieces."""
+        last = [(piece.worker, ref) for piece, ref in self.held.items() if piece.what != "edges"]
+        return [self._submit(label, function, *(ref for v, ref in last if v == w), worker=w) for w in self.workers]
 
 
 class GroupRound:
-    """A round of a group under way.
-
-    watch
-        Is given every task whose result the round waits for.
-    chain
-        Steps after which the chain of tasks is cut.
-    """
+    """A round of a group under way. watch: is given every task that it waits for; chain: steps between its cuts."""
 
     def __init__(
         self, graph: GroupGraph, order: RoundOrder, steps: Iterator[RoundStep], watch: Watch, chain: int
@@ -252,7 +203,7 @@ class GroupRound:
         """Go on with a step's score, a settled chain, or the report that ends the round. Raises Diverged."""
         order = self._order
         if future is self._report:
-            return [RoundDone(order.worker, order.epoch, order.session, self._reported(result), now)]
+            return [RoundDone(order.worker, order.epoch, order.session, self._reported(*result), now)]
         if future is self._settling:
             self._settling = None
             self._graph.cut_chain()
@@ -265,11 +216,10 @@ class GroupRound:
         self.advance()
         return [Progress(order.worker, order.epoch, order.session, now)]
 
-    def _reported(self, found: GroupReport) -> RoundReport:
+    def _reported(self, own: RoundReport, counters: Mapping[str, Counters]) -> RoundReport:
         """Return the group's report. It counts as busy while it neither exchanges, waits nor judges."""
-        own = found.report
         apart = own.communication + own.wait + own.evaluation
-        members = tuple(GroupMember(name=name, **asdict(each)) for name, each in found.members.items())
+        members = tuple(GroupMember(name=name, **asdict(each)) for name, each in counters.items())
         return own._replace(busy=max(time.monotonic() - self._begun - apart, 1e-9), members=members)
 
     def advance(self) -> None:
@@ -288,10 +238,10 @@ class GroupRound:
 
         Dask's own cancel would also cancel the tasks that depend on one. It fails where some results were not wanted.
         """
-        own = [future for _, future in self._flight.values()]
-        held = [future for future in (self._met, self._settling, self._report) if future is not None]
-        for future in (*own, *held, *self._graph.futures()):
-            future.release()
+        own = (future for _, future in self._flight.values())
+        for future in (*own, self._met, self._settling, self._report, *self._graph.held.values()):
+            if future is not None:
+                future.release()
 
     def _submit(self, step: RoundStep) -> None:
         score = self._graph.submit(step)
@@ -313,30 +263,35 @@ class GroupReplicas:
         self._cadence = Cadence(rule, context.job.train.batch_size)
         self._layout = layout_of(context.job, context.dataset)
         self._stages = stages_of(network_of(context.job, context.dataset))
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, GroupGraph] = {}
         self._generation = 0
 
     def form(self, order: orders.FormGroups) -> None:
         """Form the groups and log them. Raises WorkersLost where one of their workers is lost meanwhile."""
-        self._groups = {name: self._group(name, members, order.measure_links) for name, members in order.groups.items()}
-        rows = [group.row() for group in self._groups.values()]
+        groups: dict[str, GroupGraph] = {}
+        rows: list[FormedGroup] = []
+        for name, members in order.groups.items():
+            part = self._context.only(members)
+            if order.measure_links:
+                part.links = measure_links(part, fastest(part))
+            speed = sum(1 / self._context.calibrations[member].seconds_per_sample for member in members)
+            graph = groups[name] = GroupGraph(part, self._stages, self._layout)
+            alive = part.workers.alive
+            kinds = Counter(member.kind for member in alive.values())
+            device = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            own = FormedGroup(name=name, home=graph.home, members=[*alive], device=device, images_per_second=speed)
+            rows.append(own)
+        self._groups = groups
         self._context.emit(GroupsFormed(groups=rows, left_out=list(order.left_out)))
-        graphs = [group.graph for group in self._groups.values()]
-        kernels = {w: own for graph in graphs for w, own in graph.by_worker().items()}
-        divided = {w: own for graph in graphs for w, own in graph.divided().items()}
-        self._context.emit(KernelsSharded(home="", kernels=kernels, divided=divided, of=graphs[0].of()))
-
-    def _group(self, name: str, members: tuple[str, ...], measure: bool) -> Group:
-        part = self._context.only(members)
-        if measure:
-            part.links = measure_links(part, fastest(part))
-        seconds = 1 / sum(1 / self._context.calibrations[member].seconds_per_sample for member in members)
-        return Group(name, part, GroupGraph(part, self._stages, self._layout), seconds)
+        cuts = [Shares(graph.balance, graph.kernels).event() for graph in groups.values()]
+        kernels = {w: own for cut in cuts for w, own in cut.kernels.items()}
+        divided = {w: own for cut in cuts for w, own in cut.divided.items()}
+        self._context.emit(KernelsSharded(home="", kernels=kernels, divided=divided, of=cuts[0].of))
 
     def join(self, order: RoundOrder) -> Future:
         """Let a group join the server. The future ends when its members hold the center."""
         self._generation += 1
-        return self._groups[order.worker].graph.join(order, self._generation)
+        return self._groups[order.worker].join(order, self._generation)
 
     def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
         """Submit the first steps of a group's round."""
@@ -344,7 +299,7 @@ class GroupReplicas:
         assert round_ is not None, "the order of a round"
         passes, exchanges = rule.passes(job.train.epochs), self._cadence.exchanges(round_)
         steps = round_steps(job, round_, passes=passes, scale=order.scale, exchanges=exchanges)
-        work = GroupRound(self._groups[order.worker].graph, order, steps, watch, job.cluster.chain)
+        work = GroupRound(self._groups[order.worker], order, steps, watch, job.cluster.chain)
         work.advance()
         return work
 

@@ -11,15 +11,15 @@ from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 from dask.task_spec import Alias
 from distributed import get_worker
 
 from daskcnn.cluster.layers.task_context import TaskResult
+from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.context import RunContext
-from daskcnn.events import LinkSpeed, LinkSpeeds
+from daskcnn.events import CalibratedWorker, LinkSpeed, LinkSpeeds
 from daskcnn.job.network import network_of, training_samples
 from daskcnn.job.tables import Job
 from daskcnn.nn.layer import Shape
@@ -38,8 +38,6 @@ LONG = 0.1  # seconds of a transfer that is long enough to be measured
 TIMES = 3
 TURNS = 8
 """Turns between two workers, by which Dask's time for one is measured."""
-_TASKS = 2 * TURNS + 1
-"""Tasks of these turns."""
 
 
 def measure_links(context: RunContext, home: str) -> WorkerLinks:
@@ -54,10 +52,12 @@ def measure_links(context: RunContext, home: str) -> WorkerLinks:
         return WorkerLinks()
     begun = context.connection.scheduler_seconds()
     here, *turns = (_turn(context, home, worker) for worker in (home, *others))
-    task = (context.connection.scheduler_seconds() - begun) / (_TASKS * (1 + len(others)))
-    links = {
-        worker: _link(context, home, worker, max(0.0, turn - here)) for worker, turn in zip(others, turns, strict=True)
-    }
+    task = (context.connection.scheduler_seconds() - begun) / ((2 * TURNS + 1) * (1 + len(others)))
+    links: dict[str, WorkerLink] = {}
+    for worker, turn in zip(others, turns, strict=True):
+        ways = [_way(partial(_transfer, context, worker, *ends)) for ends in ((home, worker), (worker, home))]
+        bandwidth, latency = min(way.bandwidth for way in ways), max(way.latency for way in ways)
+        links[worker] = WorkerLink(bandwidth, latency, max(0.0, turn - here - latency))
     links[home] = WorkerLink(
         max(each.bandwidth for each in links.values()),
         min(each.latency for each in links.values()),
@@ -68,20 +68,13 @@ def measure_links(context: RunContext, home: str) -> WorkerLinks:
     return WorkerLinks(links, task)
 
 
-def _link(context: RunContext, home: str, worker: str, handover: float) -> WorkerLink:
-    """Measure a link. handover: seconds by which a step goes on later there than at home."""
-    ways = [_way(partial(_transfer, context, worker, *ends)) for ends in ((home, worker), (worker, home))]
-    bandwidth, latency = min(way.bandwidth for way in ways), max(way.latency for way in ways)
-    return WorkerLink(bandwidth, latency, max(0.0, handover - latency))
-
-
 def _turn(context: RunContext, home: str, other: str) -> float:
     """Measure the seconds from one task to the next, which run at home and there in turn."""
     bundle = context.dispatch.bundle()
     ends: Alias | None = None
     for _ in range(TURNS):
         ends = bundle.add("turn", _ended, *([ends] if ends else []), worker=home)
-        ends = bundle.add("turn", _passed_on, ends, worker=other)
+        ends = bundle.add("turn", list, ends, worker=other)
     last = bundle.add("turn", _ended, ends, worker=home)
     found = context.results.gather({other: bundle.submit([last])[last.key]}, within=context.job.cluster.stall_timeout)
     return median(b - a for a, b in pairwise(found[other])) / 2
@@ -90,10 +83,6 @@ def _turn(context: RunContext, home: str, other: str) -> float:
 def _ended(before: list[float] | None = None) -> list[float]:
     """Return the times at which the tasks at home have run, by its clock."""
     return [*(before or ()), time.monotonic()]
-
-
-def _passed_on(before: list[float]) -> list[float]:
-    return before
 
 
 def _way(seconds: Callable[[int], float]) -> WorkerLink:
@@ -126,42 +115,18 @@ def _took(sent: TaskResult, key: object) -> float:
     return next(float(entry["duration"]) for entry in reversed(log) if key in entry["keys"])
 
 
-class Timed(Protocol):
-    """The measurements of a worker that its share depends on, in seconds a sample."""
-
-    @property
-    def conv_seconds(self) -> Mapping[str, float]:
-        """Seconds of each convolution with all of its kernels, by name."""
-        ...
-
-    @property
-    def conv_fixed(self) -> Mapping[str, float]:
-        """Seconds of each convolution that do not depend on the number of kernels, by name."""
-        ...
-
-    @property
-    def rest_seconds(self) -> float | None:
-        """Seconds of the layers that are not sharded and of the loss; None where they were not measured."""
-        ...
-
-
 def settings_of(job: Job, dataset: Dataset) -> LayerSettings:
     """The settings of a layer-sharded run's coordinator. They follow from job and data alone."""
-    stages, samples = stages_of(network_of(job, dataset)), training_samples(job, dataset)
+    stages, samples, batch = stages_of(network_of(job, dataset)), training_samples(job, dataset), job.train.batch_size
 
     def balancing(home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
         rows = {name: own.row for name, own in workers.items()}
         return share_search(job, dataset.shape, samples, stages, home, rows, links)
 
-    eq2 = _numbers_by_eq2(stages, dataset.shape, job.train.batch_size)
-    return LayerSettings.of(job, samples, balancing, eq2, guessing_on(job, dataset))
-
-
-def _numbers_by_eq2(stages: Sequence[Stage], shape: Shape, batch: int) -> int:
-    """Numbers that the papers' scheme would exchange in a step."""
-    shaped = zip(stages, stage_shapes(stages, shape), strict=True)
+    shaped = zip(stages, stage_shapes(stages, dataset.shape), strict=True)
     convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
-    return eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
+    eq2 = eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
+    return LayerSettings.of(job, samples, balancing, eq2, guessing_on(job, dataset))
 
 
 def fastest(context: RunContext) -> str:
@@ -182,17 +147,10 @@ def share_search(
     samples: int,
     stages: Sequence[Stage],
     home: str,
-    measured: Mapping[str, Timed],
+    measured: Mapping[str, Calibration | CalibratedWorker],
     links: WorkerLinks,
 ) -> ShareSearch:
-    """The search for the best shares of these workers.
-
-    Parameters
-    ----------
-    in_shape : (H, W, C) of an image.
-    samples : number of samples that are trained on.
-    home : the worker that computes what is not sharded.
-    """
+    """The search for the best shares of these workers. in_shape: (H, W, C); samples: those that are trained on."""
     whole = np.dtype(job.model.dtype).itemsize
     search = ShareSearch(
         stages,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 from dask.task_spec import Alias
@@ -24,7 +25,7 @@ from daskcnn.nn import Layout, OptimizerState, StepPace
 from daskcnn.sharded.balance import ShareSearch
 from daskcnn.sharded.pieces import cut_pieces, join_pieces, weighted_stages
 from daskcnn.sharded.plan_parts import Carried, PlannedTask, TaskKind
-from daskcnn.sharded.stages import By, Share, Stage
+from daskcnn.sharded.stages import Share, Stage
 from daskcnn.sharded.step_plan import StepPlan
 
 Result: TypeAlias = Future | Alias
@@ -44,13 +45,7 @@ FUNCTIONS: Mapping[TaskKind, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class MinibatchStep:
-    """A step of one minibatch.
-
-    Attributes
-    ----------
-    number : Of the step in the run.
-    presentation, position : The pass over the samples, and the minibatch's place in it.
-    """
+    """A step of one minibatch: its number in the run, the pass over the samples, and its position in this pass."""
 
     number: int
     presentation: int
@@ -69,13 +64,7 @@ class LayerGraph:
     """
 
     def __init__(
-        self,
-        context: RunContext,
-        stages: Sequence[Stage],
-        layout: Layout,
-        *,
-        balance: ShareSearch | None = None,
-        generation: int = 0,
+        self, context: RunContext, stages: Sequence[Stage], layout: Layout, *, balance: ShareSearch | None = None
     ) -> None:
         self.context, self.layout = context, layout
         self.balance = balance or balance_of(context, stages, fastest(context))
@@ -84,35 +73,15 @@ class LayerGraph:
         plan = self.balance.plan(self.kernels)
         self.plan = replace(plan, weighted=weighted_stages(plan.stages, layout))
         self.stages = self.plan.stages
-        busy = {self.home, *(worker for own in self.kernels for worker in own)}
+        busy = {self.home, *chain(*self.kernels)}
         self.workers = [worker for worker in context.workers.alive if worker in busy]
         self.held: dict[Carried, Any] = {}
-        self.generation, self._step = generation, 0
+        self.generation = self._step = 0
         self._owed: dict[int, StepPace] = {}  # by stage whose samples are divided: the pace of a step not yet made
         self._plans: dict[tuple[int, bool], StepPlan] = {}
         # while a bundle is open: its tasks, and what was held before
         self._bundle: Bundle | None = None
         self._before: dict[Carried, Any] = {}
-
-    def by_worker(self) -> dict[str, dict[str, int]]:
-        """Return each worker's kernels of each layer; where samples are divided, its share of them in kernels."""
-        return {
-            worker: {s.name: own.get(worker, 0) for s, own in zip(self.stages, self.kernels, strict=True) if s.name}
-            for worker in self.context.workers.alive
-        }
-
-    def divided(self) -> dict[str, dict[str, By]]:
-        """Return how each layer is divided, by worker."""
-        by = {stage.name: stage.by for stage in self.stages if stage.name}
-        return dict.fromkeys(self.context.workers.alive, by)
-
-    def of(self) -> dict[str, int]:
-        """Return the number of each layer's kernels."""
-        return {stage.name: stage.conv.kernels for stage in self.stages if stage.name and stage.conv}
-
-    def futures(self) -> list[Future]:
-        """Return the futures of all pieces and edges after the steps so far."""
-        return list(self.held.values())
 
     # --- the pieces ---
 
@@ -150,10 +119,8 @@ class LayerGraph:
     def pieces(self) -> dict[Carried, Future]:
         """Return all pieces after the steps submitted so far, on their way to the driver."""
         self._step_owed()
-        return {
-            p: self._submit("collect", step_tasks.collect, self._part_of(p), self.held[p], worker=p.worker)
-            for p in self._distinct_pieces()
-        }
+        own = {piece: (self._part_of(piece), self.held[piece]) for piece in self._distinct_pieces()}
+        return {p: self._submit("collect", step_tasks.collect, *args, worker=p.worker) for p, args in own.items()}
 
     def joined(self, found: Mapping[Carried, Any]) -> tuple[Array, OptimizerState]:
         """Return weights and optimizer's state of these pieces."""

@@ -95,7 +95,6 @@ class TaskResult:
 
     Attributes
     ----------
-    maker : Worker that made it.
     parts : Arrays by worker's name or `ALL`; gradients by stage and worker.
     edges : Channels at both ends of a shard, for its neighbours.
     wire : The dtype that parts travel in.
@@ -147,7 +146,9 @@ def packed(array: Array, wire: str) -> Packed:
     """
     if wire == "float32":
         return array, array.dtype.name, 1.0
-    factor = _factor(array)
+    factor, largest = 1.0, max(float(array.max()), -float(array.min())) if array.size else 0.0
+    if math.isfinite(largest) and largest > 0:  # gradients lie far below float16's smallest number
+        factor = 2.0 ** min(_MOST, math.floor(math.log2(_LARGEST) - math.log2(largest)))
     return cast(array * array.dtype.type(factor), wire), array.dtype.name, 1 / factor
 
 
@@ -159,19 +160,9 @@ def unpacked(array: Array, dtype: str, factor: float) -> Array:
     return whole if factor == 1 else np.multiply(whole, whole.dtype.type(factor), out=whole)
 
 
-def _factor(array: Array) -> float:
-    """Return the power of two that makes the most of float16's range: gradients lie far below its smallest number."""
-    largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
-    if not (math.isfinite(largest) and largest > 0):
-        return 1.0
-    return float(2.0 ** min(_MOST, math.floor(math.log2(_LARGEST) - math.log2(largest))))
-
-
 def arrays_of(edge: Edge) -> Iterator[Array]:
-    """Yield the arrays of a shard's edge."""
-    for tree in edge:
-        for _, array in leaves(tree):
-            yield array
+    """Return the arrays of a shard's edge."""
+    return (array for tree in edge for _, array in leaves(tree))
 
 
 # --- instructions ---
@@ -224,6 +215,22 @@ class TaskContext:
         assert self.minibatch is not None, "a task of a step"
         return self.minibatch
 
+    @property
+    def session(self) -> Session:
+        """This worker's session of the run."""
+        return session_of(self.run)
+
+    @property
+    def shelf(self) -> Shelf:
+        """This worker's shelf for the pieces that were placed last. Raises OutOfStep for a task of older pieces."""
+        kept = self.session.kept
+        shelf = kept.find(Shelf)
+        if shelf is None or shelf.generation < self.generation:
+            shelf = kept.put(Shelf(self.generation))
+        if shelf.generation > self.generation:
+            raise OutOfStep(f"step {self.step}: belongs to pieces that were placed anew since")
+        return shelf
+
 
 @dataclass(frozen=True)
 class StagePart:
@@ -233,14 +240,11 @@ class StagePart:
     ----------
     spread : How many of the stage's layers are divided.
     share : The channels of a shard; None for the merged layers.
-    away : Number of other workers that need the result.
     weighted : True if the merged layers have weights.
-    by : What is divided: kernels or samples.
     by_all : True if each worker computes the merged layers for itself.
-    taken : Outputs of other stages that the task works on.
     widths : Channels of the outputs of each stage that any part of this one works on.
     places : Where the channels of each gradient lie among those that the task asks for; None: they are all of them.
-    cuts : By stage, the part of its gradient that goes to each worker.
+    away, taken, cuts : As in `PlannedTask`.
     """
 
     stage: int
@@ -261,17 +265,13 @@ class StagePart:
 
     def samples(self, batch: Batch) -> slice:
         """Return the samples of the batch that a shard works on."""
-        return self._of_shard.samples(len(batch.labels)) if self.by == "samples" else slice(None)
+        return self.share.samples(len(batch.labels)) if self.share and self.by == "samples" else slice(None)
 
     @property
     def channels(self) -> Share:
         """The channels that a shard works on."""
-        return self._of_shard.whole if self.by == "samples" else self._of_shard
-
-    @property
-    def _of_shard(self) -> Share:
         assert self.share is not None, "a shard has channels"
-        return self.share
+        return self.share.whole if self.by == "samples" else self.share
 
     @property
     def piece(self) -> tuple[str, int]:
@@ -283,29 +283,10 @@ class StagePart:
         return f"kept of {self.piece[0]}", self.stage, context.sub
 
 
-# --- the task's worker ---
-
-
-def session_at(context: TaskContext) -> Session:
-    """Return this worker's session of the task's run."""
-    return session_of(context.run)
-
-
-def shelf_at(context: TaskContext) -> Shelf:
-    """Return this worker's shelf for the pieces that were placed last. Raises OutOfStep for a task of older pieces."""
-    kept = session_at(context).kept
-    shelf = kept.find(Shelf)
-    if shelf is None or shelf.generation < context.generation:
-        shelf = kept.put(Shelf(context.generation))
-    if shelf.generation > context.generation:
-        raise OutOfStep(f"step {context.step}: belongs to pieces that were placed anew since")
-    return shelf
-
-
 @contextmanager
 def working(context: TaskContext, conv: StagePart | None = None) -> Iterator[Replica]:
     """Give the worker's replica, with one BLAS thread; count the seconds, for a convolution's part under its name."""
-    session = session_at(context)
+    session = context.session
     replica, counters = session.replica, session.counters
     begun = time.perf_counter()
     with single_threaded_blas():
@@ -322,46 +303,33 @@ def working(context: TaskContext, conv: StagePart | None = None) -> Iterator[Rep
 def stage_of(replica: Replica, part: StagePart) -> Stage:
     """Return the stage that the part belongs to, divided as the plan has it."""
     known = _cuts.get(replica)
-    if known is None or known.model is not replica.model:
-        known = _cuts[replica] = _StagesHere(replica.model, stages_of(replica.model), {})
+    if known is None or known[0] is not replica.model:
+        known = _cuts[replica] = replica.model, stages_of(replica.model), {}
+    _, stages, spread = known
     key = part.stage, part.spread, part.by
-    if key not in known.spread:
-        known.spread[key] = replace(known.stages[part.stage].spread_to(part.spread), by=part.by)
-    return known.spread[key]
+    if key not in spread:
+        spread[key] = replace(stages[part.stage].spread_to(part.spread), by=part.by)
+    return spread[key]
 
 
-@dataclass(frozen=True)
-class _StagesHere:
-    """A network's stages, and those that tasks have asked for by number, how far they are spread, and `by`."""
-
-    model: Sequential
-    stages: tuple[Stage, ...]
-    spread: dict[tuple[int, int, By], Stage]
-
-
-_cuts: WeakKeyDictionary[Replica, _StagesHere] = WeakKeyDictionary()  # cutting takes as long as a small task
+_cuts: WeakKeyDictionary[Replica, tuple[Sequential, tuple[Stage, ...], dict[Any, Stage]]] = WeakKeyDictionary()
+"""A replica's network, its stages, and those that tasks have asked for: cutting takes as long as a small task."""
 
 
 def batch_of(context: TaskContext) -> Batch:
     """Return the task's part of the minibatch. The first of the worker's tasks that needs it loads it."""
-    shelf, name, of = shelf_at(context), ("batch", context.sub), context.of_step
+    shelf, name, of = context.shelf, ("batch", context.sub), context.of_step
     if not shelf.has(name, context.step):
         with working(context) as replica:
-            indices = _order(session_at(context), of.plan)[of.begin : of.end]
+            session, dataset = context.session, replica.dataset
+            if session.order is None or session.order[0] != of.plan:  # kept until the next pass
+                session.order = of.plan, presentation_order(dataset, dataset.train, of.plan)
+            indices = session.order[1][of.begin : of.end]
             lo, hi = (len(indices) * part // context.subs for part in (context.sub, context.sub + 1))
-            dtype = replica.job.model.dtype
-            batch = load_batch(replica.dataset, replica.dataset.train, of.plan, dtype, indices[lo:hi])
+            batch = load_batch(dataset, dataset.train, of.plan, replica.job.model.dtype, indices[lo:hi])
         shelf.put(name, context.step, batch)
     found: Batch = shelf.get(name, context.step)
     return found
-
-
-def _order(session: Session, plan: BatchPlan) -> Array:
-    """Return the order of this pass, which is kept until the next one."""
-    if session.order is None or session.order[0] != plan:
-        dataset = session.replica.dataset
-        session.order = plan, presentation_order(dataset, dataset.train, plan)
-    return session.order[1]
 
 
 def batch_plan(job: Job, samples: int, presentation: int) -> BatchPlan:

@@ -1,9 +1,8 @@
 """Transfers between the tasks of a layer-sharded step: parts of outputs and of gradients, edges of shards.
 
 Dask sends a whole result to each worker that needs it. Where a task has a part for each of several workers, its result
-is therefore a claim: the parts lie on its worker's shelf, and a worker that has the claim calls for its own part. The
-alternative is a task for each part, which cuts it out. Ten workers would need a hundred such tasks, and the scheduler
-handles tasks one after the other.
+is therefore a claim: the parts lie on its worker's shelf, and a worker that has the claim calls for its own part. With
+a task for each part ten workers would need a hundred, and the scheduler handles tasks one after the other.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from daskcnn.cluster.layers.task_context import (
     TaskResult,
     arrays_of,
     packed,
-    session_at,
-    shelf_at,
     unpacked,
     wire_bytes,
 )
@@ -51,19 +48,10 @@ def received(
 ) -> list[Array]:
     """Return this worker's parts of the sources' outputs, or of the gradients of a stage's outputs.
 
-    The worker's own gradients lie on its shelf.
-
-    Parameters
-    ----------
-    gradients_of : The stage.
-    alike
-        Round the worker's own outputs as those that others receive.
-
-    Raises
-    ------
-    OutOfStep : A part is missing, or belongs to another step.
+    The worker's own gradients lie on its shelf. alike: round its own outputs as those that others receive. Raises
+    OutOfStep for a part that is missing, or belongs to another step.
     """
-    shelf, counters, arrays = shelf_at(context), session_at(context).counters, []
+    shelf, counters, arrays = context.shelf, context.session.counters, []
     away = [source for source in sources if source.claim and source.maker != context.worker]
     called = _called(context, away, gradients_of)
     for source in sources:
@@ -72,28 +60,25 @@ def received(
             continue
         if source.claim:
             arrays.append(called[source.maker])
-        elif alike:
-            arrays.append(source.as_sent(context.worker))
         else:
-            arrays.append(source.part(context.worker, gradients_of))
+            arrays.append(source.as_sent(context.worker) if alike else source.part(context.worker, gradients_of))
         counters.bytes_down += wire_bytes(arrays[-1], context.wire) if source.arrived else 0
     return arrays
 
 
 def taken_in(context: TaskContext, taken: Sequence[Taken], sources: Sources) -> dict[int, Held]:
     """Return the outputs of other stages that a task works on, from `sources` or from this worker's shelf."""
-    shelf, found, begin = shelf_at(context), dict[int, Held](), 0
+    shelf, found, begin = context.shelf, dict[int, Held](), 0
     for each in taken:
         name = "outputs", each.stage, context.sub
-        if each.count:
-            arrays = received(context, sources[begin : begin + each.count])
-            begin += each.count
-            held = Held(each.start, joined(arrays, each.by))
-            if each.kept:
-                shelf.put(name, context.step, held)
-        else:
-            held = shelf.get(name, context.step)
-        found[each.stage] = held
+        if not each.count:
+            found[each.stage] = shelf.get(name, context.step)
+            continue
+        arrays = received(context, sources[begin : begin + each.count])
+        begin += each.count
+        found[each.stage] = Held(each.start, joined(arrays, each.by))
+        if each.kept:
+            shelf.put(name, context.step, found[each.stage])
     return found
 
 
@@ -107,7 +92,7 @@ def handed_on(
 
     A gradient of a stage that `part.cuts` does not have stays here: a later task of this worker adds its own to it.
     """
-    shelf, edges, parts = shelf_at(context), edges or {}, dict[tuple[int, str], Array]()
+    shelf, edges, parts = context.shelf, edges or {}, dict[tuple[int, str], Array]()
     for stage, total in _added_up(context, gradients).items():
         for worker, cut in part.cuts.get(stage, {}).items():
             own = total.array[_from(total.start, cut)]
@@ -126,7 +111,7 @@ def handed_on(
 
 def _added_up(context: TaskContext, gradients: Iterable[tuple[int, Held]]) -> dict[int, Held]:
     """Add the gradients up by stage, with those that earlier tasks of this worker have left."""
-    shelf, found = shelf_at(context), dict[int, list[Held]]()
+    shelf, found = context.shelf, dict[int, list[Held]]()
     for stage, part in gradients:
         found.setdefault(stage, []).append(part)
     for stage, parts in found.items():
@@ -150,29 +135,25 @@ def edges_beside(
     context: TaskContext, stage: Stage, beside: Sequence[TaskResult], wanted: Sequence[WantedEdge]
 ) -> Edges:
     """Return the edges beside a shard. A neighbour before it gives the channels at its right end."""
-    found = [(each.side, _edge(context, stage, source, each)) for source, each in zip(beside, wanted, strict=True)]
-    before, after = ([edge for at, edge in found if at == side] for side in ("right", "left"))
-    return Edges(before, after)
-
-
-def _edge(context: TaskContext, stage: Stage, source: TaskResult, wanted: WantedEdge) -> Edge:
-    """Cut the wanted channels off a neighbour's edge. The edge has travelled with the minibatch's first part."""
-    edge, count = source.edges[wanted.side], wanted.channels
-    if context.sub == 0:
-        session_at(context).counters.bytes_down += sum(array.nbytes for array in arrays_of(edge))
-    cut = slice(None, count) if wanted.side == "left" else slice(-count, None)
-    params, state = (of_channels(stage, tree, cut) for tree in edge)
-    return params, state
+    found: dict[Side, list[Edge]] = {"right": [], "left": []}
+    for source, (_, side, count) in zip(beside, wanted, strict=True):
+        edge = source.edges[side]
+        if context.sub == 0:  # it has travelled with the minibatch's first part
+            context.session.counters.bytes_down += sum(array.nbytes for array in arrays_of(edge))
+        cut = slice(None, count) if side == "left" else slice(-count, None)
+        params, state = (of_channels(stage, tree, cut) for tree in edge)
+        found[side].append((params, state))
+    return Edges(*found.values())
 
 
 def sent(context: TaskContext, times: int, arrays: Sequence[Array]) -> None:
     """Count the bytes of activations and their gradients that others receive."""
-    session_at(context).counters.bytes_up += times * sum(wire_bytes(array, context.wire) for array in arrays)
+    context.session.counters.bytes_up += times * sum(wire_bytes(array, context.wire) for array in arrays)
 
 
 def count_up(context: TaskContext, arrays: Sequence[Array], times: int = 1) -> None:
     """Count the bytes of weights and their gradients that others receive. The wire's dtype does not shorten them."""
-    session_at(context).counters.bytes_up += times * sum(array.nbytes for array in arrays)
+    context.session.counters.bytes_up += times * sum(array.nbytes for array in arrays)
 
 
 # --- parts that are called for ---
@@ -180,7 +161,7 @@ def count_up(context: TaskContext, arrays: Sequence[Array], times: int = 1) -> N
 
 def _laid_out(context: TaskContext, parts: Mapping[tuple[int, str], Array]) -> Claim:
     """Put every worker's part on the shelf, from which it will be called for."""
-    shelf, name = shelf_at(context), ("part", context.sub)
+    shelf, name = context.shelf, ("part", context.sub)
     for (stage, worker), array in parts.items():
         shelf.put((*name, stage, worker), context.step, packed(array, context.wire))
     worker = get_worker()
@@ -192,7 +173,7 @@ def _called(context: TaskContext, sources: Sources, stage: int | None) -> dict[s
     """Call for this worker's parts of a stage's gradient, all at the same time. Returns them by maker."""
     if not sources:
         return {}
-    limit = session_at(context).replica.job.cluster.stall_timeout
+    limit = context.session.replica.job.cluster.stall_timeout
     worker = get_worker()
 
     async def call(claim: Claim) -> Packed:
@@ -218,9 +199,7 @@ def _called(context: TaskContext, sources: Sources, stage: int | None) -> dict[s
 async def answer_part(worker: str, run: str, generation: int, step: int, name: list[Any]) -> dict[str, Any]:
     """Give a part to the worker that it is for, once. Runs on the event loop of the worker that has laid it out.
 
-    Parameters
-    ----------
-    worker : That worker's address, by which its session is found: no task runs here.
+    worker: that worker's address, by which its session is found: no task runs here.
     """
     try:
         shelf = session_of(run, worker).kept.find(Shelf)

@@ -67,7 +67,7 @@ class Shares:
             assert stage.conv is None or sum(own.values()) == stage.conv.kernels, f"kernels of {stage.name}: {own}"
             assert own.keys() <= self.balance.compute.keys()
 
-    def event(self, eq2: int) -> KernelsSharded:
+    def event(self, eq2: int | None = None) -> KernelsSharded:
         """The shares as they are logged when they are made."""
         stages = [stage for stage in self.balance.stages if stage.name]
         by = {stage.name: stage.by for stage in stages if stage.name}
