@@ -34,7 +34,7 @@ from netns import network
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import advertised, present, wait_for_members
-from daskcnn.cluster.peers.meeting_tasks import Peers, RoundStart
+from daskcnn.cluster.peers.meeting_tasks import Peers, RoundStart, end_round
 from daskcnn.cluster.peers.meetings import AHEAD, Meeting, PeerGraph
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.server_hosts import host_server
@@ -260,7 +260,7 @@ def peer_seconds(context: RunContext, exchange: str, life: int, size: int) -> fl
             context.connection.client.gather(list(flight[version - AHEAD].steps.values()))
             # the training of the meeting after the warm-up begins with what that came to
             begun = time.perf_counter() if version - AHEAD == WARM_UP else begun
-    reports = context.connection.client.gather(list(graph.end(flight[-1]).values()))
+    reports = context.connection.client.gather(list(graph.adopt(flight[-1], end_round).values()))
     seconds = (time.perf_counter() - begun) / MEETINGS
     moved = {report.bytes_up for report in reports}
     nominal = 2 * (WORKERS - 1) / WORKERS * size * (2 if exchange == "asa16" else 4) * (WARM_UP + MEETINGS)

@@ -55,13 +55,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class RoundStart:
-    """The driver's order to begin a round.
-
-    Attributes
-    ----------
-    score : The validation samples to judge the round's center on.
-    scale : Factor of the learning rate.
-    """
+    """The driver's order to begin a round. score: the validation samples to judge its center on; scale: of the rate."""
 
     round: Round
     score: tuple[int, int] | None
@@ -74,14 +68,6 @@ class Stepped:
 
     samples: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class Rescued:
-    """The state of a worker when a meeting was given up."""
-
-    version: int
-    optimizer: OptimizerState
 
 
 @dataclass(frozen=True)
@@ -104,9 +90,7 @@ class MeetingRound(ReplicaRound):
 
     Attributes
     ----------
-    training : The round's steps.
     samples, seconds : Up to the last meeting: samples trained on, seconds of load and compute.
-    bytes_up, bytes_down : Bytes that this worker sent and received.
     """
 
     def __init__(self, replica: Replica, exchange: ReplicaExchange, start: RoundStart) -> None:
@@ -149,8 +133,7 @@ class Peer:
 
     def check_turn(self, version: int) -> None:
         """Raise OutOfTurn unless the replica trains from this version."""
-        if self.local.base_version != version:
-            known = self.local.base_version
+        if (known := self.local.base_version) != version:
             raise OutOfTurn(f"a task of version {version} where {known} is trained from; it is dropped")
 
     def contribution(self, version: int) -> Array:
@@ -166,7 +149,10 @@ def begin_life(peers: Peers, name: str, optimizer: OptimizerState | None, versio
     session = session_of(peers.run)
     replica = session.replica
     asa = ASA.of(replica.job.rule, replica.job.cluster.wire)
-    end_life(session)
+    before = session.kept.find(Peer)
+    if before is not None and before.round is not None:
+        before.round.training.close()  # stops the loader of a round that was not ended
+    session.kept.drop(Peer)
     local = Local(replica.weights, replica.weights)
     cadence = Cadence(asa.rule, replica.job.train.batch_size)
     exchange = ReplicaExchange(asa.rule, local, cadence, overlap=False, via=Pieces(asa))
@@ -176,26 +162,11 @@ def begin_life(peers: Peers, name: str, optimizer: OptimizerState | None, versio
     session.kept.put(Peer(name, peers.life, asa, exchange))
 
 
-def end_life(session: Session) -> None:
-    """Forget the peer, and stop the loader of a round that was not ended."""
-    peer = session.kept.find(Peer)
-    if peer is not None and peer.round is not None:
-        peer.round.training.close()
-    session.kept.drop(Peer)
-
-
 def train(peers: Peers, version: int, start: RoundStart | None, sums: Sequence[Array]) -> Stepped | None:
     """Adopt the last meeting's sums, if there are any, and train up to the next meeting.
 
-    Parameters
-    ----------
-    version : Of the center to train from.
-    start
-        Of the round, for its first meeting.
-
-    Returns
-    -------
-    None if the driver stopped the training.
+    version: of the center to train from. start: of the round, for its first meeting. Returns None if the driver stopped
+    the training.
     """
     session, peer = _adopted(peers, version, sums)
     if start is not None:
@@ -232,9 +203,7 @@ def cut(peers: Peers, version: int, name: str, stepped: Stepped) -> Array:
 def add_up(peers: Peers, version: int, stepped: Sequence[Stepped], pieces: Sequence[Array]) -> Array:
     """Merge the range that this worker is in charge of. Raises Diverged where the result is not finite.
 
-    Parameters
-    ----------
-    pieces : Those of the other workers, in the order of their names.
+    pieces: those of the other workers, in the order of their names.
     """
     session, peer = _peer_of(peers)
     mine = slice(*peers.span(peer.name))
@@ -243,8 +212,7 @@ def add_up(peers: Peers, version: int, stepped: Sequence[Stepped], pieces: Seque
     base = session.replica.device.backend.to_host(peer.local.base[mine])
     merged = peer.asa.add_up(base, contributions, [each.samples for each in stepped])
     if not all_finite(merged):
-        reason = "NaN or infinity is in what the replicas' weights add up to"
-        raise Diverged("center", reason, "lower train.lr")
+        raise Diverged("center", "NaN or infinity is in what the replicas' weights add up to", "lower train.lr")
     peer.now.bytes_down += sum(piece.nbytes for piece in pieces)
     peer.now.bytes_up += merged.nbytes * len(pieces)
     return merged
@@ -269,18 +237,19 @@ def end_round(peers: Peers, version: int, sums: Sequence[Array]) -> RoundReport:
 def center_of(peers: Peers) -> Array:
     """Return a copy of the last meeting's center on the host."""
     session, peer = _peer_of(peers)
-    if peer.merged:
-        center = np.concatenate([cast(part, session.replica.layout.dtype) for part in peer.merged])
-        for place in session.replica.frozen:
-            center[place] = session.replica.device.backend.to_host(session.replica.weights[place])
-        return center
-    return np.array(session.replica.device.backend.to_host(peer.local.base))
+    replica, to_host = session.replica, session.replica.device.backend.to_host
+    if not peer.merged:
+        return np.array(to_host(peer.local.base))
+    center = np.concatenate([cast(part, replica.layout.dtype) for part in peer.merged])
+    for place in replica.frozen:
+        center[place] = to_host(replica.weights[place])
+    return center
 
 
-def rescue(peers: Peers) -> Rescued:
+def rescue(peers: Peers) -> tuple[int, OptimizerState]:
     """Return the version of this worker's center, and its optimizer's state."""
     session, peer = _peer_of(peers)
-    return Rescued(peer.local.base_version, session.replica.host_optimizer())
+    return peer.local.base_version, session.replica.host_optimizer()
 
 
 def _peer_of(peers: Peers) -> tuple[Session, Peer]:

@@ -55,7 +55,7 @@ class PeerGraph:
 
         starts: by worker, where a round begins.
         """
-        peers, submit, sums = self.peers, self._submit, _sums(before)
+        peers, submit, sums = self.peers, self._submit, list(before.sums.values()) if before else []
         steps = {
             name: submit("train", meeting_tasks.train, peers, version, starts.get(name), sums, worker=name)
             for name in peers.names
@@ -66,33 +66,19 @@ class PeerGraph:
             for giver in peers.names
             if giver != taker
         }
-        added = {}
+        added, stepped = {}, list(steps.values())
         for taker in peers.names:
             pieces = [cuts[giver, taker] for giver in peers.names if giver != taker]
-            added[taker] = submit(
-                "sum", meeting_tasks.add_up, peers, version, list(steps.values()), pieces, worker=taker
-            )
+            added[taker] = submit("sum", meeting_tasks.add_up, peers, version, stepped, pieces, worker=taker)
         return Meeting(version, steps, tuple(cuts.values()), added)
 
-    def adopt(self, last: Meeting) -> dict[str, Future]:
-        """Let all workers adopt the meeting's sums in tasks that no later task needs the meeting for."""
-        submit, version = self._submit, last.version + 1
-        return {
-            w: submit("adopt", meeting_tasks.adopt, self.peers, version, _sums(last), worker=w)
-            for w in self.peers.names
-        }
+    def adopt(self, last: Meeting, task: Callable[..., Any] = meeting_tasks.adopt) -> dict[str, Future]:
+        """Let all workers adopt the meeting's sums, in tasks that no later task needs the meeting for.
 
-    def end(self, last: Meeting) -> dict[str, Future]:
-        """Let all workers adopt the sums and report the round."""
-        submit, version = self._submit, last.version + 1
-        return {
-            w: submit("adopt", meeting_tasks.end_round, self.peers, version, _sums(last), worker=w)
-            for w in self.peers.names
-        }
-
-
-def _sums(meeting: Meeting | None) -> list[Future]:
-    return list(meeting.sums.values()) if meeting else []
+        task: `adopt`, or `end_round`, which reports the round as well.
+        """
+        args = task, self.peers, last.version + 1, list(last.sums.values())
+        return {worker: self._submit("adopt", *args, worker=worker) for worker in self.peers.names}
 
 
 AHEAD = 2  # meetings submitted before the oldest has ended
@@ -180,18 +166,14 @@ class PeerExchange:
         """Ask the workers that are left which center they have. Raises WorkersLost where one does not answer."""
         context = self._context
         left = [worker for worker in self._holders if worker in context.workers.alive]
-        asked = {
-            worker: context.dispatch.submit("rescue", meeting_tasks.rescue, self._peers, worker=worker)
-            for worker in left
-        }
-        found: dict[str, meeting_tasks.Rescued] = context.results.gather(
-            asked, within=context.job.cluster.stall_timeout
-        )
+        args = meeting_tasks.rescue, self._peers
+        asked = {worker: context.dispatch.submit("rescue", *args, worker=worker) for worker in left}
+        found = context.results.gather(asked, within=context.job.cluster.stall_timeout)
         if not found:
             return None
-        optimizers |= {worker: rescued.optimizer for worker, rescued in found.items()}
-        self._version = max(rescued.version for rescued in found.values())
-        self._holders = tuple(worker for worker, rescued in found.items() if rescued.version == self._version)
+        optimizers |= {worker: optimizer for worker, (_, optimizer) in found.items()}
+        self._version = max(version for version, _ in found.values())
+        self._holders = tuple(worker for worker, (version, _) in found.items() if version == self._version)
         self._rescued = True
         return self._version
 
@@ -205,8 +187,7 @@ class PeerExchange:
 class PeerRound:
     """The meetings of a round, under way for all of its workers.
 
-    chain : meetings after which the chain of tasks is cut.
-    met : is told the version after the last meeting.
+    chain: meetings after which the chain of tasks is cut. met: is told the version after the last meeting.
     """
 
     def __init__(
@@ -219,8 +200,7 @@ class PeerRound:
         watch: Watch,
         met: Callable[[int], None],
     ) -> None:
-        self._graph, self._watch, self._met, self._version = graph, watch, met, version
-        self._chain = chain
+        self._graph, self._watch, self._met, self._version, self._chain = graph, watch, met, version, chain
         self._started = {order.round.worker: order for order in started}
         steps = started[0].round.steps
         self._count = -(-steps // period) if steps and period else 1
@@ -234,7 +214,7 @@ class PeerRound:
         self._reports: dict[str, RoundReport] = {}
 
     def expects(self, future: Future) -> bool:
-        """Whether the round waits for this task now."""
+        """Return True if the round waits for this task now."""
         return future.key in self._awaited()
 
     def _awaited(self) -> dict[Any, str]:
@@ -250,47 +230,40 @@ class PeerRound:
 
     def advance(self) -> None:
         """Submit meetings up to `AHEAD` ahead of those that have ended."""
+        submitted: Mapping[str, Future]
         while not self._settling and len(self._flight) <= AHEAD:
-            if self._made == self._count:
-                self._end_when_met()
-                return
-            if self._made and self._made % self._chain == 0 and self._last is not None:
-                self._settle_when_met()
-                return
-            self._meet()
+            last, ended = self._last, self._made == self._count
+            if ended or (self._made and self._made % self._chain == 0 and last is not None):
+                if self._flight or self._ending or last is None:
+                    return
+                if ended:
+                    submitted = self._ending = self._graph.adopt(last, meeting_tasks.end_round)
+                else:  # cut the chain: no later task depends on the meetings so far
+                    submitted = self._settling = self._graph.adopt(last)
+                    self._last = None
+            else:
+                submitted = self._meet()
+            for worker, future in submitted.items():
+                self._watch(worker, future)
 
-    def _meet(self) -> None:
-        starts = {
-            worker: meeting_tasks.RoundStart(order.round, order.score, order.scale)
-            for worker, order in self._started.items()
-        }
-        version = self._version + self._made
-        self._last = self._graph.meet(version, {} if self._made else starts, self._last)
+    def _meet(self) -> Mapping[str, Future]:
+        """Submit the next meeting. Returns its training by worker."""
+        starts: dict[str, meeting_tasks.RoundStart] = {}
+        if not self._made:
+            started = self._started.items()
+            starts = {w: meeting_tasks.RoundStart(order.round, order.score, order.scale) for w, order in started}
+        self._last = self._graph.meet(self._version + self._made, starts, self._last)
         self._made += 1
         self._flight.append(self._last)
-        self._watched(self._last.steps)
-
-    def _settle_when_met(self) -> None:
-        """Cut the chain: let no later task depend on the meetings so far."""
-        if not self._flight and self._last is not None:
-            self._settling, self._last = self._graph.adopt(self._last), None
-            self._watched(self._settling)
-
-    def _end_when_met(self) -> None:
-        if not self._flight and not self._ending and self._last is not None:
-            self._ending = self._graph.end(self._last)
-            self._watched(self._ending)
-
-    def _watched(self, futures: Mapping[str, Future]) -> None:
-        for worker, future in futures.items():
-            self._watch(worker, future)
+        return self._last.steps
 
     def take(self, future: Future, result: Any, now: float) -> list[Fact]:
         """Go on with the result of a step, a settled chain or a report."""
         worker = self._awaited()[future.key]
         found: list[Fact] = []
         if worker in self._ending:
-            self._reports[worker] = self._with_wait(result)
+            wait = min(result.communication, self._waits[worker])  # for the slowest worker (eq. 8)
+            self._reports[worker] = result._replace(wait=wait, communication=result.communication - wait)
             del self._ending[worker]
             return [] if self._ending else self._done(now)
         if worker in self._settling:
@@ -318,11 +291,6 @@ class PeerRound:
             facts.RoundDone(worker, order.life, order.session, self._reports[worker], now)
             for worker, order in self._started.items()
         ]
-
-    def _with_wait(self, report: RoundReport) -> RoundReport:
-        """The report with the wait for the slowest worker (eq. 8) taken out of its communication."""
-        wait = min(report.communication, self._waits[report.worker])
-        return report._replace(wait=wait, communication=report.communication - wait)
 
     def cancel(self) -> None:
         """Cancel the meetings under way; training stops at its next step."""
