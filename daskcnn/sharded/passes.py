@@ -201,18 +201,12 @@ def _through_spread(
             assert back is not None, "asked for"
             dy, grads = back, found | grads
         if i > 0:
-            more.append(_of_addend(stage.addends[i - 1], *kept.addends[i - 1], dy, ctx))
+            layers, (residual, count) = stage.addends[i - 1].layers, kept.addends[i - 1]
+            added_dy = dy[..., :count] if count else None
+            if added_dy is not None and layers is not None:
+                added_dy, _ = layers.backward({}, residual, ctx.device.xp.ascontiguousarray(added_dy), ctx)
+            more.append(added_dy)
     return dy, grads, more[::-1]
-
-
-def _of_addend(addend: Addend, residual: Any, count: int, dy: Array, ctx: Context) -> Array | None:
-    """The gradient of an addend's channels, by that of the sum."""
-    if not count:
-        return None
-    if addend.layers is None:
-        return dy[..., :count]
-    back, _ = addend.layers.backward({}, residual, ctx.device.xp.ascontiguousarray(dy[..., :count]), ctx)
-    return back
 
 
 def joined(parts: Sequence[Array], by: By = "kernels") -> Array:

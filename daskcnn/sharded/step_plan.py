@@ -3,9 +3,8 @@
 `StepPlan` is the only description of a step. Everything done with a step is a fold over it: `cluster.layers` submits
 its tasks, `StepPlan.task_count` counts them, `traffic` weighs what travels, `balance` and `sim.sharded_step` time it.
 
-Tasks of one kind and stage form a group with one task a worker. What one group gives another is a flow. The plan
-derives groups and flows from the cut (`Division`). `StepPlan.tasks` lists the tasks one by one (`TaskList`). Folds that
-need only sums go over the groups, because the share search times thousands of plans.
+Tasks of one kind and stage form a group with one task a worker. What one group gives another is a flow. Both follow
+from the cut (`Division`). Folds that need only sums go over groups, as the share search times thousands of plans.
 """
 
 from __future__ import annotations

@@ -6,19 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from daskcnn.sharded.division import Division
-from daskcnn.sharded.plan_parts import (
-    ALL,
-    WHOLE,
-    Carried,
-    Cut,
-    Cuts,
-    Flow,
-    PlannedTask,
-    Taken,
-    TaskGroup,
-    TaskInput,
-    TaskKind,
-)
+from daskcnn.sharded.plan_parts import ALL, Carried, Cuts, Flow, PlannedTask, Taken, TaskGroup, TaskInput, TaskKind
 
 BACKWARD = (TaskKind.BACKWARD, TaskKind.LOSS_AND_BACKWARD)
 """The tasks in which a shard goes backward and makes its step."""
@@ -68,23 +56,18 @@ class TaskList:
 
     def _inputs(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
         """Yield the inputs from other tasks of the same part."""
+        plan = self.plan
         for flow, source in group.inputs:
+            i, cuts = flow.stage, plan.cuts(flow.stage, part) if flow.what == "gradients" else {}
             for sender in flow.senders_to(worker):
-                cut, place = self._cut_and_place(flow, sender, worker, part)
-                nbytes = self.plan.itemsize * self._numbers_of(flow, sender, worker, part)
+                cut = cuts.get(worker, cuts.get(ALL, (...,)))
+                place: slice | None = None
+                if flow.what in ("gradients", "merged gradients") and (sender, worker) in flow.pairs:
+                    both = dict(plan.reaching(i, worker))[sender]
+                    first = 0 if plan.stages[i].merged else plan.shares[i][worker].graded.start
+                    cut, place = (..., both), slice(both.start - first, both.stop - first)
+                nbytes = plan.itemsize * self._numbers_of(flow, sender, worker, part)
                 yield TaskInput(self._numbers[source, part, sender], sender, flow.what, cut, place, nbytes=nbytes)
-
-    def _cut_and_place(self, flow: Flow, sender: str, worker: str, part: int) -> tuple[Cut, slice | None]:
-        """The part of the sender's array that this message is, and the place of its channels among the receiver's."""
-        plan, i = self.plan, flow.stage
-        if flow.what not in ("gradients", "merged gradients"):
-            return WHOLE, None
-        if (sender, worker) in flow.pairs:
-            both = dict(plan.reaching(i, worker))[sender]
-            first = 0 if plan.stages[i].merged else plan.shares[i][worker].graded.start
-            return (..., both), slice(both.start - first, both.stop - first)
-        cuts = plan.cuts(i, part) if flow.what == "gradients" else {}
-        return cuts.get(worker, cuts.get(ALL, WHOLE)), None
 
     def _taken(self, group: TaskGroup, worker: str) -> Iterator[Taken]:
         """Yield the other stages' outputs that the task works on."""
