@@ -78,8 +78,8 @@ def _measured(client: Client, sharded: Sharded, seconds: float) -> dict[str, Any
     return {
         "steps": steps,
         "home": sharded.graph.home,
-        "kernels": sharded.graph.by_worker(),
-        "divided": next(iter(sharded.graph.divided().values())),
+        "kernels": sharded.shares.by_worker(),
+        "divided": next(iter(sharded.shares.event().divided.values())),
         "scheduler": scheduler / all_of_them,
         "busy": {name: own.busy / count for name, own in counters.items()},
         "up": {name: own.bytes_up / count for name, own in counters.items()},

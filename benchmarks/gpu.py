@@ -148,7 +148,7 @@ def _step(sharded: Sharded, seconds: float) -> dict[str, Any]:
         "busy": {name: own.busy / count for name, own in counters.items()},
         "bytes": sum(own.bytes_up for own in counters.values()) / count,
         "home": sharded.graph.home,
-        "kernels": sharded.graph.by_worker(),
+        "kernels": sharded.shares.by_worker(),
     }
 
 

@@ -157,9 +157,14 @@ class Sharded:
         self.graph.generation = generation
         self.graph.place(driver.state.weights, driver.state.optimizers[REPLICA], self.number)
 
+    @property
+    def shares(self) -> Shares:
+        """The cut that steps are made by."""
+        return Shares(self.graph.balance, self.graph.kernels)
+
     def settle(self, seconds: float) -> None:
         """Shares by what steps take, for about so many seconds, as a run has behind its first snapshot."""
-        watch = ShareWatch(Shares(self.graph.balance, self.graph.kernels))
+        watch = ShareWatch(self.shares)
         for _ in range(REPORTS):
             counted = self.seconds(seconds / REPORTS, warm=1)[1]
             watch.take({worker: Spent(name=worker, **asdict(own)) for worker, own in counted.items()})
@@ -226,7 +231,7 @@ def measure(
             busy.append(max(c.busy for c in counters.values()) / count)
             conv.append(max(sum(c.conv_seconds.values()) for c in counters.values()) / count)
             moved.append(sum(c.bytes_up for c in counters.values()) / count)
-        cut = Shares(sharded.graph.balance, sharded.graph.kernels).event()
+        cut = sharded.shares.event()
         found: dict[str, Any] = {
             "one": 1 / median(one),
             "ceiling": median(both) / median(one),
