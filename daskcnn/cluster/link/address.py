@@ -12,8 +12,6 @@ from distributed.comm.registry import Backend, backends, get_backend
 from daskcnn.errors import ClusterError, similar
 
 PRINTED = "copy the address that `dask scheduler` prints, such as tcp://192.168.1.5:8786"
-_PLUG_INS = "distributed.comm.backends"
-_UCX = "install distributed-ucxx-cu12 or -cu13 on every machine, or write tcp://"
 
 
 class _Fault(Exception):
@@ -24,38 +22,35 @@ def check_address(address: str, source: str = "") -> None:
     """Raise ClusterError for an address that no scheduler can have: its protocol, host or port is wrong.
 
     The protocol has to be one that Dask has here, by itself or by a package. Nothing is connected.
-
-    Parameters
-    ----------
-    source : the file that the address is in, if any, in words
+    source: the file that the address is in, if any, in words.
     """
     scheme, location = parse_address(address)
     try:
         _check(_backend(scheme), address, location)
     except _Fault as fault:
         reason, remedy = fault.args
-        if source:
-            raise ClusterError(source, f"{address!r:.200} is not an address ({reason})", remedy) from None
-        raise ClusterError(f"scheduler {address:.200}", f"not an address ({reason})", remedy) from None
+        named = f"{address!r:.200} is " if source else ""
+        where = source or f"scheduler {address:.200}"
+        raise ClusterError(where, f"{named}not an address ({reason})", remedy) from None
 
 
 def _backend(scheme: str) -> Backend:
     """Return Dask's implementation of a protocol."""
     if scheme.lower() in ("http", "https"):
-        remedy = f"the scheduler's begins with tcp:// or tls://; {PRINTED}"
-        raise _Fault(f"{scheme}:// is the dashboard's", remedy)
+        raise _Fault(f"{scheme}:// is the dashboard's", f"the scheduler's begins with tcp:// or tls://; {PRINTED}")
     try:
         backend = get_backend(scheme)
         backend.get_connector()  # Dask lists ucx without the package that it needs
     except ValueError:
-        known = sorted({*backends, *entry_points(group=_PLUG_INS).names} - {"ucx"})
+        known = sorted({*backends, *entry_points(group="distributed.comm.backends").names} - {"ucx"})
         hint = similar(scheme.lower(), known)
         raise _Fault(f"Dask has no protocol {scheme!r:.60} here, but {', '.join(known)}{hint}", PRINTED) from None
     except Exception as error:  # whatever a package needs and lacks
         if scheme == "ucx":
-            raise _Fault("ucx is not installed here", _UCX) from error
-        reason = f"the protocol {scheme!r} cannot be used here: {error}"
-        raise _Fault(reason, "install what it needs, or write tcp://") from error
+            remedy = "install distributed-ucxx-cu12 or -cu13 on every machine, or write tcp://"
+            raise _Fault("ucx is not installed here", remedy) from error
+        remedy = "install what it needs, or write tcp://"
+        raise _Fault(f"the protocol {scheme!r} cannot be used here: {error}", remedy) from error
     return backend
 
 

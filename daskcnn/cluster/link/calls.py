@@ -2,9 +2,6 @@
 
 Dask waits without a limit for a worker that hangs: the connection stays open, and the scheduler gives such a worker up
 after minutes, if at all.
-
-Also here are the exceptions that a call raises in place of its result, and `Refusal`: the error of a task that a user
-can mend, as a value. Dask prints a traceback on the worker for every exception that a task raises.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error as the result of a task."""
+    """A task's error that a user can mend, as its result. For an exception Dask prints a traceback on the worker."""
 
     error: UserError | PushRefused
 
@@ -71,8 +68,7 @@ def returns_refusals(task: Callable[P, R]) -> Callable[P, R | Refusal]:
 class Signals:
     """The first SIGINT or SIGTERM, which is raised at once, or by `check` once `polled`. A second ends the process.
 
-    While threads run, an exception may come even while one is started. It would leave threads behind or print a
-    traceback. So signals are polled then.
+    Signals are polled while threads run: an exception as one is started would leave threads or print a traceback.
     """
 
     def __init__(self) -> None:
@@ -119,13 +115,8 @@ class Unanswered(TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The workers' answers, by address.
-
-    Attributes
-    ----------
-    given : values that the function returned
-    failed : errors that it raised there, or that the scheduler met on the way to the worker
-    silent : workers without an answer within the limit
+    """The workers' answers, by address: values that the function returned, and errors that it raised there, or that
+    the scheduler met on the way. The silent ones gave no answer within the limit.
     """
 
     given: Mapping[str, Any]
@@ -182,10 +173,8 @@ def answer_to(client: Client, call: Awaitable[Any], *, within: float = SCHEDULER
     """
     pending = begin(client, call)
     if _wait([pending], within, check):
-        address = client.scheduler.address
-        raise Unanswered(
-            f"scheduler {address}: no answer within {within:g} s; is its process stopped, or its machine overloaded?"
-        )
+        silence = f"no answer within {within:g} s; is its process stopped, or its machine overloaded?"
+        raise Unanswered(f"scheduler {client.scheduler.address}: {silence}")
     return pending.result()
 
 

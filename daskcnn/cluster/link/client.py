@@ -38,15 +38,11 @@ class Connection:
     """
 
     def __init__(self, client: Client, heed: Check) -> None:
-        self.client, self._heed = client, heed
-
-    def heed(self) -> None:
-        """Raise Interrupted, or what else the given check raises."""
-        self._heed()
+        self.client, self.heed = client, heed
 
     def ignore_signals(self) -> None:
         """Let nothing interrupt from now on, so that the run can end and be saved."""
-        self._heed = no_check
+        self.heed = no_check
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -117,7 +113,11 @@ def lend_client(client: Client) -> None:
 @contextmanager
 def lent_client() -> Iterator[None]:
     """Bind handles of actors that are made inside to the client that the task's worker was lent, if it was lent one."""
-    client = _of_this_worker()
+    client = None
+    with suppress(ValueError):  # no task of a worker
+        scheduler = get_worker().scheduler.address
+        running = (lent for lent in list(_LENT) if lent.status == "running")
+        client = next((lent for lent in running if lent.scheduler.address == scheduler), None)
     with nullcontext() if client is None else bound_to(client):
         yield
 
@@ -129,15 +129,6 @@ def bound_to(client: Client) -> Iterator[None]:
         yield
 
 
-def _of_this_worker() -> Client | None:
-    try:
-        scheduler = get_worker().scheduler.address
-    except ValueError:  # no task of a worker
-        return None
-    running = (client for client in list(_LENT) if client.status == "running")
-    return next((client for client in running if client.scheduler.address == scheduler), None)
-
-
 def quiet_lost_connections() -> None:
     """Keep tracebacks of lost or closed connections out of Dask's log of this process, even after closing."""
     for handler in logging.getLogger("distributed").handlers:  # of all of Dask's loggers, and of no others
@@ -146,14 +137,11 @@ def quiet_lost_connections() -> None:
 
 
 def _is_no_loss(record: logging.LogRecord) -> bool:
-    return _is_not_closed(record) and not isinstance(_error(record), OSError | CancelledError)
+    lost = record.exc_info and isinstance(record.exc_info[1], OSError | CancelledError)
+    return not lost and _is_not_closed(record)
 
 
 def _is_not_closed(record: logging.LogRecord) -> bool:
-    error = _error(record)
+    error = record.exc_info[1] if record.exc_info else None
     pool = isinstance(error, RuntimeError) and "ConnectionPool is closed" in str(error)
     return not (pool or isinstance(error, CommClosedError))
-
-
-def _error(record: logging.LogRecord) -> BaseException | None:
-    return record.exc_info[1] if record.exc_info else None

@@ -41,16 +41,13 @@ def connect(
 ) -> Iterator[Client]:
     """Give a client of the job's cluster; close it on leaving, and stop a local cluster.
 
+    Raises ClusterError where there is no scheduler at the address within `settings.wait` seconds; at once where waiting
+    would not help: for a wrong address, and for refused certificates.
+
     Parameters
     ----------
-    check : called repeatedly while it waits; may raise
-    say : is told what it waits for
+    check, say : see `Patience`
     server : start a process for the parameter server in a local cluster
-
-    Raises
-    ------
-    ClusterError : there is no scheduler at the address within `settings.wait` seconds. Raised at once where waiting
-        would not help: for a wrong address, and for refused certificates.
     """
     quiet_lost_connections()
     if settings.scheduler or settings.scheduler_file:
@@ -64,10 +61,7 @@ def connect(
 
 
 def check_scheduler(settings: Cluster) -> None:
-    """Raise ClusterError if the scheduler's address, or that in its file if there is one, cannot be an address.
-
-    Use it before anything is written. Nothing is connected or waited for.
-    """
+    """Raise ClusterError if the scheduler's address, or that in its file, cannot be one. Connects to nothing."""
     if settings.scheduler:
         check_address(settings.scheduler)
     elif settings.scheduler_file:
@@ -94,9 +88,8 @@ def await_scheduler(settings: Cluster, check: Check = no_check, say: Say = lambd
 class _Client(Client):  # type: ignore[misc] # Dask has no types
     """A client that connects or is closed within limited time. `check` is called meanwhile, and may raise.
 
-    Dask leaves a client that did not connect to the garbage collector. At the end of the process this waits 4 s for an
-    event loop that has ended, and prints a traceback. Dask also waits without a limit for the first message of what
-    listens at the address.
+    Dask waits without a limit for the first message of what listens at the address. It leaves a client that did not
+    connect to the garbage collector, which waits 4 s for an ended event loop and prints a traceback.
     """
 
     def __init__(self, address: str, check: Check) -> None:
@@ -139,10 +132,8 @@ def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
 
 
 def _unreachable(where: str, reason: str) -> ClusterError:
-    remedy = next(
-        (remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, reason)),
-        "correct the address, start one with `dask scheduler`, or give none for a local cluster",
-    )
+    otherwise = "correct the address, start one with `dask scheduler`, or give none for a local cluster"
+    remedy = next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, reason)), otherwise)
     return ClusterError(f"scheduler {where}", f"cannot be reached ({reason})", remedy)
 
 
@@ -176,7 +167,7 @@ def _of_tls(reason: str) -> bool:
 def _refusal(where: str) -> str | None:
     """Return the reason why a scheduler refuses our certificate; None where it does not, or gives none.
 
-    The scheduler sends its reason. Dask writes first, and may find the connection closed before it has read it.
+    Dask writes before it reads the reason, and may find the connection closed by then.
     """
     try:
         context = Security().get_connection_args("client").get("ssl_context")
@@ -191,26 +182,22 @@ def _refusal(where: str) -> str | None:
     except OSError as error:
         return _reason(error) if _of_tls(str(error)) else None
     except (ValueError, RuntimeError):
-        return None
+        pass
     return None
 
 
 def _unheard(where: str) -> str | None:
-    """Return the reason why no connection comes about; None where one does, or only Dask can try.
-
-    Dask tries again until its time is over, and then reports only that.
-    """
+    """Return the reason why no connection comes about, which Dask does not tell; None where only Dask can try."""
     try:
         address = normalize_address(where)
-        if not address.startswith(("tcp://", "tls://", "ws://", "wss://")):
-            return None
-        socket.create_connection(get_address_host_port(address), TRY).close()
+        if address.startswith(("tcp://", "tls://", "ws://", "wss://")):
+            socket.create_connection(get_address_host_port(address), TRY).close()
     except TimeoutError:
         return "no answer in time"
     except OSError as error:
         return (error.strerror or str(error)).lower()
     except ValueError:
-        return None
+        pass
     return None
 
 
@@ -260,11 +247,8 @@ MEMORY = {"MALLOC_ARENA_MAX": "1"}
 """Environment of a worker: one pool of memory for all of its threads.
 
 By default glibc gives each thread pools of 64 MiB and returns empty ones to the system, whatever `keep_freed_memory`
-sets: a step's maps would be fresh memory. The variable has to be set before the process starts. A nanny's `env` is too
-late for the C library.
+sets: a step's maps would be fresh memory. A nanny's `env` is too late for the C library.
 """
-
-
 _GUARD = 'if this is a script, put what it does under `if __name__ == "__main__":`'
 
 
@@ -305,7 +289,7 @@ def _local(settings: Cluster, server: bool) -> Iterator[Client]:
 def _own_loop() -> Iterator[IOLoop]:
     """Give an event loop whose thread and worker processes leave signals to the driver's main thread.
 
-    A worker inherits the mask. Without it Ctrl-C would end a worker until it is set up and ignores signals by itself.
+    A worker inherits the mask. Without it Ctrl-C would end a worker that does not yet ignore signals by itself.
     """
     runner = LoopRunner(asynchronous=False)
     resource_tracker.ensure_running()  # if a worker's thread started it, that thread would get signals
@@ -323,15 +307,7 @@ def _own_loop() -> Iterator[IOLoop]:
 def _local_workers(wanted: dict[str, int], scratch: str, server: bool) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield one single-threaded process for each worker, and one more for the parameter server if there is one."""
     names = [(f"{kind}-{i}", kind) for kind, count in wanted.items() for i in range(count)]
+    alike = {"local_directory": scratch, "host": "127.0.0.1", "dashboard": False, "memory_limit": "auto", "nthreads": 1}
+    alike |= {"preload": ["daskcnn.cluster.preload"], "silence_logs": logging.ERROR}
     for name, kind in [*names, ("ps", "ps")] if server else names:
-        options = {
-            "nthreads": 1,
-            "resources": {kind.upper(): 1},
-            "local_directory": scratch,
-            "host": "127.0.0.1",
-            "dashboard": False,
-            "preload": ["daskcnn.cluster.preload"],
-            "silence_logs": logging.ERROR,
-            "memory_limit": "auto",
-        }
-        yield name, {"cls": Nanny, "options": options}
+        yield name, {"cls": Nanny, "options": {**alike, "resources": {kind.upper(): 1}}}

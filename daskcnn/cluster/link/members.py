@@ -11,7 +11,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any, Literal
 
@@ -70,55 +70,41 @@ REMIND = 15.0  # seconds after which a message of waiting is repeated
 Say = Callable[[str], None]
 
 
-@dataclass
 class Patience:
     """A wait of limited length.
 
-    Attributes
+    Parameters
     ----------
     check : called repeatedly meanwhile; may raise
     say : is told what is missing
-    begun : when the wait began, on the monotonic clock
+    begun : when the wait began, on the monotonic clock; now if not given
     """
 
-    seconds: float
-    check: Check = no_check
-    say: Say = lambda _: None
-    begun: float = field(default_factory=time.monotonic)
-    _deadline: float = field(init=False)
-    _said: str = field(init=False, default="")
-    _again: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        self._deadline = self.begun + self.seconds
+    def __init__(self, seconds: float, check: Check, say: Say, begun: float | None = None) -> None:
+        self.seconds, self.check, self.say = seconds, check, say
+        self._deadline = (time.monotonic() if begun is None else begun) + seconds
+        self._said, self._again = "", 0.0
 
     @property
     def over(self) -> bool:
         """True once all the time has passed."""
         return time.monotonic() >= self._deadline
 
-    @property
-    def left(self) -> float:
-        """Seconds until it is over."""
-        return max(0.0, self._deadline - time.monotonic())
-
     def wait_for(self, missing: str) -> None:
         """Wait for a moment. Says what is missing when that changes, and every `REMIND` seconds."""
         self.check()
         if missing != self._said or time.monotonic() >= self._again:
-            self.say(f"waiting for {missing}; {self.left:.0f} s left")
+            self.say(f"waiting for {missing}; {max(0.0, self._deadline - time.monotonic()):.0f} s left")
             self._said, self._again = missing, time.monotonic() + REMIND
-        time.sleep(min(POLL, self.left))
+        time.sleep(min(POLL, max(0.0, self._deadline - time.monotonic())))
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """A worker as the scheduler knows it.
 
-    Attributes
-    ----------
-    kind, also : the first kind that it advertises, which it counts as, and the others
-    plain : True if it advertises none of our resources and is taken as a CPU worker; only its address pins its tasks
+    It counts as the first `kind` that it advertises; `also` holds the others. A `plain` one advertises none of our
+    resources and is taken as a CPU worker; only its address pins its tasks.
     """
 
     name: str
@@ -172,7 +158,13 @@ def advertised(workers: Mapping[str, Mapping[str, Any]], *, plain: bool | None =
     kinds = {address: _kinds(info) for address, info in workers.items()}
     if plain is None:
         plain = not any({"cpu", "gpu"} & {*own} for own in kinds.values())
-    found = [_member(address, info, kinds[address]) for address, info in workers.items() if kinds[address] or plain]
+    found = []
+    for address, info in workers.items():
+        if kinds[address] or plain:
+            first, *also = kinds[address] or ("cpu",)
+            name, host, threads = str(info.get("name", address)), str(info["host"]), int(info["nthreads"])
+            limit = int(info.get("memory_limit") or 0)
+            found.append(Member(name, address, host, first, threads, limit, tuple(also), plain=not kinds[address]))
     found.sort(key=lambda m: (m.kind, _natural(m.name), m.address))
     names = unique_names([given_name(workers[m.address].get("name")) for m in found], [m.kind for m in found])
     return [member.named(name) for member, name in zip(found, names, strict=True)]
@@ -181,13 +173,6 @@ def advertised(workers: Mapping[str, Mapping[str, Any]], *, plain: bool | None =
 def _kinds(info: Mapping[str, Any]) -> tuple[Kind, ...]:
     resources = info.get("resources") or {}
     return tuple(kind for kind, resource in RESOURCES.items() if resources.get(resource, 0) >= 1)
-
-
-def _member(address: str, info: Mapping[str, Any], kinds: tuple[Kind, ...]) -> Member:
-    first, *also = kinds or ("cpu",)
-    limit = int(info.get("memory_limit") or 0)
-    name, host, threads = str(info.get("name", address)), str(info["host"]), int(info["nthreads"])
-    return Member(name, address, host, first, threads, limit, tuple(also), plain=not kinds)
 
 
 def taken_as_cpu(members: Iterable[Member]) -> tuple[str, ...]:
@@ -216,19 +201,17 @@ def wait_for_members(
 ) -> Members:
     """Wait up to `wait` seconds until the wanted workers are there. Returns those that a job takes.
 
+    Raises ClusterError where workers are missing; it names those that were found and the command that adds the others.
+
     Parameters
     ----------
     wanted : their numbers by kind; where none is given, any number will do
     check, say, begun : see `Patience`
     settle : seconds without a new worker after which any number will do
     silent : reports on workers that do not answer, by address; these are not chosen
-
-    Raises
-    ------
-    ClusterError : workers are missing; it names those that were found and the command that adds the others
     """
     silent = silent or {}
-    patience = Patience(wait, check, say, time.monotonic() if begun is None else begun)
+    patience = Patience(wait, check, say, begun)
     found, since = _there(client, check, silent), time.monotonic()
     while True:
         check()
@@ -236,7 +219,7 @@ def wait_for_members(
         since = since if found == before else time.monotonic()
         settled = bool(wanted.given) or patience.over or time.monotonic() >= since + settle
         if (missing := missing_members(found, wanted)) and patience.over:
-            raise ClusterError(_what_is_missing(client, found, wanted, wait, silent))
+            raise ClusterError(_missing(client, found, wanted, wait, silent))
         if settled and not missing:
             return chosen(found, wanted)
         if missing:
@@ -255,10 +238,8 @@ def _there(client: Client, check: Check, silent: Mapping[str, str]) -> list[Memb
     try:
         return [member for member in advertised(present(client, check)) if member.address not in silent]
     except OSError as error:
-        address = client.scheduler.address
-        raise ClusterError(
-            f"scheduler {address}", "connection lost while waiting for workers", "start it again"
-        ) from error
+        where, reason = f"scheduler {client.scheduler.address}", "connection lost while waiting for workers"
+        raise ClusterError(where, reason, "start it again") from error
 
 
 def missing_members(found: list[Member], wanted: Workers) -> dict[Kind, int]:
@@ -282,16 +263,12 @@ def chosen(found: list[Member], wanted: Workers) -> Members:
     return Members(tuple(workers), (servers or spare or shared)[0], bool(servers or spare), tuple(servers[1:]))
 
 
-def _what_is_missing(
-    client: Client, found: list[Member], wanted: Workers, wait: float, silent: Mapping[str, str]
-) -> str:
+def _missing(client: Client, found: list[Member], wanted: Workers, wait: float, silent: Mapping[str, str]) -> str:
     address = client.scheduler.address
     lines = [f"scheduler {address}: found {_counted(found)} workers after {wait:g} s, but the job wants more:"]
     for kind, n in missing_members(found, wanted).items():
-        resource = f"{RESOURCES[kind]}=1"
-        lines.append(
-            f"  {n} more with {resource}; on each machine: dask worker {address} --nthreads 1 --resources {resource}"
-        )
+        advertising = f"{RESOURCES[kind]}=1; on each machine: dask worker {address} --nthreads 1 --resources"
+        lines.append(f"  {n} more with {advertising} {RESOURCES[kind]}=1")
     lines += [
         f"  worker {m.name} advertises {m.declared}, and counts as {m.kind}: restart it with one of them"
         for m in found

@@ -13,12 +13,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
-PACKAGE = "prometheus_client"
 KEPT = 20
 """Number of runs whose last figures a process keeps."""
-RUNS = "daskcnn_runs"
-"""The only metric that this module makes: runs by status, of all drivers."""
-RUNS_MEANING = "Runs whose figures are kept here, by status."
 
 
 class Metric(NamedTuple):
@@ -70,7 +66,7 @@ class RunsCollector:
         with self._lock:
             kept = [dict(parts) for parts in self._runs.values()]
         runs = [part for parts in kept for part in ([parts[""]] if "" in parts else parts.values())]
-        by_status = GaugeMetricFamily(RUNS, RUNS_MEANING, labels=["status"])
+        by_status = GaugeMetricFamily("daskcnn_runs", "Runs whose figures are kept here, by status.", labels=["status"])
         for status, count in Counter({run.run: run.status for run in runs}.values()).items():
             by_status.add_metric([status], count)
         yield by_status
@@ -104,4 +100,4 @@ def show_figures(figures: RunFigures) -> None:
 
 def serves_metrics() -> bool:
     """Return True if this process has the package that `/metrics` needs."""
-    return find_spec(PACKAGE) is not None
+    return find_spec("prometheus_client") is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -30,11 +31,8 @@ class Teller:
         if (now := time.monotonic()) - self._told < EVERY:
             return
         self._told = now
-        try:
-            worker = get_worker()
-        except ValueError:  # no task of a cluster
-            return
-        worker.log_event(self._topic, {"doing": doing, "done": done, "of": of})
+        with suppress(ValueError):  # no task of a cluster
+            get_worker().log_event(self._topic, {"doing": doing, "done": done, "of": of})
 
 
 class News:

@@ -30,13 +30,10 @@ def _is_no_refusal(record: logging.LogRecord) -> bool:
     if not str(record.msg).startswith("Compute Failed") or not isinstance(record.args, tuple):
         return True
     raised = [text.partition("(")[0] for text in record.args if isinstance(text, str)]
-    return not any(kind.__name__ in raised for kind in _kinds(UserError))
-
-
-def _kinds(kind: type[UserError]) -> Iterator[type[UserError]]:
-    yield kind
-    for each in kind.__subclasses__():
-        yield from _kinds(each)
+    kinds = [UserError]
+    for kind in kinds:  # grows meanwhile
+        kinds += kind.__subclasses__()
+    return not any(kind.__name__ in raised for kind in kinds)
 
 
 R = TypeVar("R")
@@ -57,14 +54,9 @@ def apart_from_tasks(function: Callable[[], R]) -> R:
 
 @dataclass
 class SharedCluster:
-    """A cluster that is started when it is first needed, and serves one caller at a time.
+    """A cluster that is started when it is first needed, and serves one caller at a time."""
 
-    Attributes
-    ----------
-    turn : held while the worker is in use: it can be in one run only
-    """
-
-    turn: threading.RLock = field(default_factory=threading.RLock)
+    turn: threading.RLock = field(default_factory=threading.RLock)  # its worker can be in one run only
     _cluster: SpecCluster | None = None
     _client: Client | None = None
     _process: int = 0
@@ -81,12 +73,8 @@ class SharedCluster:
             quiet_refusals()
             settings = {"distributed.worker.profile.enabled": False, "distributed.scheduler.allowed-failures": 0}
             nowhere = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
-            worker = {
-                "nthreads": cpu_count(),
-                "resources": {RESOURCES["cpu"]: 1},
-                "memory_limit": 0,  # the process is not the worker's alone
-                **nowhere,
-            }
+            # no limit of memory: the process is not the worker's alone
+            worker = {"nthreads": cpu_count(), "resources": {RESOURCES["cpu"]: 1}, "memory_limit": 0, **nowhere}
             with dask.config.set(settings):
                 self._cluster = SpecCluster(
                     workers={"cpu-0": {"cls": Worker, "options": worker}},
