@@ -221,7 +221,7 @@ def test_no_worker_reads_a_torn_vector_and_a_bad_push_changes_nothing(three_work
         ]
         assert three_workers.gather(futures) == [0, 0, 0]
         said, center = three_workers.submit(push_bad, server.at, size, pure=False).result()
-        snapshot = server.handle.snapshot().result(timeout=60)
+        snapshot = server.ask("snapshot").result(timeout=60)
     assert [words.partition(":")[2].partition(":")[0] for words in said] == [" merge of finite pushes", " payload"]
     expected = np.full(size, rounds * -1.75, np.float32)
     expected[size // 2] = 0.0

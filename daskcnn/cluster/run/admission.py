@@ -1,9 +1,4 @@
-"""Before training: are the workers fit for the job, and how fast is each?
-
-Whether every worker can read the files that it is to work on, and write where it is to write, before it begins.
-
-How fast is each worker? They measure themselves before they train, through the code of training.
-"""
+"""Before training: checks that workers run the driver's versions and see the data, and the measuring of their speed."""
 
 from __future__ import annotations
 
@@ -19,18 +14,8 @@ from typing import Any
 from dask.utils import format_bytes
 from distributed import Client, Future
 
-from daskcnn.cluster.link.calls import (
-    ANSWER,
-    Answers,
-    Check,
-    NotYet,
-    ServerLost,
-    Unanswered,
-    WorkersLost,
-    ask_scheduler,
-    ask_workers,
-    no_check,
-)
+from daskcnn.cluster.link import calls
+from daskcnn.cluster.link.calls import ANSWER, Check, ask_scheduler, ask_workers, no_check
 from daskcnn.cluster.link.members import (
     Member,
     Members,
@@ -80,21 +65,18 @@ def admit(
     settle: float = 0.0,
     index: ArrayIndex | None = None,
 ) -> tuple[Members, tuple[str, ...]]:
-    """The job's workers, and warnings: of workers that were left out because they do not answer, and of those that
-    advertise nothing and are taken.
+    """Return the job's workers, and warnings: of those left out as silent, and of those that advertise nothing.
 
     `fingerprint` and, of arrays in place, `index` are of the data set as the driver has it.
     Waits for workers as `wait_for_members` does. Every worker runs the driver's versions and sees the data set.
     Raises ClusterError where one does not, where too few workers answer, or where the scheduler does not.
     """
-    begun, silent = time.monotonic(), dict[str, str]()
+    begun, silent, wanted, wait = time.monotonic(), dict[str, str](), job.cluster.workers, job.cluster.wait
+    look = partial(check_dataset, job, fingerprint, index)
     while True:
-        members = wait_for_members(
-            client, job.cluster.workers, job.cluster.wait, check, say=say, settle=settle, silent=silent, begun=begun
-        )
+        members = wait_for_members(client, wanted, wait, check, say=say, settle=settle, silent=silent, begun=begun)
         check_scheduler(client, check)
         try:
-            look = partial(check_dataset, job, fingerprint, index)
             found = _silent_members(client, members, look, _telling(check, say))
         except OSError as error:
             raise _scheduler_lost(client, error) from error
@@ -129,15 +111,12 @@ def _silent_members(client: Client, members: Members, look: Callable[[], str | N
     answers = ask_workers(client, look, trains, within=LOOK_AT_DATA, check=check)
     for address, problem in _sound(answers, trains).items():
         if problem:
-            raise ClusterError(
-                f"worker {trains[address].name} ({address}) does not see the data set",
-                problem,
-                "give data on storage that every worker reaches, or copy it there",
-            )
+            where = f"worker {trains[address].name} ({address}) does not see the data set"
+            raise ClusterError(where, problem, "give data on storage that every worker reaches, or copy it there")
     return {a: unanswering(a, LOOK_AT_DATA) for a in answers.silent}
 
 
-def check_versions(client: Client, members: Iterable[Member], check: Check = no_check) -> Answers:
+def check_versions(client: Client, members: Iterable[Member], check: Check = no_check) -> calls.Answers:
     """Raise ClusterError where a worker runs other versions than the driver. Returns their answers."""
     asked = {m.address: m for m in members}
     answers = ask_workers(client, versions_by_value(), asked, within=ANSWER, check=check)
@@ -146,28 +125,24 @@ def check_versions(client: Client, members: Iterable[Member], check: Check = no_
     return answers
 
 
-def _sound(answers: Answers, members: Mapping[str, Member]) -> Mapping[str, Any]:
+def _sound(answers: calls.Answers, members: Mapping[str, Member]) -> Mapping[str, Any]:
     """The answers. Raises ClusterError naming a worker that was lost meanwhile."""
     for address, error in answers.failed.items():
         if not isinstance(error, OSError | KeyError | ValueError):
             raise error
-        name = members[address].name
-        raise ClusterError(
-            f"worker {name} ({address}): was lost while it was looked at ({error}); start it again"
-        ) from error
+        where = f"worker {members[address].name} ({address})"
+        raise ClusterError(f"{where}: was lost while it was looked at ({error}); start it again") from error
     return answers.given
 
 
 def unanswering(worker: str, within: float) -> str:
     """A worker that does not answer, and the remedy, in words."""
-    return (
-        f"worker {worker}: no answer within {within:g} s; is it stopped, out of memory or without its storage? "
-        "Restart it"
-    )
+    causes = "is it stopped, out of memory or without its storage? Restart it"
+    return f"worker {worker}: no answer within {within:g} s; {causes}"
 
 
 def _scheduler_lost(client: Client, error: OSError) -> ClusterError:
-    if isinstance(error, Unanswered):
+    if isinstance(error, calls.Unanswered):
         return ClusterError(reason=error, remedy="restart it")
     return ClusterError(f"scheduler {client.scheduler.address}: connection lost ({error}); start it again")
 
@@ -204,19 +179,17 @@ def versions_by_value() -> Any:
 def require_same(where: str, found: Mapping[str, str]) -> None:
     """Raise ClusterError naming a place that lacks this package or runs other versions than the driver."""
     if found["daskcnn"] == MISSING:
-        raise ClusterError(
-            reason=f"{where} does not have daskcnn", remedy="pip install it there, the same version as here"
-        )
+        remedy = "pip install it there, the same version as here"
+        raise ClusterError(reason=f"{where} does not have daskcnn", remedy=remedy)
     mine = versions()
-    # a Python that differs in its last number runs the same pickles
-    wrong = [n for n in mine if found[n] != mine[n] and (n != "python" or _minor(found[n]) != _minor(mine[n]))]
+    wrong = [name for name in mine if found[name] != mine[name]]
+    if found["python"].rpartition(".")[0] == mine["python"].rpartition(".")[0]:
+        wrong = [
+            name for name in wrong if name != "python"
+        ]  # one that differs in its last number runs the same pickles
     if wrong:
         differences = ", ".join(f"{n} {found[n]} (here {mine[n]})" for n in wrong)
         raise ClusterError(reason=f"{where} runs {differences}", remedy="install the same versions there")
-
-
-def _minor(version: str) -> str:
-    return version.rpartition(".")[0]
 
 
 READ = "give a folder on storage that every worker reaches, under the same path"
@@ -224,11 +197,9 @@ WRITE = "give an output on storage that every worker can write to, under the sam
 
 
 def require_sight(client: Client, source: Path, target: str, check: Check = no_check) -> None:
-    """Look whether all workers run the driver's versions, can read a folder, and write to another or to a URL.
+    """Check that all workers run the driver's versions, can read a folder, and write to another or to a URL.
 
-    Raises
-    ------
-    ClusterError : naming a worker that does not or cannot, or does not answer
+    Raises ClusterError naming a worker that does not or cannot, or does not answer.
     """
     there = present(client, check)
     ours = {member.address: member.name for member in advertised(there)}
@@ -242,7 +213,7 @@ def require_sight(client: Client, source: Path, target: str, check: Check = no_c
             raise ClusterError(names[address], *problem)
 
 
-def _complete(answers: Answers, names: dict[str, str], within: float) -> Answers:
+def _complete(answers: calls.Answers, names: dict[str, str], within: float) -> calls.Answers:
     """The answers. Raises ClusterError where one is missing."""
     for address in answers.silent:
         raise ClusterError(unanswering(address, within))
@@ -252,7 +223,7 @@ def _complete(answers: Answers, names: dict[str, str], within: float) -> Answers
 
 
 def unseen(source: Path, target: str) -> tuple[str, str] | None:
-    """What this process cannot read or write, and the remedy; None where all is well."""
+    """Return the fault where this process cannot read or write, and the remedy; None where all is well."""
     try:
         with os.scandir(source) as entries:
             next(entries, None)
@@ -264,9 +235,12 @@ def unseen(source: Path, target: str) -> tuple[str, str] | None:
 
 
 def submit_calibration(context: RunContext, worker: str) -> Future:
-    """Let a worker of the run look whether it fits, and measure itself."""
+    """Let a worker of the run look whether it fits, and measure itself. Warn if it advertises two kinds."""
     member = context.workers.alive[worker]
-    _warn_of_two_kinds(context, worker)
+    if member.also:
+        reason = f"advertises {member.declared}, and trains as {member.kind}"
+        value, remedy = f"worker {worker} ({member.address})", "restart it with one of them"
+        context.emit(Warned(value=value, reason=reason, remedy=remedy))
     order = context.name, context.job, member.kind, context.dataset.fingerprint, context.dataset.index
     return context.dispatch.submit("calibrate", calibrate, *order, worker=worker)
 
@@ -279,7 +253,7 @@ def calibrated(context: RunContext, worker: str, future: Future, at: float) -> F
     try:
         found = context.results.fetch(future)
         context.workers.tell_news()
-    except (NotYet, WorkersLost, ServerLost, Lost, Interrupted, ArrayChanged):
+    except (calls.NotYet, calls.WorkersLost, calls.ServerLost, Lost, Interrupted, ArrayChanged):
         raise
     except UserError as error:
         return CalibrationFailed(worker, told(error.value, error.reason, ""), error.remedy, at)
@@ -291,20 +265,12 @@ def calibrated(context: RunContext, worker: str, future: Future, at: float) -> F
 
 
 def lost_while_calibrated(context: RunContext, worker: str, at: float) -> CalibrationFailed:
-    """A worker is left out with what it needed and had: most often it ran out of memory."""
+    """Leave a worker out, and say what it needed and had: most often it ran out of memory."""
     needs = replica_bytes(context.job, context.dataset)
     has = context.workers.alive[worker].memory_limit
     reason = f"lost while it was calibrated: it needs about {format_bytes(needs)} and has {format_bytes(has)}"
     remedy = "give it more memory (--memory-limit), or lower train.batch_size or train.workspace_mib"
     return CalibrationFailed(worker, reason, remedy, at)
-
-
-def _warn_of_two_kinds(context: RunContext, worker: str) -> None:
-    member = context.workers.alive[worker]
-    if member.also:
-        reason = f"advertises {member.declared}, and trains as {member.kind}"
-        value, remedy = f"worker {worker} ({member.address})", "restart it with one of them"
-        context.emit(Warned(value=value, reason=reason, remedy=remedy))
 
 
 def calibration_row(member: Member, measured: Calibration) -> CalibratedWorker:

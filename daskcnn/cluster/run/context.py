@@ -31,13 +31,8 @@ class RunContext:
     Attributes
     ----------
     name : the run as it shows in task names.
-    emit, save : take an event, and a state that is to be kept.
-    connection : asks the scheduler, and heeds signals.
-    workers : which workers are there.
-    dispatch : submits tasks and sends data to them.
-    results : waits for what tasks come to.
-    calibrations : what each calibrated worker has measured.
-    scoring : judges weights on all of them.
+    save : takes a state that is to be kept.
+    calibrations : measurements of each calibrated worker.
     links : the workers' links, once a layer-sharded run has measured them.
     """
 
@@ -67,12 +62,7 @@ class RunContext:
         save: Callable[[TrainingState], None],
         interrupted: Callable[[], int | None] = lambda: None,
     ) -> RunContext:
-        """Put the surroundings of a run together.
-
-        Parameters
-        ----------
-        interrupted : gives the number of the signal that came, if one did.
-        """
+        """Put the surroundings of a run together. interrupted: gives the number of the signal that came, if one did."""
         connection, cluster = Connection(client, heed_signals(interrupted)), job.cluster
         workers = RunWorkers(connection, members, emit)
         workers.news.subscribe(client, name)
@@ -102,7 +92,6 @@ class RunContext:
         addresses = connection.workers().keys() & there.keys()
         limit = min(FREED, self.job.cluster.stall_timeout)
         answers = ask_workers(connection.client, forget_run, addresses, self.name, within=limit)
+        reason = f"no answer within {limit:g} s, it may keep the run's memory"
         for address in answers.silent:
-            value, remedy = f"worker {there[address]} ({address})", "restart it"
-            reason = f"no answer within {limit:g} s, it may keep the run's memory"
-            self.emit(Warned(value=value, reason=reason, remedy=remedy))
+            self.emit(Warned(value=f"worker {there[address]} ({address})", reason=reason, remedy="restart it"))

@@ -18,13 +18,9 @@ from daskcnn.errors import Interrupted, Lost
 
 
 class Dispatch:
-    """Submits tasks to workers, and sends them data.
+    """Submits tasks to workers, and sends them data, which must arrive within `limit` seconds.
 
-    Parameters
-    ----------
-    run : the run's name, a part of every key.
-    limit : seconds within which data must arrive.
-    serial : numbers for keys, shared by all that dispatch for the run.
+    serial: numbers for keys, shared by all that dispatch for the run.
     """
 
     def __init__(self, run: str, workers: RunWorkers, limit: float, serial: count[int] | None = None) -> None:
@@ -47,31 +43,19 @@ class Dispatch:
     def submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Future:
         """Run a task on this worker of the run, and nowhere else. A worker runs one task of a run at a time."""
         member = self.workers.alive[worker]
-        return self.client.submit(
-            *_taking_turns(member, function),
-            *args,
-            key=self.key(label),
-            workers=[member.address],
-            resources=member.resource,
-            allow_other_workers=False,
-            pure=False,
-        )
+        return self._pinned(member, self.key(label), *_taking_turns(member, function), *args)
 
     def submit_actor(
         self, key: tuple[str, int], actor: Callable[..., Any], *args: Any, host: Member, **options: Any
     ) -> Future:
         """Start an actor on this host, which need not be a worker of the run."""
-        return self.client.submit(
-            actor,
-            *args,
-            **options,
-            actor=True,
-            key=key,
-            workers=[host.address],
-            resources=host.resource,
-            allow_other_workers=False,
-            pure=False,
-        )
+        return self._pinned(host, key, actor, *args, **options, actor=True)
+
+    def _pinned(
+        self, to: Member, key: tuple[str, int], function: Callable[..., Any], *args: Any, **options: Any
+    ) -> Future:
+        where = {"workers": [to.address], "resources": to.resource, "allow_other_workers": False}
+        return self.client.submit(function, *args, **options, **where, key=key, pure=False)
 
     def bundle(self) -> Bundle:
         """Begin a bundle of tasks that are submitted all at once."""
@@ -85,10 +69,7 @@ class Dispatch:
     def send_to(self, data: Any, addresses: list[str]) -> Future:
         """Send data to the workers at these addresses.
 
-        Raises
-        ------
-        WorkersLost, ServerLost : one of them is gone or does not answer.
-        Lost : all of them answer, and the data did not arrive.
+        Raises WorkersLost or ServerLost where one of them is gone or does not answer, else Lost if it does not arrive.
         """
         workers, connection = self.workers, self.workers.connection
         options = {"workers": addresses, "broadcast": True, "hash": False, "asynchronous": True}
@@ -99,10 +80,9 @@ class Dispatch:
             raise
         except Unanswered:
             workers.require_answers(addresses)
-            raise Lost(
-                f"workers {', '.join(addresses)}: data did not arrive within {self._limit:g} s; look at their links "
-                "with `daskcnn doctor`, or raise cluster.stall_timeout"
-            ) from None
+            reason = f"data did not arrive within {self._limit:g} s"
+            remedy = "look at their links with `daskcnn doctor`, or raise cluster.stall_timeout"
+            raise Lost(f"workers {', '.join(addresses)}: {reason}; {remedy}") from None
         except Exception as error:  # Dask has a different one for every moment at which a worker may go
             workers.explain(error)
         return future
@@ -118,32 +98,25 @@ class Bundle:
     def add(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Alias:
         """Add a task of this worker, as `Dispatch.submit` would make it. Returns what other tasks are given for it."""
         key = self._dispatch.key(label)
-        own = self._layers.setdefault(worker, {})
-        member = self._dispatch.workers.alive[worker]
-        own[key] = Task(key, *_taking_turns(member, function), *map(_argument, args))
+        called = _taking_turns(self._dispatch.workers.alive[worker], function)
+        self._layers.setdefault(worker, {})[key] = Task(key, *called, *map(_argument, args))
         return Alias(key)
 
     def submit(self, wanted: Iterable[Alias]) -> dict[Any, Future]:
         """Submit them all. Returns the futures of the wanted tasks by key; the others are forgotten once used."""
-        alive = self._dispatch.workers.alive
-        layers = {
-            worker: MaterializedLayer(
-                own,
-                annotations={
-                    "workers": [alive[worker].address],
-                    "allow_other_workers": False,
-                    **({"resources": alive[worker].resource} if alive[worker].resource else {}),
-                },
-            )
-            for worker, own in self._layers.items()
-        }
+        layers = {}
+        for worker, own in self._layers.items():
+            member = self._dispatch.workers.alive[worker]
+            where: dict[str, Any] = {"workers": [member.address], "allow_other_workers": False}
+            where |= {"resources": member.resource} if member.resource else {}
+            layers[worker] = MaterializedLayer(own, annotations=where)
         graph = HighLevelGraph(layers, {worker: set() for worker in layers})  # tasks say what they depend on
         keys = list(dict.fromkeys(ref.key for ref in wanted))
         return dict(zip(keys, self._dispatch.client.get(graph, keys, sync=False), strict=True))
 
 
 def _taking_turns(member: Member, function: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
-    """What is called in place of the function, where no resource keeps a worker's threads from running two tasks."""
+    """Return the call in place of the function's, where no resource keeps a worker's threads from running two tasks."""
     return (in_turn, function) if member.plain else (function,)
 
 

@@ -29,16 +29,13 @@ class PendingWork(Protocol):
     """Tasks whose results a shell waits for."""
 
     def expects(self, future: Future) -> bool:
-        """Whether it is one of those that are waited for now."""
-        ...
+        """Return True if it is one of those that are waited for now."""
 
     def take(self, future: Future, result: Any, now: float) -> list[Fact]:
         """Go on with a result. Returns what the coordinator is to know. Raises Diverged."""
-        ...
 
     def cancel(self) -> None:
         """Give up all that is under way."""
-        ...
 
 
 class TaskWork:
@@ -48,7 +45,7 @@ class TaskWork:
         self._future, self._fact = future, fact
 
     def expects(self, future: Future) -> bool:
-        """Whether this is the task."""
+        """Return True if this is the task."""
         return future is self._future
 
     def take(self, future: Future, result: Any, now: float) -> list[Fact]:
@@ -67,31 +64,25 @@ OptimizerStates: TypeAlias = Mapping[str, OptimizerState]
 
 
 class Exchange(Protocol):
-    """How merges travel: through a server, or from peer to peer."""
+    """The way that merges travel: through a server, or from peer to peer."""
 
     def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
         """Let a replica begin a session."""
-        ...
 
     def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
         """Start these rounds, which were ordered together; what is under way, by replica."""
-        ...
 
     def leave(self, order: orders.Leave) -> None:
         """Free a replica's place. Raises ServerLost."""
-        ...
 
     def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
         """Replicas that wait for others, and the workers that an overdue replica waits for. Raises ServerLost."""
-        ...
 
     def snapshot(self) -> Snapshot:
         """Center and rule state as they are now. Raises ServerLost, WorkersLost."""
-        ...
 
     def close(self) -> None:
         """End the server."""
-        ...
 
 
 class Replicas(Protocol):
@@ -99,15 +90,12 @@ class Replicas(Protocol):
 
     def join(self, order: RoundOrder) -> Future:
         """Join the server; ends when the replica holds the center."""
-        ...
 
     def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
         """Train a round and exchange what comes of it."""
-        ...
 
     def stuck(self, replica: str) -> tuple[str, ...]:
         """The workers of the replica that have something to do; all of them where none has."""
-        ...
 
 
 class WorkerReplicas:
@@ -204,7 +192,6 @@ class ServerExchange:
         if self._hosted is None:
             raise ServerLost
         try:
-            answer = getattr(self._hosted.handle, method)(*args)
-            return answer_of_actor(answer, within=CALL, check=self._context.connection.heed)
+            return answer_of_actor(self._hosted.ask(method, *args), within=CALL, check=self._context.connection.heed)
         except (OSError, RuntimeError) as error:
             raise ServerLost from error

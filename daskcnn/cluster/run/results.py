@@ -1,7 +1,4 @@
-"""Waits for the results of tasks, and finds out meanwhile which workers are lost.
-
-Judges weights on the workers of a run, each a part of the samples by its speed.
-"""
+"""The results of a run's tasks: waiting for them, finding lost workers meanwhile, and weights judged on all workers."""
 
 from __future__ import annotations
 
@@ -31,15 +28,9 @@ K = TypeVar("K")
 
 
 class Results:
-    """Takes the results of a run's tasks.
+    """Takes the results of a run's tasks. `ended` has tasks whose results are to be taken, each with a name.
 
-    Parameters
-    ----------
-    limit : seconds after which a worker whose result has not come counts as lost, where a call names no other.
-
-    Attributes
-    ----------
-    ended : tasks that have ended and whose results are to be taken, each with a name.
+    limit: seconds after which a worker whose result has not come counts as lost, where a call names no other.
     """
 
     def __init__(self, workers: RunWorkers, limit: float) -> None:
@@ -68,10 +59,7 @@ class Results:
     def gather(self, futures: Mapping[K, Future], *, within: float | None = None) -> dict[K, Any]:
         """Results by the same keys. Raises what the tasks raise, and what `RunWorkers.look_round` raises.
 
-        Parameters
-        ----------
-        within : seconds after which the keys are taken for workers, and those whose task has not ended, or whose
-            result does not come, for lost.
+        After `within` seconds the keys count as workers, and those whose result has not come as lost.
         """
         deadline = time.monotonic() + (self._limit if within is None else within)
         waiting = set(futures.values())
@@ -96,15 +84,9 @@ class Results:
 
         Raises NotYet, WorkersLost or ServerLost where that is why there is none, or what the task raises or refuses.
         """
-        found = self._ended(future)
-        if isinstance(found, Refusal):
-            raise found.error
-        return found
-
-    def _ended(self, future: Future) -> Any:
         turn = self._turns.pop(future.key, LOOK)
         try:
-            return future.result(timeout=turn)
+            found = future.result(timeout=turn)
         except (KilledWorker, CancelledError) as error:
             self._workers.explain(error)
         except RuntimeError as error:
@@ -117,16 +99,15 @@ class Results:
             # it was the timeout of this turn: the next one gives the transfer, which begins anew, twice as long
             self._turns[future.key] = min(2 * turn, LONGEST_TURN)
             raise NotYet from None
+        if isinstance(found, Refusal):
+            raise found.error
+        return found
 
 
 class Scoring:
-    """Has weights judged by the workers that are calibrated.
+    """Has weights judged by the workers that are calibrated, of whom others may come later.
 
-    Parameters
-    ----------
-    run : the run's name, by which workers know their session.
-    limit : seconds that judging may take beyond what calibration lets expect.
-    calibrations : what the workers have measured, by name; others may come later.
+    limit: seconds that judging may take beyond what calibration lets expect.
     """
 
     def __init__(
@@ -148,9 +129,9 @@ class Scoring:
                 workers.needs_server = False  # scoring does not need it; a later call to it finds out
 
     def _score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
-        futures = self.submit(weights, split, lo, hi)
-        parts, seconds = self.parts(lo, hi), self._calibrations
-        slowest = max(((end - begin) * seconds[name].seconds_per_sample for name, begin, end in parts), default=0.0)
+        futures, known = self.submit(weights, split, lo, hi), self._calibrations
+        each = ((end - begin) * known[name].seconds_per_sample for name, begin, end in self.parts(lo, hi))
+        slowest = max(each, default=0.0)
         found = self._results.gather(futures, within=self._limit + PATIENCE * slowest)
         return sum(found.values(), Score(0.0, 0, 0))
 

@@ -1,4 +1,4 @@
-"""Hosts of the parameter server: it goes whole to one worker, or split over several. The driver's side of it."""
+"""The driver's side of the parameter server, which goes whole to one worker, or split over several."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Any
 
 from distributed import Actor, Client, Future
 
 from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.link.client import bound_to
-from daskcnn.cluster.link.members import Member
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.server.actor import ServerActor, ServerAt
 from daskcnn.cluster.server.ranges import RangeActor, RangeAt
@@ -21,33 +20,6 @@ from daskcnn.errors import Lost
 from daskcnn.job.network import frozen_spans
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot, within
-
-
-class ServerHandle:
-    """The driver's handle of a server. Each method returns an answer to come, as an actor's do.
-
-    Parameters
-    ----------
-    actor
-        Of the server.
-    ranges
-        The actors of a split server's ranges, in the vector's order.
-    """
-
-    def __init__(self, actor: Any, ranges: Sequence[Any] = ()) -> None:
-        self._actor, self._ranges = actor, ranges
-
-    def leave(self, worker: str, session: int) -> Any:
-        """The worker is gone or sits out."""
-        return self._actor.leave(worker, session)
-
-    def waiting(self) -> Any:
-        """Workers that wait for an answer now."""
-        return self._actor.waiting()
-
-    def snapshot(self) -> ComingSnapshot:
-        """Everything a new server needs to go on."""
-        return ComingSnapshot(self._actor.snapshot(), self._ranges)
 
 
 @dataclass
@@ -71,12 +43,18 @@ class ComingSnapshot:
 
 @dataclass(frozen=True)
 class Hosted:
-    """A server that runs. at: for the workers' tasks; handle: for the driver. It ends with its futures."""
+    """A server that runs. at: for the workers' tasks; ranges: the actors of a split one's, in the vector's order."""
 
     at: ServerAt
-    handle: ServerHandle
+    actor: Any
+    ranges: Sequence[Any]
     futures: tuple[Future, ...]
     hosts: frozenset[str]
+
+    def ask(self, method: str, *args: Any) -> Any:
+        """Call a method of the server's actor. Returns the answer to come; a snapshot's includes the ranges."""
+        answer = getattr(self.actor, method)(*args)
+        return ComingSnapshot(answer, self.ranges) if method == "snapshot" else answer
 
     def close(self) -> None:
         """Cancel the server's actors."""
@@ -100,7 +78,7 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, ep
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, rule, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]
     *parts, actor = _running(context, futures, held_by)
-    return Hosted(at, ServerHandle(actor, parts), tuple(futures), frozenset(held_by))
+    return Hosted(at, actor, parts, tuple(futures), frozenset(held_by))
 
 
 def _running(context: RunContext, futures: Sequence[Future], hosts: Sequence[str]) -> list[Any]:
@@ -113,11 +91,9 @@ def _running(context: RunContext, futures: Sequence[Future], hosts: Sequence[str
         if set(lost.names) <= context.workers.alive.keys():
             raise
         context.workers.require_answers(list(hosts))
-        raise Lost(
-            f"workers {', '.join(hosts)}",
-            f"the parameter server did not start within {limit:g} s",
-            "are they busy with another job? Give each job its own, or raise cluster.stall_timeout",
-        ) from lost
+        reason = f"the parameter server did not start within {limit:g} s"
+        remedy = "are they busy with another job? Give each job its own, or raise cluster.stall_timeout"
+        raise Lost(f"workers {', '.join(hosts)}", reason, remedy) from lost
 
 
 def _called_through(client: Client, actor: Any) -> Any:
@@ -133,16 +109,12 @@ def _start_ranges(
 ) -> tuple[tuple[RangeAt, ...], list[Future]]:
     cuts = spans(snapshot.center.size, context.job.cluster.ps_shards)
     ranges, futures, frozen = [], [], frozen_spans(context.job, context.dataset)
-    for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), _hosts(context, len(cuts)), strict=True):
+    first = (context.workers.members.server, *context.workers.members.servers)
+    rest = [member for member in context.workers.alive.values() if member.address not in {m.address for m in first}]
+    for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), cycle([*first, *rest]), strict=False):
         at = RangeAt(host.address, context.dispatch.key("parameter-range"), lo, hi)
         held = context.dispatch.send_to(part, [host.address])
         options = {"wire": context.job.cluster.wire, "kept": within(frozen, lo, hi)}
         futures.append(context.dispatch.submit_actor(at.key, RangeActor, rule, held, host=host, **options))
         ranges.append(at)
     return tuple(ranges), futures
-
-
-def _hosts(context: RunContext, count: int) -> list[Member]:
-    first = (context.workers.members.server, *context.workers.members.servers)
-    rest = [member for member in context.workers.alive.values() if member.address not in {m.address for m in first}]
-    return list(islice(cycle([*first, *rest]), count))

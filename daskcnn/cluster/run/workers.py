@@ -22,19 +22,14 @@ EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gon
 class RunWorkers:
     """Knows the workers of a run by their names in it.
 
-    Parameters
-    ----------
-    emit : takes events.
-
     Attributes
     ----------
     alive : the workers that the run uses now.
     members : the workers that it was admitted with, and those set apart for the server.
-    needs_server : whether the run ends without the hosts of its server.
+    needs_server : True if the run ends without the hosts of its server.
     hosts : addresses of workers that hold a part of the server.
-    takes_newcomers : whether workers that come in mid-run are of use.
+    takes_newcomers : True if workers that come in mid-run are of use.
     newcomers : workers that came, until they are taken from here.
-    news : what workers tell while they are calibrated.
     """
 
     def __init__(self, connection: Connection, members: Members, emit: Callable[[Event], None]) -> None:
@@ -51,11 +46,8 @@ class RunWorkers:
     def look_round(self) -> bool:
         """See which workers are there; False where that was a moment ago. New ones are noted, or logged as ignored.
 
-        Raises
-        ------
-        WorkersLost, ServerLost : a worker of the run, or a host of its server, is gone.
-        Lost : the scheduler is gone.
-        Interrupted : a signal came.
+        Raises WorkersLost or ServerLost where a worker of the run or a host of its server is gone, Lost where the
+        scheduler is, and Interrupted after a signal.
         """
         self.connection.heed()
         self.tell_news()

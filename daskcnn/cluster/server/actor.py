@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -35,24 +34,12 @@ from daskcnn.ps import (
     Sequencer,
     Snapshot,
     UpdateRule,
-    Vector,
 )
 from daskcnn.ps.split import SplitCenter, StagedPayload, StoredVector
 from daskcnn.ps.vectors import cast
 from daskcnn.training.replica import Stopped
 
 TURN = 0.5  # seconds
-
-
-@dataclass(frozen=True)
-class NoAnswer:
-    """The answer to a call that could not be made."""
-
-    cause: Exception
-
-    def result(self, timeout: float) -> Any:
-        """Raise ConnectionError at once."""
-        raise ConnectionError("the parameter server's worker is gone") from self.cause
 
 
 class ServerLink:
@@ -63,7 +50,6 @@ class ServerLink:
 
     Parameters
     ----------
-    actor : Gives a handle of the server.
     ranges : The ranges of a split server, in the vector's order; none of a whole one.
     stopped : Returns True once the driver has given up the task that waits.
     """
@@ -87,7 +73,9 @@ class ServerLink:
         (reply,) = self._ask([lambda: self._actor().handle(self._staged(request))])
         weights: Any = reply.weights
         if isinstance(weights, StoredVector):
-            reply = replace(reply, weights=self._read(reply.worker, weights.number))
+            to, number = reply.worker, weights.number
+            pieces = self._ask([lambda at=at: at.actor().read(to, number) for at in self._ranges])
+            reply = replace(reply, weights=np.concatenate(pieces))
         self.bytes_down += reply.weights.nbytes
         return reply
 
@@ -96,14 +84,10 @@ class ServerLink:
         if not self._ranges or not isinstance(request, Push):
             return request
         ticket, payload = uuid4().hex, request.payload
-        pieces = [replace(request, payload=payload[each.lo : each.hi]) for each in self._ranges]
-        found = self._ask([partial(_stage, *each, ticket) for each in zip(self._ranges, pieces, strict=True)])
-        objection = next((objection for objection in found if objection is not None), None)
-        instead: Any = StagedPayload(ticket, payload.shape, objection)
+        pieces = [(each, replace(request, payload=payload[each.lo : each.hi])) for each in self._ranges]
+        found = self._ask([lambda at=at, piece=piece: at.actor().stage(piece, ticket) for at, piece in pieces])
+        instead: Any = StagedPayload(ticket, payload.shape, next(filter(None, found), None))
         return replace(request, payload=instead)
-
-    def _read(self, worker: str, number: int) -> Vector:
-        return np.concatenate(self._ask([partial(_read, each, worker, number) for each in self._ranges]))
 
     def _ask(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Call actors, all at the same time. Returns their answers."""
@@ -111,11 +95,14 @@ class ServerLink:
         return [self._answer(call, answer) for call, answer in zip(calls, begun, strict=True)]
 
     def _begun(self, call: Callable[[], Any]) -> Any:
-        """Begin a call. Returns the pending answer."""
+        """Begin a call. Returns the pending answer, which is a ConnectionError where the call cannot be made."""
         try:
             return call()
         except (OSError, RuntimeError) as error:  # Dask raises the latter where it knows that the actor is gone
-            return NoAnswer(error)
+            answer, gone = Future[Any](), ConnectionError("the parameter server's worker is gone")
+            gone.__cause__ = error
+            answer.set_exception(gone)
+            return answer
 
     def _answer(self, call: Callable[[], Any], begun: Any) -> Any:
         """Wait for an answer, and call again where that fails. Raises the last OSError where all tries fail."""
@@ -138,14 +125,6 @@ class ServerLink:
                     raise Stopped from None
 
 
-def _stage(at: RangeAt, push: Push, ticket: str) -> Any:
-    return at.actor().stage(push, ticket)
-
-
-def _read(at: RangeAt, worker: str, number: int) -> Any:
-    return at.actor().read(worker, number)
-
-
 Key = tuple[str, int, int]
 
 
@@ -153,23 +132,18 @@ class Callers:
     """Workers that wait for the answer to a request, on the event loop. lost: why no answer will come any more."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Key, list[asyncio.Future[Any]]] = {}
+        self.waiting: dict[Key, list[asyncio.Future[Any]]] = {}
         self.lost: Exception | None = None
-
-    @property
-    def workers(self) -> list[str]:
-        """The workers that wait, one entry a request."""
-        return [worker for worker, _, _ in self._waiting]
 
     def expect(self, request: Request) -> asyncio.Future[Any]:
         """The answer to come: a repeated request gets that of the first."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(_key(request), []).append(answer)
+        self.waiting.setdefault(_key(request), []).append(answer)
         return answer
 
     def tell(self, instruction: Instruction, answer: Any) -> None:
         """Give everyone who waits for it the answer that the instruction stands for."""
-        for waiting in self._waiting.pop(_key(instruction), []):
+        for waiting in self.waiting.pop(_key(instruction), []):
             if waiting.done():
                 continue
             match instruction:
@@ -181,11 +155,11 @@ class Callers:
     def lose(self, error: Exception) -> None:
         """Fail all answers: a part of the server is gone."""
         self.lost = self.lost or error
-        for answers in self._waiting.values():
+        for answers in self.waiting.values():
             for answer in answers:
                 if not answer.done():
                     answer.set_exception(ConnectionError(str(error)))
-        self._waiting.clear()
+        self.waiting.clear()
 
 
 def _key(message: Any) -> Key:
@@ -217,7 +191,13 @@ class ServerActor:
     ) -> None:
         use_memory_again(self)
         self._callers = Callers()
-        self._server = _sequencer(rule, snapshot, epoch, ranges, limit, self._callers.lose, kept)
+        self._server: Sequencer
+        if ranges:
+            lines = RangeLines(ranges, limit=limit, lost=self._callers.lose)
+            vectors = SplitCenter(rule, snapshot.center, ranges[-1].hi, send=lines.send, ask=lines.ask)
+            self._server = Sequencer(rule, vectors, epoch=epoch, version=snapshot.version).resume(snapshot)
+        else:
+            self._server = ParameterServer.restore(rule, snapshot, epoch=epoch, kept=kept)
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         beside = ThreadPoolExecutor(1, thread_name_prefix="parameter-server-merges")
@@ -245,8 +225,8 @@ class ServerActor:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._server.snapshot)
 
     async def waiting(self) -> list[str]:
-        """Workers that wait for an answer now."""
-        return self._callers.workers
+        """Workers that wait for an answer now, one entry a request."""
+        return [worker for worker, _, _ in self._callers.waiting]
 
     async def _run(self, request: Request) -> None:
         request = replace(request, at=time.monotonic())  # on the one clock that all requests share
@@ -271,26 +251,8 @@ class ServerActor:
     def _sent(self, instruction: Instruction) -> Reply | None:
         if isinstance(instruction, Refuse):
             return None
-        if isinstance(instruction.weights, StoredVector):
-            return instruction
-        return replace(instruction, weights=self._cast(instruction.weights))
-
-
-def _sequencer(
-    rule: UpdateRule,
-    snapshot: Snapshot,
-    epoch: int,
-    ranges: Sequence[RangeAt],
-    limit: float,
-    lost: Callable[[Exception], None],
-    kept: Sequence[slice],
-) -> Sequencer:
-    """The state machine: with the center beside it, or with lines to its ranges."""
-    if not ranges:
-        return ParameterServer.restore(rule, snapshot, epoch=epoch, kept=kept)
-    lines = RangeLines(ranges, limit=limit, lost=lost)
-    vectors = SplitCenter(rule, snapshot.center, lines.size, send=lines.send, ask=lines.ask)
-    return Sequencer(rule, vectors, epoch=epoch, version=snapshot.version).resume(snapshot)
+        stored = isinstance(instruction.weights, StoredVector)
+        return instruction if stored else replace(instruction, weights=self._cast(instruction.weights))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ class RangeActor:
 
     async def stage(self, push: Push, ticket: str) -> Objection | None:
         """Take the piece of a push that the sequencer is told of next. Returns why it does not fit, if so."""
-        return await self._run(lambda: self._range.stage(_cast_to(push, self._range.dtype), ticket))
+        dtype = self._range.dtype
+        return await self._run(lambda: self._range.stage(replace(push, payload=cast(push.payload, dtype)), ticket))
 
     async def take(self, orders: Sequence[RangeOrder]) -> None:
         """Orders of the sequencer, in whatever order they come."""
@@ -109,10 +110,6 @@ class RangeActor:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
-def _cast_to(push: Push, dtype: Any) -> Push:
-    return replace(push, payload=cast(push.payload, dtype))
-
-
 @dataclass(frozen=True)
 class RangeAt:
     """The address of a range: its worker's, the actor's key, and the numbers lo…hi of the vector that it holds."""
@@ -141,11 +138,6 @@ class RangeLines:
         self._ranges, self._limit, self._lost = ranges, limit, lost
         self._rpc, self._loop = get_worker().rpc, get_worker().loop.asyncio_loop
         self._telling: set[asyncio.Task[None]] = set()
-
-    @property
-    def size(self) -> int:
-        """The length of the whole vector."""
-        return self._ranges[-1].hi
 
     def send(self, order: RangeOrder) -> None:
         """Send the order to every range. A worker that reads an answer waits at the range until it is there."""
@@ -181,9 +173,9 @@ class RangeLines:
                 break
             except OSError as error:
                 failure = error
-                continue
-            if outcome["status"] == "OK":
-                return outcome["result"]
-            failure = outcome["exception"]
-            break
+            else:
+                if outcome["status"] == "OK":
+                    return outcome["result"]
+                failure = outcome["exception"]
+                break
         raise ConnectionError(f"a part of the parameter server, on {to.address}, is gone: {failure}") from failure

@@ -73,11 +73,9 @@ class Session:
 
     Attributes
     ----------
-    replica : The network on this worker's device.
-    counters : What the worker spent in a layer-sharded run since it was last asked.
     order : The order of the samples in the present pass of a layer-sharded run, by its plan.
     exchange : Its exchanges with the server; None until it joins one.
-    kept : What tasks leave for later ones.
+    kept : Objects that tasks leave for later ones.
     sender : The thread of exchanges that overlap training.
     """
 
@@ -102,15 +100,9 @@ def _here() -> str:
 
 
 def check_dataset(job: Job, fingerprint: str, index: ArrayIndex | None = None) -> str | None:
-    """Return None if this worker sees the same data set, else the reason. Reads a chunk of arrays in place.
+    """Return None if this worker sees the same data set, else the reason.
 
-    Parameters
-    ----------
-    index : of arrays in place, as the driver has it; None before it exists
-
-    Raises
-    ------
-    ArrayChanged : that chunk differs from the index
+    Reads a chunk of arrays in place, and raises ArrayChanged if it differs from the driver's index.
     """
     try:
         dataset = opened(job.data, index)
@@ -145,7 +137,8 @@ def open_session(
         threads = job.train.threads or get_worker().state.nthreads
         dataset = opened(job.data, index)
         if kind == "cpu":  # a GPU says itself when it is full
-            check_vectors(job, dataset, _memory())
+            own = get_worker().memory_manager.memory_limit if here else None
+            check_vectors(job, dataset, own or device_profile("cpu", 1).memory)
         limit = job.train.workspace_mib << 20
         device = Device.of(kind, threads=threads, workspace_limit=limit, exact=job.train.exact)
         device.warm(job.model.dtype, compiling)
@@ -153,12 +146,6 @@ def open_session(
         replica = Replica(job, dataset, device, clock=time.perf_counter, throttle=throttle, pause=time.sleep)
         keep_freed_memory()
         return keep_session(run, Session(replica))
-
-
-def _memory() -> int:
-    """Return the bytes that this worker may fill: its own limit, or the machine's memory."""
-    limit = get_worker().memory_manager.memory_limit if _here() else None
-    return limit or device_profile("cpu", 1).memory
 
 
 def keep_session(run: str, session: Session) -> Session:

@@ -12,14 +12,13 @@ from daskcnn.arrays import Array, DeviceKind, backend, device_profile, single_th
 from daskcnn.cluster.link.calls import returns_refusals
 from daskcnn.cluster.link.news import Teller
 from daskcnn.cluster.messages import Calibration, RoundOrder
-from daskcnn.cluster.server.actor import ServerLink
 from daskcnn.cluster.worker.session import Session, check_dataset, open_session, session_of, stop_signal, stopped
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import Join, Local, Pull, Push, Reply
+from daskcnn.ps import Join, Local, Pull, Push, Reply, Request
 from daskcnn.ps.vectors import cast
 from daskcnn.store.array_index import ArrayIndex
 from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps, steps_of_round
@@ -31,31 +30,23 @@ from daskcnn.training.worker_calibration import stage_seconds, step_seconds, tun
 
 def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> None:
     """Take part in the server's barrier and start from its center. Raises Stopped."""
-    session.exchange = exchange = session.exchange or _exchange_of(session.replica)
-    reply = _link(order, session, stop).call(Join(order.epoch, order.worker, order.session))
-    _, center = _on_device(session.replica, reply)
-    exchange.joined(center, reply.version)
-    session.replica.adopt_optimizer(order.optimizer)
-
-
-def _exchange_of(replica: Replica) -> ReplicaExchange:
-    """Return the state machine of a worker that exchanges with the server."""
-    job = replica.job
-    overlap = job.cluster.overlap and job.train.replica_size == 1  # a group's home makes no steps by itself
-    assert job.rule is not None, "strategy layer has tasks of its own"
-    end = len(replica.dataset.train)
-    cadence = Cadence(job.rule, job.train.batch_size, (end - job.data.validation, end))
-    local = Local(replica.weights, replica.weights)
-    return ReplicaExchange(job.rule, local, cadence, overlap=overlap, frozen=replica.frozen)
+    replica, job = session.replica, session.replica.job
+    if session.exchange is None:
+        overlap = job.cluster.overlap and job.train.replica_size == 1  # a group's home makes no steps by itself
+        assert job.rule is not None, "strategy layer has tasks of its own"
+        end = len(replica.dataset.train)
+        cadence = Cadence(job.rule, job.train.batch_size, (end - job.data.validation, end))
+        local = Local(replica.weights, replica.weights)
+        session.exchange = ReplicaExchange(job.rule, local, cadence, overlap=overlap, frozen=replica.frozen)
+    link = order.server.link(wire=job.cluster.wire, stopped=stop)
+    reply = link.call(Join(order.epoch, order.worker, order.session))
+    _, center = _on_device(replica, reply)
+    session.exchange.joined(center, reply.version)
+    replica.adopt_optimizer(order.optimizer)
 
 
 class ReplicaRound:
-    """A round of a replica on its worker, from the beginning to the report.
-
-    Attributes
-    ----------
-    order : The order of the replica's state machine that is to be carried out next.
-    """
+    """A round of a replica on its worker, from the beginning to the report. `order` is to be carried out next."""
 
     def __init__(
         self, replica: Replica, exchange: ReplicaExchange, round_: Round, score: tuple[int, int] | None, scale: float
@@ -71,8 +62,7 @@ class ReplicaRound:
 
     def stretch_trained(self, so_far: Trained) -> None:
         """Tell the state machine that the steps it ordered are made."""
-        busy = so_far.load + so_far.compute
-        now = time.perf_counter()
+        busy, now = so_far.load + so_far.compute, time.perf_counter()
         self.order = self.exchange.trained(so_far.score, so_far.lr, busy=busy, load=so_far.load, at=now)
 
     def evaluate(self, lo: int, hi: int, weights: Array | None, whole: int | None = None) -> Score:
@@ -80,12 +70,7 @@ class ReplicaRound:
         return self.replica.evaluate(self.replica.dataset.train, lo, hi, stopped, weights=weights, whole=whole)
 
     def report(self, bytes_up: int, bytes_down: int, *, at_center: bool = False) -> RoundReport:
-        """Judge the center if that is ordered, and report the round.
-
-        Parameters
-        ----------
-        at_center : The replica's own weights are the center's.
-        """
+        """Judge the center if that is ordered, and report the round. at_center: its own weights are the center's."""
         if isinstance(self.order, JudgeCenter):
             begun, (lo, hi, center) = time.perf_counter(), self.order
             score = self.evaluate(lo, hi, None if at_center else center, self.replica.job.data.validation)
@@ -106,7 +91,8 @@ class ServedRound(ReplicaRound):
         assert order.round is not None, "an order to join only"
         session.exchange.give_up()  # a round before may have been stopped
         super().__init__(session.replica, session.exchange, order.round, order.score, order.scale)
-        self.asked, self._session, self._link = order, session, _link(order, session, stop)
+        self.asked, self._session = order, session
+        self._link = order.server.link(wire=session.replica.job.cluster.wire, stopped=stop)
         self._calls: Future[list[Reply]] | None = None  # under way while steps are made
 
     def train(self) -> RoundReport:
@@ -166,10 +152,9 @@ class ServedRound(ReplicaRound):
 
     def _call(self, push: Push | None, pull: bool) -> list[Reply]:
         """Push and pull as ordered. Runs on the session's own thread while the replica trains on."""
-        replies = [self._link.call(push)] if push else []
-        if pull:
-            replies.append(self._link.call(Pull(self.asked.epoch, self.asked.worker, self.asked.session)))
-        return replies
+        requests: list[Request] = [push] if push else []
+        requests += [Pull(self.asked.epoch, self.asked.worker, self.asked.session)] if pull else []
+        return [self._link.call(request) for request in requests]
 
     def _taken_in(self, replies: list[Reply]) -> Order:
         """Hand in replies that were waited for. Returns the order that follows."""
@@ -180,10 +165,6 @@ class ServedRound(ReplicaRound):
     def _replied(self, replies: list[Reply]) -> Order | None:
         answers = [_on_device(self.replica, reply) for reply in replies]
         return self.exchange.replied(answers, time.perf_counter())
-
-
-def _link(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> ServerLink:
-    return order.server.link(wire=session.replica.job.cluster.wire, stopped=stop)
 
 
 def _on_device(replica: Replica, reply: Reply) -> Answer:
@@ -203,17 +184,10 @@ def device_problem(kind: str) -> str | None:
 
 @returns_refusals
 def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None = None) -> Calibration:
-    """Measure this worker with the real shapes, through the code of training.
+    """Measure this worker with the real shapes, through the code of training. index: of arrays in place.
 
-    Parameters
-    ----------
-    index
-        Of arrays in place.
-
-    Raises
-    ------
-    ClusterError : The worker lacks the device that it advertises, or sees another data set.
-    ArrayChanged : Arrays in place are not what the index says.
+    Raises ClusterError where it lacks the device that it advertises or sees another data set, and ArrayChanged where
+    arrays in place are not what the index says.
     """
     if problem := check_dataset(job, fingerprint, index):
         remedy = "give data on storage that every worker reaches, or copy it there"
