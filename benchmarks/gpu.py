@@ -33,11 +33,11 @@ from distributed import Client
 from layer_scaling import BATCHES, MODELS, Sharded, alone_on, opened
 
 import daskcnn
-from daskcnn.arrays import cpu_count, device_profile
+from daskcnn.arrays import backend, cpu_count, device_profile
 from daskcnn.cluster.layers.measurements import fastest, measure_links
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import advertised, present
-from daskcnn.cluster.worker.tasks import device_problem
+from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Cluster, Workers
 
 WAYS = ("processors", "GPU", "both")
@@ -58,7 +58,15 @@ ROOT = Path(__file__).parents[1]
 
 def no_gpu() -> str | None:
     """Why no worker on this machine could use one; None where it could."""
-    return in_fresh_process(device_problem, "gpu")
+    return in_fresh_process(_problem)
+
+
+def _problem() -> str | None:
+    try:
+        backend("gpu")
+    except ClusterError as error:
+        return str(error)
+    return None
 
 
 def described() -> dict[str, Any]:

@@ -17,7 +17,6 @@ class RoundOrder:
     ----------
     epoch, session : the server's number in the run; the number of the worker's session
     score : validation samples to judge the merged center on afterwards
-    optimizer : state to start a session with
     scale : factor of the learning rate
     """
 
@@ -34,12 +33,11 @@ class RoundOrder:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A worker's measurements of itself, in seconds a sample.
+    """A worker's measurements of itself, in seconds a sample; of convolutions by layer.
 
     Attributes
     ----------
-    conv_seconds : of each convolution layer
-    conv_fixed : of these, the seconds that a shard takes however few its kernels are
+    conv_fixed : of `conv_seconds`, those that a shard takes however few its kernels are
     rest_seconds : of the layers that are not divided and the loss; None where kernels are not sharded
     """
 

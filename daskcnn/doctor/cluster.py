@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from distributed import Client
 
 from daskcnn.cluster.link.calls import ANSWER, ask_workers
-from daskcnn.cluster.link.members import (
-    RESOURCES,
-    Member,
-    advertised,
-    chosen,
-    given_name,
-    missing_members,
-    present,
-    taken_as_cpu,
-)
+from daskcnn.cluster.link.members import Member, advertised, chosen, given_name, missing_members, present, taken_as_cpu
 from daskcnn.cluster.run.admission import check_scheduler, require_same, versions_by_value
 from daskcnn.doctor.findings import GIB, Finding, failed, gib, in_short
 from daskcnn.doctor.worker import Seen, Way, clock_offsets, look, measure_ways
@@ -103,15 +94,11 @@ def _of_same_versions(
     return [m for m in found if m.address not in answers.silent], fit
 
 
-def _look(client: Client, members: Iterable[Member], data: str | None) -> dict[str, Seen]:
-    """Return what each worker has, by name. All measure at the same time, as they would train.
-
-    Workers that hang are left out.
-    """
-    by_address = {m.address: m for m in members}
-    orders = {address: (m.kind, m.threads, data) for address, m in by_address.items()}
+def _look(client: Client, members: Sequence[Member], data: str | None) -> dict[str, Seen]:
+    """Return what each worker that answers has, by name. All measure at the same time, as they would train."""
+    orders = {m.address: (m.kind, m.threads, data) for m in members}
     answers = ask_workers(client, _look_here, orders, orders, within=LOOK)
-    return {by_address[a].name: seen for a, seen in answers.given.items()}
+    return {m.name: answers.given[m.address] for m in members if m.address in answers.given}
 
 
 def _look_here(orders: Mapping[str, tuple[str, int, str | None]], dask_worker: Any) -> Seen:
@@ -151,17 +138,16 @@ def _misdeclared(workers: Mapping[str, Any], found: list[Member]) -> Iterator[Fi
         name = f"worker {member.name if member else given_name(info.get('name')) or address}"
         if member is None:
             remedy = "a job does not use it: others advertise CPU or GPU; restart it with --resources CPU=1 (or GPU=1)"
-            yield Finding(name, True, f"at {address}, advertises none of {', '.join(RESOURCES.values())}", remedy)
+            yield Finding(name, True, f"at {address}, advertises none of CPU, GPU, PS", remedy)
         elif member.also:
             seen = f"at {address}, advertises {member.declared}: it counts as {member.kind}"
             yield Finding(name, True, seen, "restart it with one of them")
 
 
 def _server(address: str, found: list[Member]) -> Finding:
-    if any(m.kind == "ps" for m in found):
-        return Finding("parameter server", True, "one is set apart")
     command = f"dask worker {address} --nthreads 1 --resources PS=1"
-    return Finding("parameter server", True, f"none is set apart: one that trains will hold it ({command} starts one)")
+    none = f"none is set apart: one that trains will hold it ({command} starts one)"
+    return Finding("parameter server", True, "one is set apart" if any(m.kind == "ps" for m in found) else none)
 
 
 def data_here(path: str) -> Finding:
@@ -190,14 +176,9 @@ def worker_findings(
     if (status := info.get("status", "running")) != "running":
         remedy = "a job would hang: raise its --memory-limit, or restart it" if status == "paused" else "restart it"
         problems.append(Finding(name, False, f"is {status}", remedy))
-    problems += [
-        *_threads(name, member, seen),
-        *_memory(name, member, seen),
-        *_device(name, seen),
-        *_visible(name, seen, data, expected),
-    ]
-    unfit = [p for p in problems if not p.ok]
-    if not unfit:
+    problems += [*_threads(name, member, seen), *_memory(name, member, seen)]
+    problems += [*_device(name, seen), *_visible(name, seen, data, expected)]
+    if all(p.ok for p in problems):
         yield Finding(name, True, _described(member, seen), facts=asdict(seen))
     yield from problems
 
@@ -243,10 +224,9 @@ def _device(name: str, seen: Seen) -> Iterator[Finding]:
     if seen.device_problem:
         yield Finding(name, True, seen.device_problem, "a job leaves it out until then")
     elif seen.gpu and seen.gpu.problem:
-        remedy = (
-            "check nvidia-smi there, that driver and CuPy are of one CUDA version, and that CUPY_CACHE_DIR is writable"
-        )
-        yield Finding(name, False, f"{seen.gpu.name}, {seen.gpu.driver}: {seen.gpu.problem}", remedy)
+        matched = "that driver and CuPy are of one CUDA version, and that CUPY_CACHE_DIR is writable"
+        words = f"{seen.gpu.name}, {seen.gpu.driver}: {seen.gpu.problem}"
+        yield Finding(name, False, words, f"check nvidia-smi there, {matched}")
 
 
 def _visible(name: str, seen: Seen, data: str | None, expected: str | None) -> Iterator[Finding]:

@@ -42,10 +42,9 @@ def compile_loops(say: Callable[[str], None]) -> None:
     say(f"compiled {new} loops anew" if new else "all loops were compiled before")
 
 
+# packages that Dask's pages need, and the pages
 DASHBOARD = {"bokeh": "dashboard (/status)", "prometheus-client": "figures for Prometheus (/metrics)"}
-"""Packages that Dask's pages need, and the pages."""
-AVX2_KERNELS = frozenset({"haswell", "zen"})
-"""OpenBLAS's names for them: they compute half as much at a time as AVX-512 allows."""
+AVX2_KERNELS = frozenset({"haswell", "zen"})  # OpenBLAS's: they compute half as much at a time as AVX-512 allows
 
 
 def asked_for(workers: str | None, data: str | None) -> Wanted:
@@ -86,7 +85,10 @@ def _this_machine() -> Iterator[Finding]:
     seen = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     yield Finding("memory", enough, seen, "" if enough else "close other programs: a worker wants 2 GiB")
     yield _gpu()
-    yield _disk()
+    free = shutil.disk_usage(".").free
+    enough = os.access(".", os.W_OK) and free > GIB
+    remedy = "" if enough else "run where you may write and 1 GiB is free, or set run.dir"
+    yield Finding("disk", enough, f"{free / GIB:.0f} GiB free here", remedy)
     yield _dashboard()
 
 
@@ -94,10 +96,8 @@ def _blas() -> Finding:
     libraries = [i for i in threadpool_info() if i["user_api"] == "blas"]
     seen = blas_names(libraries) or "none that threads can be set for"
     if _has_avx512() and any(str(i.get("architecture")).lower() in AVX2_KERNELS for i in libraries):
-        remedy = (
-            "unset OPENBLAS_CORETYPE, or use a newer NumPy: AVX-512 lies idle, matrix products could be twice as fast"
-        )
-        return Finding("BLAS", True, seen, remedy)
+        idle = "AVX-512 lies idle, matrix products could be twice as fast"
+        return Finding("BLAS", True, seen, f"unset OPENBLAS_CORETYPE, or use a newer NumPy: {idle}")
     remedy = "" if libraries else "install a NumPy with OpenBLAS or MKL (pip's has OpenBLAS)"
     return Finding("BLAS", bool(libraries), seen, remedy)
 
@@ -127,14 +127,8 @@ def _dashboard() -> Finding:
     """Check the packages of Dask's dashboard. Jobs run without it."""
     missing = [package for package in DASHBOARD if version_of(package) == MISSING]
     if not missing:
-        seen = "a scheduler started here has it (/status, /metrics), by default on port 8787"
-        return Finding("dashboard", True, seen)
+        return Finding(
+            "dashboard", True, "a scheduler started here has it (/status, /metrics), by default on port 8787"
+        )
     pages = ", ".join(DASHBOARD[package] for package in missing)
     return Finding("dashboard", True, f"a scheduler started here has no {pages}", installing("dashboard"))
-
-
-def _disk() -> Finding:
-    free = shutil.disk_usage(".").free
-    writable = os.access(".", os.W_OK)
-    remedy = "" if writable and free > GIB else "run where you may write and 1 GiB is free, or set run.dir"
-    return Finding("disk", writable and free > GIB, f"{free / GIB:.0f} GiB free here", remedy)

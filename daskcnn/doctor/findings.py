@@ -13,13 +13,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Attributes
-    ----------
-    ok : whether a job would start. With a remedy it would, but not do as well as it might.
-    facts : figures, for `--json`
-    """
+    """The result of one check. `ok`: a job would start, if not as well as it might where there is a remedy."""
 
     check: str
     ok: bool

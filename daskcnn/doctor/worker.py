@@ -49,12 +49,9 @@ class Way:
 def measure_ways(client: Client, members: Sequence[Member]) -> list[Way]:
     """Measure every ordered pair of workers: one transfer at a time for each worker, disjoint pairs at once."""
     payloads = _payloads(client, members)
-    ready = [m for m in members if m.address in payloads]
-    busy = [m for m in members if m.address not in payloads]
-    ways = [
-        Way(m.name, "", problem=f"did not begin a task within {PATIENCE:g} s; is it busy with a job?") for m in busy
-    ]
-    for pairs in rounds(ready):
+    busy = f"did not begin a task within {PATIENCE:g} s; is it busy with a job?"
+    ways = [Way(m.name, "", problem=busy) for m in members if m.address not in payloads]
+    for pairs in rounds([m for m in members if m.address in payloads]):
         for these in (pairs, [(b, a) for a, b in pairs]):
             ways += _transfers(client, these, payloads)
     return ways
@@ -114,22 +111,17 @@ async def _fetch(orders: dict[str, tuple[str, str, str]], dask_worker: Any) -> t
             raise OSError(f"{sender} answers {response['status']}; is it busy with a job?")
         return time.perf_counter() - begun
 
-    async def both() -> tuple[float, float]:
-        await seconds(small)
-        short = median([await seconds(small) for _ in range(TIMES)])
-        return short, median([await seconds(large) for _ in range(TIMES)])
-
     try:
-        return await asyncio.wait_for(both(), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            await seconds(small)
+            short = median([await seconds(small) for _ in range(TIMES)])
+            return short, median([await seconds(large) for _ in range(TIMES)])
     except TimeoutError:
         raise OSError(f"no payload from {sender} within {PATIENCE:g} s") from None
 
 
 def clock_offsets(client: Client, members: Sequence[Member]) -> dict[str, tuple[float, float]]:
-    """Return by worker's name the seconds that its clock is ahead of this machine's, and the error of that number.
-
-    Workers that do not answer are left out.
-    """
+    """Return how many seconds each clock is ahead of this machine's, and the error; none of workers that are silent."""
     found: dict[str, tuple[float, float]] = {}
     for member in members:
         tries = []
@@ -170,7 +162,6 @@ class Seen:
     cores, memory : that its process may use, control groups considered; bytes
     blas_threads : of each matrix product during training
     got_cores : cores that its threads were given when all computed
-    fingerprint : of the data set; None where none was asked for or `data_problem` says why not
     """
 
     cores: int
@@ -186,29 +177,19 @@ class Seen:
 
 def look(kind: str, threads: int, data: str | None) -> Seen:
     """Examine this worker. kind: cpu, gpu or ps; data: the path of a data set that it must see, if any."""
-    gpu, device_problem = (None, "") if kind != "gpu" else _gpu()
-    fingerprint, data_problem = (None, "") if data is None or kind == "ps" else _dataset(data)
+    device = (None, "") if kind != "gpu" else _gpu()
+    dataset = (None, "") if data is None or kind == "ps" else _dataset(data)
     with single_threaded_blas():
         libraries = [i for i in threadpool_info() if i["user_api"] == "blas"]
         got = _got_cores(threads if kind == "cpu" else 1)
-    return Seen(
-        cpu_count(),
-        int(memory_limit()),
-        blas_names(libraries),
-        max((i["num_threads"] for i in libraries), default=1),
-        got,
-        gpu,
-        device_problem,
-        fingerprint,
-        data_problem,
-    )
+    blas_threads = max((i["num_threads"] for i in libraries), default=1)
+    return Seen(cpu_count(), int(memory_limit()), blas_names(libraries), blas_threads, got, *device, *dataset)
 
 
 def blas_names(libraries: list[dict[str, Any]]) -> str:
     """Return names, versions and kernels of the libraries that threadpoolctl has found."""
-    return ", ".join(
-        f"{i['internal_api']} {i.get('version') or ''} {i.get('architecture') or ''}".strip() for i in libraries
-    )
+    named = (f"{i['internal_api']} {i.get('version') or ''} {i.get('architecture') or ''}" for i in libraries)
+    return ", ".join(map(str.strip, named))
 
 
 def _got_cores(threads: int) -> float:

@@ -102,10 +102,8 @@ class Signals:
 
 
 Check = Callable[[], None]
-ANSWER = 20.0
-"""Seconds within which a worker answers a question that costs it next to nothing."""
-SCHEDULER = 60.0
-"""Seconds within which the scheduler answers."""
+ANSWER = 20.0  # seconds within which a worker answers a question that costs it next to nothing
+SCHEDULER = 60.0  # seconds within which the scheduler answers
 TURN = 0.1  # seconds between two checks for a signal
 
 

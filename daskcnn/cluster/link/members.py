@@ -21,8 +21,7 @@ from daskcnn.cluster.link.calls import Check, answer_to, no_check
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Workers
 
-LONGEST = 60
-"""Letters of a name. A longer one is cut off."""
+LONGEST = 60  # letters of a name; a longer one is cut off
 _ALLOWED = "._-+@"
 _MADE = re.compile(r"(cpu|gpu|ps)-\d+")  # names that are made here, and for the workers of a local cluster
 _RESERVED = re.compile(r"group-\d+|layer")  # names of replicas that are not workers

@@ -13,8 +13,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
-KEPT = 20
-"""Number of runs whose last figures a process keeps."""
+KEPT = 20  # runs whose last figures a process keeps
 
 
 class Metric(NamedTuple):
@@ -28,13 +27,7 @@ class Metric(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """The figures of a run, as a driver sends them.
-
-    Attributes
-    ----------
-    figures : of each metric, values by the values of its labels, in the order of `Metric.labels`
-    worker : the worker whose figures these are; empty for those of the whole run
-    """
+    """The figures of a run, or of a worker in it, as a driver sends them: by metric, and by values of its labels."""
 
     run: str
     status: str

@@ -12,8 +12,7 @@ from distributed import Client, get_worker
 
 from daskcnn.events import Calibrating
 
-EVERY = 2.0
-"""Seconds between two messages, which the scheduler passes on. Shorter work sends none."""
+EVERY = 2.0  # seconds between two messages, which the scheduler passes on; shorter work sends none
 
 
 def _topic(run: str) -> str:

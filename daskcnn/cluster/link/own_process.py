@@ -96,6 +96,5 @@ class SharedCluster:
                 cluster.close()
 
 
-SHARED = SharedCluster()
-"""The cluster of this process."""
+SHARED = SharedCluster()  # the cluster of this process
 atexit.register(SHARED.close)

@@ -183,10 +183,9 @@ def require_same(where: str, found: Mapping[str, str]) -> None:
         raise ClusterError(reason=f"{where} does not have daskcnn", remedy=remedy)
     mine = versions()
     wrong = [name for name in mine if found[name] != mine[name]]
-    if found["python"].rpartition(".")[0] == mine["python"].rpartition(".")[0]:
-        wrong = [
-            name for name in wrong if name != "python"
-        ]  # one that differs in its last number runs the same pickles
+    # a Python that differs in its last number runs the same pickles
+    if "python" in wrong and found["python"].rpartition(".")[0] == mine["python"].rpartition(".")[0]:
+        wrong.remove("python")
     if wrong:
         differences = ", ".join(f"{n} {found[n]} (here {mine[n]})" for n in wrong)
         raise ClusterError(reason=f"{where} runs {differences}", remedy="install the same versions there")

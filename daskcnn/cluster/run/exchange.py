@@ -21,7 +21,6 @@ from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.round_report import RoundReport
 
 
@@ -31,7 +30,7 @@ class PendingWork(Protocol):
     def expects(self, future: Future) -> bool:
         """Return True if it is one of those that are waited for now."""
 
-    def take(self, future: Future, result: Any, now: float) -> list[Fact]:
+    def take(self, future: Future, result: Any, now: float) -> list[facts.Fact]:
         """Go on with a result. Returns what the coordinator is to know. Raises Diverged."""
 
     def cancel(self) -> None:
@@ -41,14 +40,14 @@ class PendingWork(Protocol):
 class TaskWork:
     """One task, and the fact that its result stands for."""
 
-    def __init__(self, future: Future, fact: Callable[[Any, float], Fact]) -> None:
+    def __init__(self, future: Future, fact: Callable[[Any, float], facts.Fact]) -> None:
         self._future, self._fact = future, fact
 
     def expects(self, future: Future) -> bool:
         """Return True if this is the task."""
         return future is self._future
 
-    def take(self, future: Future, result: Any, now: float) -> list[Fact]:
+    def take(self, future: Future, result: Any, now: float) -> list[facts.Fact]:
         """The fact that the result stands for."""
         return [self._fact(result, now)]
 

@@ -22,8 +22,7 @@ from daskcnn.nn.score import Score
 from daskcnn.partition.proportions import proportional
 from daskcnn.training.coordinator.settings import PATIENCE
 
-LONGEST_TURN = 16.0
-"""Seconds for which a result that takes long to come is waited for without a look at who is there."""
+LONGEST_TURN = 16.0  # seconds for which a late result is waited for without a look at who is there
 K = TypeVar("K")
 
 

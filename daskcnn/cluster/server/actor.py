@@ -14,27 +14,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 from distributed import Actor
 
+from daskcnn import ps
 from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, load_merges, use_memory_again
 from daskcnn.errors import PushRefused
-from daskcnn.ps import (
-    Instruction,
-    Leave,
-    ParameterServer,
-    Push,
-    Refuse,
-    Reply,
-    Request,
-    Sequencer,
-    Snapshot,
-    UpdateRule,
-)
 from daskcnn.ps.split import SplitCenter, StagedPayload, StoredVector
 from daskcnn.ps.vectors import cast
 from daskcnn.training.replica import Stopped
@@ -61,31 +51,31 @@ class ServerLink:
         self.bytes_up = 0
         self.bytes_down = 0
 
-    def call(self, request: Request) -> Reply:
+    def call(self, request: ps.Request) -> ps.Reply:
         """Send the request and wait for the reply; repeat it after a broken connection. The server recognises repeats.
 
         Raises PushRefused, Stopped when the run was stopped meanwhile, or OSError where the server is gone.
         """
-        if isinstance(request, Push):
+        if isinstance(request, ps.Push):
             request = replace(request, payload=cast(request.payload, self._wire))
             self.bytes_up += request.payload.nbytes
-        reply: Reply
+        reply: ps.Reply
         (reply,) = self._ask([lambda: self._actor().handle(self._staged(request))])
         weights: Any = reply.weights
         if isinstance(weights, StoredVector):
             to, number = reply.worker, weights.number
-            pieces = self._ask([lambda at=at: at.actor().read(to, number) for at in self._ranges])
+            pieces = self._ask([partial(lambda at: at.actor().read(to, number), at) for at in self._ranges])
             reply = replace(reply, weights=np.concatenate(pieces))
         self.bytes_down += reply.weights.nbytes
         return reply
 
-    def _staged(self, request: Request) -> Request:
+    def _staged(self, request: ps.Request) -> ps.Request:
         """The request as the server's actor takes it: without the payload, where there are ranges that have it."""
-        if not self._ranges or not isinstance(request, Push):
+        if not self._ranges or not isinstance(request, ps.Push):
             return request
         ticket, payload = uuid4().hex, request.payload
-        pieces = [(each, replace(request, payload=payload[each.lo : each.hi])) for each in self._ranges]
-        found = self._ask([lambda at=at, piece=piece: at.actor().stage(piece, ticket) for at, piece in pieces])
+        pieces = [(at, replace(request, payload=payload[at.lo : at.hi])) for at in self._ranges]
+        found = self._ask([partial(lambda at, piece: at.actor().stage(piece, ticket), *each) for each in pieces])
         instead: Any = StagedPayload(ticket, payload.shape, next(filter(None, found), None))
         return replace(request, payload=instead)
 
@@ -135,21 +125,21 @@ class Callers:
         self.waiting: dict[Key, list[asyncio.Future[Any]]] = {}
         self.lost: Exception | None = None
 
-    def expect(self, request: Request) -> asyncio.Future[Any]:
+    def expect(self, request: ps.Request) -> asyncio.Future[Any]:
         """The answer to come: a repeated request gets that of the first."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.waiting.setdefault(_key(request), []).append(answer)
         return answer
 
-    def tell(self, instruction: Instruction, answer: Any) -> None:
+    def tell(self, instruction: ps.Instruction, answer: Any) -> None:
         """Give everyone who waits for it the answer that the instruction stands for."""
         for waiting in self.waiting.pop(_key(instruction), []):
             if waiting.done():
                 continue
             match instruction:
-                case Reply():
+                case ps.Reply():
                     waiting.set_result(answer)
-                case Refuse(code=code, reason=reason):
+                case ps.Refuse(code=code, reason=reason):
                     waiting.set_exception(PushRefused(f"{instruction.worker}: {reason}", code))
 
     def lose(self, error: Exception) -> None:
@@ -180,8 +170,8 @@ class ServerActor:
 
     def __init__(
         self,
-        rule: UpdateRule,
-        snapshot: Snapshot,
+        rule: ps.UpdateRule,
+        snapshot: ps.Snapshot,
         *,
         epoch: int,
         wire: str,
@@ -191,20 +181,20 @@ class ServerActor:
     ) -> None:
         use_memory_again(self)
         self._callers = Callers()
-        self._server: Sequencer
+        self._server: ps.Sequencer
         if ranges:
             lines = RangeLines(ranges, limit=limit, lost=self._callers.lose)
             vectors = SplitCenter(rule, snapshot.center, ranges[-1].hi, send=lines.send, ask=lines.ask)
-            self._server = Sequencer(rule, vectors, epoch=epoch, version=snapshot.version).resume(snapshot)
+            self._server = ps.Sequencer(rule, vectors, epoch=epoch, version=snapshot.version).resume(snapshot)
         else:
-            self._server = ParameterServer.restore(rule, snapshot, epoch=epoch, kept=kept)
+            self._server = ps.ParameterServer.restore(rule, snapshot, epoch=epoch, kept=kept)
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         beside = ThreadPoolExecutor(1, thread_name_prefix="parameter-server-merges")
         self._loaded = beside.submit(load_merges, self._dtype.name)  # while workers join and train their first round
         beside.shutdown(wait=False)
 
-    async def handle(self, request: Request) -> Reply:
+    async def handle(self, request: ps.Request) -> ps.Reply:
         """Join, pull or push: the reply to it, with weights as they go over the wire.
 
         Raises PushRefused where the server refuses the request, or ConnectionError where a range of it is gone. A
@@ -213,14 +203,14 @@ class ServerActor:
         reply = self._callers.expect(request)
         with suppress(ConnectionError):  # every caller is told of it, this one too
             await self._run(request)
-        answer: Reply = await reply
+        answer: ps.Reply = await reply
         return answer
 
     async def leave(self, worker: str, session: int) -> None:
         """A worker is gone or sits out: it frees its place at the barrier."""
-        await self._run(Leave(worker=worker, session=session))
+        await self._run(ps.Leave(worker=worker, session=session))
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> ps.Snapshot:
         """Everything a new server needs to go on; of a split one, its ranges have the vectors."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._server.snapshot)
 
@@ -228,7 +218,7 @@ class ServerActor:
         """Workers that wait for an answer now, one entry a request."""
         return [worker for worker, _, _ in self._callers.waiting]
 
-    async def _run(self, request: Request) -> None:
+    async def _run(self, request: ps.Request) -> None:
         request = replace(request, at=time.monotonic())  # on the one clock that all requests share
         run = asyncio.get_running_loop().run_in_executor
         try:
@@ -238,18 +228,18 @@ class ServerActor:
             self._callers.lose(error)
             raise
 
-    def _handle(self, request: Request) -> list[tuple[Instruction, Reply | None]]:
+    def _handle(self, request: ps.Request) -> list[tuple[ps.Instruction, ps.Reply | None]]:
         """The instructions that follow, and replies as they go over the wire."""
         if lost := self._callers.lost:  # what the sequencer was about when it was lost is not done
             raise ConnectionError(str(lost)) from lost
-        if isinstance(request, Push) or self._cast.wire != self._dtype:
+        if isinstance(request, ps.Push) or self._cast.wire != self._dtype:
             self._loaded.result()
-        if isinstance(request, Push) and not isinstance(request.payload, StagedPayload):
+        if isinstance(request, ps.Push) and not isinstance(request.payload, StagedPayload):
             request = replace(request, payload=cast(request.payload, self._dtype))
         return [(each, self._sent(each)) for each in self._server.handle(request)]
 
-    def _sent(self, instruction: Instruction) -> Reply | None:
-        if isinstance(instruction, Refuse):
+    def _sent(self, instruction: ps.Instruction) -> ps.Reply | None:
+        if isinstance(instruction, ps.Refuse):
             return None
         stored = isinstance(instruction.weights, StoredVector)
         return instruction if stored else replace(instruction, weights=self._cast(instruction.weights))

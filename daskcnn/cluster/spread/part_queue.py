@@ -17,12 +17,9 @@ from daskcnn.errors import Lost
 if TYPE_CHECKING:
     from daskcnn.cluster.link.members import Member
 
-AHEAD = 2
-"""Parts in flight for each slot of a worker: one that it works on, and one so that it need not wait for the driver."""
-ATTEMPTS = 3
-"""Workers that may be lost with a part before the part counts as the cause."""
-ARRIVE = 60.0
-"""Seconds within which an invited worker gets ready; then it is expected no more."""
+AHEAD = 2  # parts in flight for each slot of a worker: one in work, and one so that it need not wait for the driver
+ATTEMPTS = 3  # workers that may be lost with a part before the part counts as the cause
+ARRIVE = 60.0  # seconds within which an invited worker gets ready; then it is expected no more
 
 T = TypeVar("T")
 
@@ -55,10 +52,7 @@ class _WorkerParts(Generic[T]):
 class PartQueue(Generic[T]):
     """Hands parts out to workers, which are known by their addresses. `now` is in seconds, on any clock.
 
-    Parameters
-    ----------
-    limits : workers to use of each kind; empty for all that there are
-    whole : whether a part takes a whole worker. Otherwise a worker has a slot for each of its threads.
+    Uses `limits` workers of each kind, all if it is empty. A part takes a whole worker, or a slot: one for each thread.
     """
 
     def __init__(self, parts: Iterable[T], limits: Mapping[str, int], *, whole: bool = False) -> None:

@@ -6,6 +6,7 @@ later help, and the parts of a worker that dies or falls silent are done by othe
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future as Pending
@@ -47,6 +48,9 @@ def spread(
 
     Parts are drawn as workers have room for them, so they may be made one by one.
 
+    Raises ClusterError where no worker comes; Lost where none is left, the scheduler is gone, or several are lost over
+    one part; and what the function or `check` raises. Parts in flight are cancelled then.
+
     Parameters
     ----------
     client : of the cluster; None to call the function in this process, one part after the other
@@ -55,12 +59,6 @@ def spread(
     submit : sends a part to a worker; `submit_part` if not given
     check : called repeatedly while it waits; may raise
     warn : is told about lost workers
-
-    Raises
-    ------
-    ClusterError : where no worker comes
-    Lost : where no worker is left, the scheduler is gone, or several workers are lost over one part
-    Exception : what the function or `check` raises; what is in flight then is cancelled
     """
     if client is None:
         for part in parts:
@@ -74,11 +72,7 @@ def spread(
 
 def submit_part(client: Client, function: Future, part: Any, key: str, worker: str, **options: Any) -> Future:
     """Send a part to a worker, which is given the function's value."""
-    return client.submit(_call, function, part, key=key, workers=[worker], pure=False, **options)
-
-
-def _call(function: Callable[[T], Any], part: T) -> Any:
-    return function(part)
+    return client.submit(operator.call, function, part, key=key, workers=[worker], pure=False, **options)
 
 
 @dataclass(eq=False)
@@ -111,12 +105,12 @@ class _Spread:
 
     def over(self) -> Iterator[tuple[Any, Any]]:
         """Yield the parts with their results."""
-        looked = float("-inf")
+        due = 0.0
         try:
             while not self.queue.over:
-                if time.monotonic() >= looked + LOOK:
+                if time.monotonic() >= due:
                     self._look()
-                    looked = time.monotonic()
+                    due = time.monotonic() + LOOK
                 for address, queued in self.queue.hand_out(time.monotonic()):
                     self._send_part(address, queued)
                 yield from self._next()
@@ -140,14 +134,10 @@ class _Spread:
             if worker.function is None and worker.sending is None:
                 self._send_function(address, worker)
         if self.queue.deserted(time.monotonic(), self.settings.wait):
-            self._raise_deserted()
-
-    def _raise_deserted(self) -> None:
-        waited = f"for {self.settings.wait:g} s"
-        if self.begun:
-            raise Lost("workers", f"none is left, {waited}", "start some")
-        value = f"scheduler {self.connection.client.scheduler.address}"
-        raise ClusterError(value, f"has no worker that computes, {waited}", "start one")
+            waited, scheduler = f"for {self.settings.wait:g} s", self.connection.client.scheduler.address
+            if self.begun:
+                raise Lost("workers", f"none is left, {waited}", "start some")
+            raise ClusterError(f"scheduler {scheduler}", f"has no worker that computes, {waited}", "start one")
 
     def _send_function(self, address: str, worker: _SpreadWorker) -> None:
         """Send what all parts share. Nothing waits for it: a worker that hangs does not hold up the others."""
@@ -173,16 +163,18 @@ class _Spread:
         except Empty:
             return
         worker = self.workers.get(address)
-        if worker is None:
-            return
+        if worker is None or (ended is not worker.sending and key not in worker.futures):
+            return  # of before the worker was lost, or came again
         if ended is worker.sending:
             self._sent(address, worker)
-        elif key not in worker.futures:
-            return  # of before the worker was lost and came again
         elif isinstance(ended, Future):
             self._fetch(address, ended)
+        elif (error := ended.exception()) is not None:
+            self._lose(address, f"its result is gone ({type(error).__name__})")
         else:
-            yield from self._fetched(address, worker, key, ended)
+            number, future = worker.futures.pop(key)
+            future.release()
+            yield self.queue.done(address, number, time.monotonic()), ended.result()
 
     def _sent(self, address: str, worker: _SpreadWorker) -> None:
         """Note that the worker has the function and is ready; after a failure the next check tries again."""
@@ -208,16 +200,6 @@ class _Spread:
         else:
             client = self.connection.client
             self._await(address, future.key, begin(client, client.gather(future, asynchronous=True)))
-
-    def _fetched(
-        self, address: str, worker: _SpreadWorker, key: str, fetched: Pending[Any]
-    ) -> Iterator[tuple[Any, Any]]:
-        if (error := fetched.exception()) is not None:
-            self._lose(address, f"its result is gone ({type(error).__name__})")
-            return
-        number, future = worker.futures.pop(key)
-        future.release()
-        yield self.queue.done(address, number, time.monotonic()), fetched.result()
 
     def _await(self, address: str, key: str, call: Pending[Any] | Future) -> None:
         call.add_done_callback(lambda ended: self.ended.put((address, key, ended)))

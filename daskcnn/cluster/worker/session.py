@@ -133,7 +133,7 @@ def open_session(
         here = _here()
         for other, worker in list(_sessions):
             if worker == here:
-                _forget(other, worker)
+                forget_run(other)
         threads = job.train.threads or get_worker().state.nthreads
         dataset = opened(job.data, index)
         if kind == "cpu":  # a GPU says itself when it is full
@@ -168,11 +168,7 @@ def session_of(run: str, worker: str | None = None) -> Session:
 
 def forget_run(run: str, dask_worker: Any = None) -> None:
     """Free what the run keeps on this worker. dask_worker: the worker, where this is no task of it."""
-    _forget(run, _here() if dask_worker is None else dask_worker.address)
-
-
-def _forget(run: str, worker: str) -> None:
-    session = _sessions.pop((run, worker), None)
+    session = _sessions.pop((run, _here() if dask_worker is None else dask_worker.address), None)
     if session is not None:
         session.replica.device.pool.close()
         session.sender.shutdown(wait=False)

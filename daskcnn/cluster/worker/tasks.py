@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 
-from daskcnn.arrays import Array, DeviceKind, backend, device_profile, single_threaded_blas
+from daskcnn.arrays import Array, DeviceKind, device_profile, single_threaded_blas
 from daskcnn.cluster.link.calls import returns_refusals
 from daskcnn.cluster.link.news import Teller
 from daskcnn.cluster.messages import Calibration, RoundOrder
@@ -170,16 +170,6 @@ class ServedRound(ReplicaRound):
 def _on_device(replica: Replica, reply: Reply) -> Answer:
     """Return a reply and its vector, in the replica's dtype and memory."""
     return reply, replica.device.backend.from_host(cast(reply.weights, replica.layout.dtype))
-
-
-def device_problem(kind: str) -> str | None:
-    """Return the reason why this worker lacks the device that it advertises; None if it has it."""
-    try:
-        if kind == "gpu":
-            backend("gpu")
-    except ClusterError as error:
-        return str(error)
-    return None
 
 
 @returns_refusals
