@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 KEPT = 20  # runs whose last figures a process keeps
+RUNS = "daskcnn_runs"  # the only metric that this module makes: runs by status, of all drivers
 
 
 class Metric(NamedTuple):
@@ -59,7 +60,7 @@ class RunsCollector:
         with self._lock:
             kept = [dict(parts) for parts in self._runs.values()]
         runs = [part for parts in kept for part in ([parts[""]] if "" in parts else parts.values())]
-        by_status = GaugeMetricFamily("daskcnn_runs", "Runs whose figures are kept here, by status.", labels=["status"])
+        by_status = GaugeMetricFamily(RUNS, "Runs whose figures are kept here, by status.", labels=["status"])
         for status, count in Counter({run.run: run.status for run in runs}.values()).items():
             by_status.add_metric([status], count)
         yield by_status
