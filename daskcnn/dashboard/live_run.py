@@ -54,14 +54,10 @@ class StepsRow:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Events of one run, as its driver sends them.
+    """Events of one run, by its key, as its driver sends them.
 
-    Attributes
-    ----------
-    key : of the run.
-    feed : of the driver's process; it tells a resumed run from a message that came twice.
-    first : number of the first record, from 0, through all messages of the feed.
-    layers : of the network, with the fields of `LayerRow`; in the first message only.
+    feed: of the driver's process; it tells a resumed run from a message that came twice. first: number of the first
+    record, from 0, through all messages of the feed. layers: as `LayerRow`; in the first message only.
     """
 
     key: str
@@ -73,14 +69,9 @@ class Message:
 
 @dataclass
 class LiveRun:
-    """One run; nothing but `hear` changes it.
+    """One run; nothing but `hear` changes it. lines: seconds of the run, and a line of an event.
 
-    Attributes
-    ----------
-    lines : seconds of the run, and a line of an event.
-    heard : time of the last message, in seconds of the hearer's clock.
-    at : time of the last event, in seconds of the driver's clock.
-    version : events taken in so far.
+    heard: time of the last message, in seconds of the hearer's clock; at: of the last event, of the driver's.
     """
 
     key: str
@@ -91,7 +82,7 @@ class LiveRun:
     lines: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
     heard: float = 0.0
     at: float = 0.0
-    version: int = 0
+    version: int = 0  # events taken in so far
     _feed: str = ""
     _next: int = 0  # number of the record that the feed sends next
 
@@ -134,9 +125,8 @@ class LiveRun:
             speed = batch / pace if batch and pace > 0 else None
             self.steps.append(StepsRow(at, event.epoch, event.loss, speed))
         self.lines.extend((at, line[:LONGEST_LINE]) for line in describe(event))
-        history = self.history
-        if max(len(history.rows), len(history.looks), len(history.notes)) >= 2 * MOST_ROUNDS:
-            history.forget(MOST_ROUNDS)
+        if max(map(len, (self.history.rows, self.history.looks, self.history.notes))) >= 2 * MOST_ROUNDS:
+            self.history.forget(MOST_ROUNDS)
         self.version += 1
 
 
@@ -156,10 +146,8 @@ class Runs:
     def labels(self) -> list[tuple[str, str]]:
         """Return the key and the name of every run, the latest first; runs of one name have their keys behind it."""
         names = Counter(run.name for run in self.runs.values())
-        labels = {
-            key: run.name if names[run.name] == 1 else f"{run.name} ({clean(key)})" for key, run in self.runs.items()
-        }
-        return list(labels.items())[::-1]
+        runs = reversed(self.runs.items())
+        return [(key, run.name if names[run.name] == 1 else f"{run.name} ({clean(key)})") for key, run in runs]
 
 
 MOST_PARTS, MOST_LANES = 1_500, 32
@@ -221,13 +209,13 @@ def shown(run: LiveRun) -> ShownRun:
     """Return all that there is to see now."""
     report = report_of(run.history)
     lanes, parts = _lanes(run, report)
-    layers, boxes = _network(run)
+    rows = spread(run.layers, MOST_BOXES) if any(run.history.kernels.values()) else []  # nothing if none is divided
     return ShownRun(
         figures={name: figure for name, figure in _figures(run, report) if figure.curves or figure.points},
         lanes=tuple(lanes),
         parts=tuple(parts),
-        layers=tuple(layers),
-        boxes=tuple(boxes),
+        layers=tuple(map(_layer_label, rows)),
+        boxes=tuple(box for row in rows for box in _boxes(run, row)),
         table=tuple(_layer_cells(run, row) for row in run.layers),
         lines=tuple((clock(max(0.0, at)), line) for at, line in reversed(run.lines)),
     )
@@ -300,12 +288,11 @@ def _speeds(run: LiveRun) -> dict[str, Curve]:
     begin = max(0.0, min(row.at - sum(row.spent) for row in rows))
     width = max(LEAST_BIN, (until - begin) / BINS)
     bins = [each for each in divided(list(_moved(rows)), width) if begin <= each.begin and each.end <= until]
-    middles = [(each.begin + each.end) / 2 for each in bins]
-    names = {"images": 1.0, "up": MEGA, "down": MEGA}
-    curves = {
-        name: (middles, [each.spent[i] / width / unit for each in bins]) for i, (name, unit) in enumerate(names.items())
-    }
-    return {name: curve for name, curve in curves.items() if any(curve[1])} | _of_steps(run)
+    middles, curves = [(each.begin + each.end) / 2 for each in bins], {}
+    for i, (name, unit) in enumerate((("images", 1.0), ("up", MEGA), ("down", MEGA))):
+        if any(each.spent[i] for each in bins):
+            curves[name] = (middles, [each.spent[i] / width / unit for each in bins])
+    return curves | _of_steps(run)
 
 
 def _of_steps(run: LiveRun) -> dict[str, Curve]:
@@ -357,15 +344,6 @@ def _parts(label: str, stretches: Sequence[Stretch]) -> Iterator[LanePart]:
 
 
 # --- the network ---
-
-
-def _network(run: LiveRun) -> tuple[list[str], list[LayerBox]]:
-    """The layers, and the workers' parts of them; nothing if the kernels are not divided."""
-    kernels = run.history.kernels
-    if not any(kernels.values()):
-        return [], []
-    rows = spread(run.layers, MOST_BOXES)
-    return [_layer_label(row) for row in rows], [box for row in rows for box in _boxes(run, row)]
 
 
 def _layer_label(row: LayerRow) -> str:

@@ -29,8 +29,10 @@ LANE, HEIGHT = 26, 260
 """Pixels of a lane and of a figure."""
 NARROW, WRAPPED = 340, ":host { flex-wrap: wrap; }"
 """Least pixels of a figure beside another, and the style that puts it below the other otherwise."""
+_PLOT: dict[str, Any] = {"height": HEIGHT, "sizing_mode": "stretch_width", "toolbar_location": "above"}
 UNDIVIDED = "#dddddd"
 NOTHING = "No run has sent an event yet. A job sends them where run.dashboard is true, which is the default."
+_CURVE, _POINT = ("xs", "ys", "name", "colour"), ("x", "y", "name", "colour")
 _BAR = ("row", "left", "right", "colour", "name", "text")
 LAYER_COLUMNS = ("layer", "kind", "output", "parameters", "kernels of")
 Columns = dict[str, list[Any]]
@@ -41,19 +43,11 @@ class CurveFigure:
 
     def __init__(self, name: str) -> None:
         title, x, y = TITLES[name]
-        self.lines = ColumnDataSource(_no("xs", "ys", "name", "colour"), name=f"{name}-curves")
-        self.points = ColumnDataSource(_no("x", "y", "name", "colour"), name=f"{name}-points")
-        self.root = plot(
-            title=title,
-            x_axis_label=x,
-            y_axis_label=y,
-            x_range=DataRange1d(start=0),
-            y_range=DataRange1d(start=0),
-            height=HEIGHT,
-            sizing_mode="stretch_width",
-            tools="pan,wheel_zoom,box_zoom,reset",
-            toolbar_location="above",
-        )
+        self.lines = ColumnDataSource(_columns(_CURVE), name=f"{name}-curves")
+        self.points = ColumnDataSource(_columns(_POINT), name=f"{name}-points")
+        ranges = {"x_range": DataRange1d(start=0), "y_range": DataRange1d(start=0)}
+        tools = "pan,wheel_zoom,box_zoom,reset"
+        self.root = plot(title=title, x_axis_label=x, y_axis_label=y, tools=tools, **ranges, **_PLOT)
         drawn: tuple[Any, ...] = (
             self.root.multi_line("xs", "ys", source=self.lines, line_color="colour", line_width=2),
             self.root.scatter("x", "y", source=self.points, color="colour", size=5),
@@ -74,26 +68,18 @@ class CurveFigure:
         single += [(name, x, y) for name, (xs, ys) in figure.points.items() for x, y in zip(xs, ys, strict=True)]
         colours = _colours([name for name, *_ in curves] + list(figure.points))
         lined = [(xs, ys, name, colours[name]) for name, xs, ys in curves if len(xs) > 1]
-        update(self.lines, _columns(("xs", "ys", "name", "colour"), lined))
-        update(self.points, _columns(("x", "y", "name", "colour"), [(x, y, n, colours[n]) for n, x, y in single]))
+        update(self.lines, _columns(_CURVE, lined))
+        update(self.points, _columns(_POINT, [(x, y, n, colours[n]) for n, x, y in single]))
 
 
 class Bars:
     """Bars from left to right, in rows with labels: lanes of workers, layers of a network."""
 
     def __init__(self, name: str, title: str, x: str) -> None:
-        self.source = ColumnDataSource(_no(*_BAR), name=name)
+        self.source = ColumnDataSource(_columns(_BAR), name=name)
         self._rows = FactorRange()
-        self.root = plot(
-            title=title,
-            x_axis_label=x,
-            y_range=self._rows,
-            height=HEIGHT,
-            sizing_mode="stretch_width",
-            tools="xpan,xwheel_zoom,reset,hover",
-            tooltips=[("", "@name @text")],
-            toolbar_location="above",
-        )
+        hints: dict[str, Any] = {"tools": "xpan,xwheel_zoom,reset,hover", "tooltips": [("", "@name @text")]}
+        self.root = plot(title=title, x_axis_label=x, y_range=self._rows, **hints, **_PLOT)
         self.root.add_layout(_legend(), "above")
         look: dict[str, Any] = {"source": self.source, "fill_color": "colour", "line_color": None}
         self.root.hbar("row", left="left", right="right", height=0.8, legend_field="name", **look)
@@ -190,7 +176,7 @@ def _table(name: str, heads: Sequence[str], widths: Sequence[int] = ()) -> DataT
     columns = [TableColumn(field=head, title=head) for head in heads]
     for each, width in zip(columns, widths, strict=False):
         each.width = width
-    source = ColumnDataSource(_no(*heads), name=name)
+    source = ColumnDataSource(_columns(heads), name=name)
     as_it_is: dict[str, Any] = {"index_position": None, "sortable": False, "reorderable": False}
     return DataTable(source=source, columns=columns, height=HEIGHT, sizing_mode="stretch_width", **as_it_is)
 
@@ -207,11 +193,7 @@ def _legend(**options: Any) -> Legend:
     return Legend(**look, label_text_font_size="11px", glyph_width=14, glyph_height=14, spacing=8, **options)
 
 
-def _no(*names: str) -> Columns:
-    return {name: [] for name in names}
-
-
-def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
+def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]] = ()) -> Columns:
     return {name: [each[i] for each in rows] for i, name in enumerate(names)}
 
 

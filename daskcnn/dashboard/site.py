@@ -37,10 +37,7 @@ def _not_closed_early(record: logging.LogRecord) -> bool:
 
 
 def add_page(dask_scheduler: Any) -> str:
-    """Add the page, once, to the dashboard of this scheduler, in whose process it is called.
-
-    Returns why there is no page, for people; empty if there is one.
-    """
+    """Add the page, once, to the dashboard of this scheduler, in its process; return why there is none, or ""."""
     if NAME in dask_scheduler.extensions:
         return ""
     try:
@@ -57,12 +54,8 @@ def add_page(dask_scheduler: Any) -> str:
         return "the scheduler was started without its dashboard"
     logging.getLogger("tornado.application").addFilter(_not_closed_early)
     site, variables = Site(), template_variables(dask_scheduler)
-    application = BokehApplication(
-        {f"/{NAME}": partial(show_runs, site.runs)},
-        dask_scheduler,
-        prefix=own.prefix,
-        template_variables=variables,
-    )
+    pages = {f"/{NAME}": partial(show_runs, site.runs)}
+    application = BokehApplication(pages, dask_scheduler, prefix=own.prefix, template_variables=variables)
     web.add_application(application)
     application.initialize(IOLoop.current())
     application.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import singledispatchmethod
 
 from daskcnn import events
 from daskcnn.runs.totals import WorkerTotals
@@ -15,13 +14,7 @@ STARTING, CALIBRATING = "starting", "calibrating"
 
 @dataclass
 class WorkerLine(WorkerTotals):
-    """A worker's totals, and what its last event said of it.
-
-    Attributes
-    ----------
-    given : samples allocated to it.
-    doing : what it measures before it is calibrated.
-    """
+    """A worker's totals, and what its last event said of it. given: samples allocated to it."""
 
     given: int | None = None
     loss: float | None = None
@@ -30,7 +23,7 @@ class WorkerLine(WorkerTotals):
     shards: dict[str, str] = field(default_factory=dict)
     conv_seconds: float | None = None
     state: str = ""
-    doing: str = ""
+    doing: str = ""  # what it measures before it is calibrated
 
     @property
     def shares(self) -> tuple[float, float, float] | None:
@@ -99,23 +92,50 @@ class Board:
         if self._origin is None:
             self._origin = (self._now, self.fraction)
 
-    @singledispatchmethod
     def _take(self, event: events.Event) -> None:
-        """Take in an event by its class; one without a method of its own changes nothing."""
+        match event:
+            case events.RunStarted():
+                self.run, self.strategy, self.epochs = event.run, event.strategy, event.epochs
+            case events.WorkersCalibrated():
+                self._calibrated(event)
+            case events.RunResumed():
+                self._resumed, self._origin, self.step = True, None, event.step
+            case events.RoundEnded():
+                self._round(event)
+            case events.EpochEnded():
+                self._epoch(event)
+            case events.StepsEnded():
+                self._steps(event)
+            case events.KernelsSharded():
+                self._divided, self._of = event.divided, event.of
+            case events.RunEnded():
+                self.status = event.status
+            case _:
+                self._take_of_workers(event)
 
-    @_take.register
-    def _(self, event: events.RunStarted) -> None:
-        self.run, self.strategy, self.epochs = event.run, event.strategy, event.epochs
+    def _take_of_workers(self, event: events.Event) -> None:
+        match event:
+            case events.Calibrating():
+                if self.status == STARTING:
+                    self.status = CALIBRATING
+                parts = f" {event.done}/{event.of}" if event.of else ""
+                self.worker(event.worker).doing = f"{event.doing}{parts}"
+            case events.GroupsFormed():
+                self._groups(event)
+            case events.SamplesAllocated():
+                for name, samples in event.sizes.items():
+                    self.worker(name).given = samples
+            case events.WorkerLost():
+                self.worker(event.worker).state = "lost"
+            case events.WorkerLeftOut():
+                self.workers.pop(event.worker, None)
+            case events.WorkerJoined():
+                row = self.worker(event.worker)
+                row.given, row.state = event.samples, ""
+            case events.WorkerIgnored():
+                self.worker(event.address).state = "ignored"
 
-    @_take.register
-    def _(self, event: events.Calibrating) -> None:
-        if self.status == STARTING:
-            self.status = CALIBRATING
-        parts = f" {event.done}/{event.of}" if event.of else ""
-        self.worker(event.worker).doing = f"{event.doing}{parts}"
-
-    @_take.register
-    def _(self, event: events.WorkersCalibrated) -> None:
+    def _calibrated(self, event: events.WorkersCalibrated) -> None:
         self.status = "training"
         for worker in event.workers:
             row = self.worker(worker.name)
@@ -123,20 +143,14 @@ class Board:
         if not self._resumed:
             self._origin = (self._now, 0.0)
 
-    @_take.register
-    def _(self, event: events.GroupsFormed) -> None:
+    def _groups(self, event: events.GroupsFormed) -> None:
         for group in event.groups:  # in the place of its members
             for member in group.members:
                 self.workers.pop(member, None)
             row = self.worker(group.name)
             row.device, row.state = group.device, ""
 
-    @_take.register
-    def _(self, event: events.RunResumed) -> None:
-        self._resumed, self._origin, self.step = True, None, event.step
-
-    @_take.register
-    def _(self, event: events.RoundEnded) -> None:
+    def _round(self, event: events.RoundEnded) -> None:
         row = self.worker(event.worker)
         row.add(event)
         row.loss, row.speed, row.staleness, row.state = event.loss, event.samples_per_second, event.staleness, ""
@@ -145,8 +159,7 @@ class Board:
         self.samples_per_second = sum(w.speed or 0.0 for w in self.workers.values() if not w.state)
         self._advance(event.epoch)
 
-    @_take.register
-    def _(self, event: events.EpochEnded) -> None:
+    def _epoch(self, event: events.EpochEnded) -> None:
         self.step, self.loss, self.accuracy = event.step, event.loss, event.accuracy
         self.samples_per_second, self.lr = event.samples_per_second, event.lr
         self.epochs = event.epochs or self.epochs
@@ -157,8 +170,7 @@ class Board:
             self.least_validation_loss = _best(min, self.least_validation_loss, loss)
         self._advance(event.epoch)
 
-    @_take.register
-    def _(self, event: events.StepsEnded) -> None:
+    def _steps(self, event: events.StepsEnded) -> None:
         self.step, self.loss, self.seconds_per_step = event.step, event.loss, event.seconds_per_step
         for worker in event.workers:
             row = self.worker(worker.name)
@@ -169,36 +181,6 @@ class Board:
             }
             row.conv_seconds = worker.conv_seconds
         self._advance(event.epoch)
-
-    @_take.register
-    def _(self, event: events.KernelsSharded) -> None:
-        self._divided, self._of = event.divided, event.of
-
-    @_take.register
-    def _(self, event: events.SamplesAllocated) -> None:
-        for name, samples in event.sizes.items():
-            self.worker(name).given = samples
-
-    @_take.register
-    def _(self, event: events.WorkerLost) -> None:
-        self.worker(event.worker).state = "lost"
-
-    @_take.register
-    def _(self, event: events.WorkerLeftOut) -> None:
-        self.workers.pop(event.worker, None)
-
-    @_take.register
-    def _(self, event: events.WorkerJoined) -> None:
-        row = self.worker(event.worker)
-        row.given, row.state = event.samples, ""
-
-    @_take.register
-    def _(self, event: events.WorkerIgnored) -> None:
-        self.worker(event.address).state = "ignored"
-
-    @_take.register
-    def _(self, event: events.RunEnded) -> None:
-        self.status = event.status
 
 
 def _best(choose: Callable[..., float], *found: float | None) -> float | None:

@@ -20,14 +20,10 @@ WIDE = 20
 
 @dataclass(frozen=True, slots=True)
 class ComparedLine:
-    """One figure of every run.
+    """One figure of every run. values: None for a run that has none; shown: the values for people.
 
-    Attributes
-    ----------
-    values : None for a run that has none.
-    shown : the values for people.
-    best : indices of the best of the runs that ended well; empty if all are alike, or if none is better.
-    asked : True if it was asked for; then it is shown even if no run has it.
+    best: indices of the best of the runs that ended well; empty if all are alike, or if none is better. asked: True if
+    it was asked for; then it is shown even if no run has it.
     """
 
     label: str
@@ -138,16 +134,7 @@ def _loads(reports: Sequence[RunReport]) -> list[str]:
 # --- the lines ---
 
 
-def _text(value: Value) -> str:
-    return clean(value)
-
-
-def _figures(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
+_figures, _short = "{:.3f}".format, "{:.4g}".format
 
 
 def _network(report: RunReport) -> Value:
@@ -168,11 +155,8 @@ def _best_validation(report: RunReport) -> Value:
 
 def _losses(report: RunReport) -> list[float]:
     """The validation losses of a run whose loss has no accuracy."""
-    return [
-        look.validation_loss
-        for look in report.looks
-        if look.validation_loss is not None and look.validation_accuracy is None
-    ]
+    known = ((look.validation_loss, look.validation_accuracy) for look in report.looks)
+    return [loss for loss, accuracy in known if loss is not None and accuracy is None]
 
 
 def _to(target: float) -> list[_Figure]:
@@ -181,21 +165,18 @@ def _to(target: float) -> list[_Figure]:
     def of(name: str) -> Callable[[RunReport], Value]:
         return lambda report: getattr(report.reached(target), name, None)
 
+    kinds = (("time", "at", duration), ("epochs", "epoch", _short), ("rounds", "rounds", _short))
     to = f"to {100 * target:.4g} %"
-    return [
-        _Figure(f"time {to}", of("at"), duration, "less", asked=True, of_data=True),
-        _Figure(f"epochs {to}", of("epoch"), _short, "less", asked=True, of_data=True),
-        _Figure(f"rounds {to}", of("rounds"), _short, "less", asked=True, of_data=True),
-    ]
+    return [_Figure(f"{kind} {to}", of(name), text, "less", asked=True, of_data=True) for kind, name, text in kinds]
 
 
 _SETUP = [
-    _Figure("status", lambda r: r.status, _text),
-    _Figure("strategy", lambda r: strategy_of(r.start), _text),
-    _Figure("rule", lambda r: rule_of(r.start) or None, _text),
-    _Figure("data", lambda r: r.start.dataset and f"{r.start.dataset}, {count(r.start.samples)}", _text),
-    _Figure("network", _network, _text),
-    _Figure("workers", _workers, _text),
+    _Figure("status", lambda r: r.status, clean),
+    _Figure("strategy", lambda r: strategy_of(r.start), clean),
+    _Figure("rule", lambda r: rule_of(r.start) or None, clean),
+    _Figure("data", lambda r: r.start.dataset and f"{r.start.dataset}, {count(r.start.samples)}", clean),
+    _Figure("network", _network, clean),
+    _Figure("workers", _workers, clean),
     _Figure("epochs", lambda r: r.epoch, _short),
 ]
 _RESULTS = [

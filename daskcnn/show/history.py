@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import singledispatchmethod
 from typing import Any
 
 from daskcnn import events
@@ -26,14 +25,9 @@ _APART = frozenset(("load", "communication", "evaluation"))
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One worker's round, in a life of the run.
+    """One worker's round, in a life of the run, which ended `at` seconds of the run.
 
-    Attributes
-    ----------
-    increment : parts of its samples that the worker had been given.
-    at : end, in seconds of the run.
-    epoch : of the run, at that time.
-    apart : True if the parts in `_APART` were measured too.
+    increment: parts of its samples that the worker had been given; apart: True if the parts in `_APART` were measured.
     """
 
     life: int
@@ -75,13 +69,9 @@ ROUND_COLUMNS = ("life", "number", "increment", "worker", "at", "epoch", *_NUMBE
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """An evaluation of the center.
+    """An evaluation of the center. loss, accuracy: of training since the last evaluation.
 
-    Attributes
-    ----------
-    rounds : made until then, the mean of the workers.
-    moved : bytes of all rounds until then, also of those that were made again.
-    loss, accuracy : of training since the last evaluation.
+    rounds: made until then, the mean of the workers; moved: bytes of all rounds until then, also of those made again.
     """
 
     epoch: float
@@ -126,22 +116,13 @@ _TIMELESS = (
     events.RunEnded,
 )
 """Events that do not move a report's clock."""
+_NOTED = (events.RunResumed, events.WorkerJoined, events.WorkerLost, events.WorkerIgnored)
+_NOTED += (events.WorkerLeftOut, events.Warned)
 
 
 @dataclass
 class History:
-    """Folds events, in order; nothing but `take` and `forget` changes it.
-
-    Attributes
-    ----------
-    devices, calibrated : of every worker ever.
-    present : the workers of now.
-    there : the workers at a round, by its life and number.
-    servers : the last count of each server, by life and the server's number.
-    now : seconds of training.
-    steps : that ended with an epoch; those that were made again count again.
-    began : seconds of the run at which each life began.
-    """
+    """Folds events, in order; nothing but `take` and `forget` changes it."""
 
     start: events.RunStarted = field(default_factory=events.RunStarted)
     end: events.RunEnded | None = None
@@ -155,12 +136,14 @@ class History:
     conv_seconds: dict[str, Counter[str]] = field(default_factory=dict)
     calibrated: dict[str, events.CalibratedWorker] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
-    present: frozenset[str] = frozenset()
-    there: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
-    servers: dict[tuple[int, int], events.ServerCounted] = field(default_factory=dict)
-    now: float = 0.0
-    steps: int = 0
-    began: dict[int, float] = field(default_factory=lambda: {1: 0.0})
+    present: frozenset[str] = frozenset()  # workers, as all names here
+    there: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)  # at a round, by its life and number
+    servers: dict[tuple[int, int], events.ServerCounted] = field(
+        default_factory=dict
+    )  # last counts, by life and server
+    now: float = 0.0  # seconds of training
+    steps: int = 0  # that ended with an epoch; those that were made again count again
+    began: dict[int, float] = field(default_factory=lambda: {1: 0.0})  # seconds of the run, by life
     step_sums: StepSums = field(default_factory=StepSums)
     _moved: int = 0  # bytes of all rounds
     _home: str | None = None  # of the layers that are not sharded
@@ -176,7 +159,10 @@ class History:
         """Take in one event."""
         if not isinstance(event, _TIMELESS):
             self.now = self.seconds_at(event.at)
-        self._take(event)
+        self._take_of_run(event)
+        self._take_of_workers(event)
+        if isinstance(event, _NOTED):
+            self.notes += [Note(self.now, line) for line in describe(event)]
 
     def seconds_at(self, at: float | None) -> float:
         """Return the seconds of the run at this time of the events' clock; those of now for None."""
@@ -197,12 +183,53 @@ class History:
         self.servers = dict(list(self.servers.items())[-most:])
         self._kept = dict(list(self._kept.items())[-most:])
 
-    @singledispatchmethod
-    def _take(self, event: events.Event) -> None:
-        """Take in an event by its class; one without a method of its own changes nothing."""
+    def _take_of_run(self, event: events.Event) -> None:
+        match event:
+            case events.RunStarted():
+                self._start(event)
+            case events.RunResumed():
+                self._resume(event)
+            case events.RoundEnded():
+                self._round(event)
+            case events.EpochEnded():
+                self._epoch(event)
+            case events.ServerCounted():
+                self.servers[self._life, event.server] = event
+            case events.CheckpointWritten():
+                self._kept[event.step] = self.now
+            case events.RunEnded():
+                self.end = event
 
-    @_take.register
-    def _(self, event: events.RunStarted) -> None:
+    def _take_of_workers(self, event: events.Event) -> None:
+        match event:
+            case events.WorkersCalibrated():
+                self._begun, self.now = event.at, self._before
+                self.calibrated |= {worker.name: worker for worker in event.workers}
+                self.devices |= {worker.name: worker.device for worker in event.workers}
+                self.present = frozenset(worker.name for worker in event.workers)
+            case events.GroupsFormed():
+                members = {member for group in event.groups for member in group.members} | {*event.left_out}
+                own = {group.name: group.device for group in event.groups}
+                self.devices = {name: device for name, device in self.devices.items() if name not in members} | own
+                self.present = frozenset(own)
+            case events.KernelsSharded():
+                self.kernels, self.eq2, self._home = event.kernels, event.eq2, event.home
+                self.shards = {
+                    worker: {
+                        layer: shard_text(
+                            n, event.divided.get(worker, {}).get(layer, "kernels"), event.of.get(layer, n)
+                        )
+                        for layer, n in own.items()
+                    }
+                    for worker, own in event.kernels.items()
+                }
+            case events.WorkerJoined():
+                self.present |= {event.worker}
+                self.devices.setdefault(event.worker, "")
+            case events.WorkerLost():
+                self.present -= {event.worker}
+
+    def _start(self, event: events.RunStarted) -> None:
         self._before, self.now, self._step = 0.0, 0.0, 0
         if self.rows:
             self._begin_life()
@@ -210,34 +237,16 @@ class History:
         self._undone, self.looks = self.looks, []
 
     def _begin_life(self) -> None:
-        self._life += 1
-        self._numbers = {}
+        self._life, self._numbers = self._life + 1, {}
         self.began[self._life] = self.now
 
-    @_take.register
-    def _(self, event: events.RunResumed) -> None:
+    def _resume(self, event: events.RunResumed) -> None:
         self.looks = [look for look in self._undone if look.step <= event.step]
         latest = self.looks[-1].at if self.looks else 0.0
-        self._before = self.now = self.began[self._life] = self._kept.get(event.step, latest)
         self._step = event.step
-        self._note(event)
+        self._before = self.now = self.began[self._life] = self._kept.get(event.step, latest)
 
-    @_take.register
-    def _(self, event: events.WorkersCalibrated) -> None:
-        self._begun, self.now = event.at, self._before
-        self.calibrated |= {worker.name: worker for worker in event.workers}
-        self.devices |= {worker.name: worker.device for worker in event.workers}
-        self.present = frozenset(worker.name for worker in event.workers)
-
-    @_take.register
-    def _(self, event: events.GroupsFormed) -> None:
-        members = {member for group in event.groups for member in group.members} | {*event.left_out}
-        own = {group.name: group.device for group in event.groups}
-        self.devices = {name: device for name, device in self.devices.items() if name not in members} | own
-        self.present = frozenset(own)
-
-    @_take.register
-    def _(self, event: events.RoundEnded) -> None:
+    def _round(self, event: events.RoundEnded) -> None:
         number = event.round + 1
         if number <= self._numbers.get(event.worker, 0):  # made again, for a new server
             self._begin_life()
@@ -246,19 +255,21 @@ class History:
             self.conv_seconds.setdefault(member.name, Counter()).update(member.conv_seconds)
         self._add(RoundRow(self._life, number, given, self.now, event.epoch, event))
 
-    @_take.register
-    def _(self, event: events.EpochEnded) -> None:
+    def _epoch(self, event: events.EpochEnded) -> None:
         if event.at is None:  # a log without times
             self.now += event.seconds
-        for part in event.workers:
-            self._add(self._part_row(part, event))
+        number = max(1, round(event.epoch))
+        for part in event.workers:  # its part of an epoch of sharded kernels
+            measured = part.model_dump(exclude={"name", "conv_seconds", "conv_samples"})
+            numbers = events.RoundNumbers(worker=part.name, round=number - 1, pushes=0, **measured)
+            self._add(RoundRow(self._life, number, None, self.now, event.epoch, numbers, apart=False))
             self.conv_seconds.setdefault(part.name, Counter()).update(part.conv_seconds)
         made_steps = event.step - self._step
         self.steps, self._step = self.steps + made_steps, event.step
         if self._home is not None and event.workers:
             self.step_sums.add(event, self._home, made_steps)
         judged = event.validation or events.Judged()
-        made = [number for worker, number in self._numbers.items() if worker in self.present or not self.present]
+        made = [last for worker, last in self._numbers.items() if worker in self.present or not self.present]
         self.looks.append(
             EvaluationRow(
                 epoch=event.epoch,
@@ -275,54 +286,9 @@ class History:
         )
         self.epoch = event.epoch
 
-    def _part_row(self, part: events.EpochWorker, event: events.EpochEnded) -> RoundRow:
-        """A worker's part of an epoch of sharded kernels."""
-        number = max(1, round(event.epoch))
-        measured = part.model_dump(exclude={"name", "conv_seconds", "conv_samples"})
-        numbers = events.RoundNumbers(worker=part.name, round=number - 1, pushes=0, **measured)
-        return RoundRow(self._life, number, None, self.now, event.epoch, numbers, apart=False)
-
     def _add(self, row: RoundRow) -> None:
         self.rows.append(row)
         self._moved += row.numbers.bytes_up + row.numbers.bytes_down
         self.epoch = row.epoch
         self._numbers[row.worker] = row.number
         self.there[row.life, row.number] = self.present
-
-    @_take.register
-    def _(self, event: events.WorkerJoined) -> None:
-        self.present |= {event.worker}
-        self.devices.setdefault(event.worker, "")
-        self._note(event)
-
-    @_take.register
-    def _(self, event: events.WorkerLost) -> None:
-        self.present -= {event.worker}
-        self._note(event)
-
-    @_take.register(events.WorkerIgnored | events.WorkerLeftOut | events.Warned)
-    def _note(self, event: events.Event) -> None:
-        self.notes += [Note(self.now, line) for line in describe(event)]
-
-    @_take.register
-    def _(self, event: events.KernelsSharded) -> None:
-        self.kernels, self.eq2, self._home = event.kernels, event.eq2, event.home
-        self.shards = {
-            worker: {
-                layer: shard_text(n, event.divided.get(worker, {}).get(layer, "kernels"), event.of.get(layer, n))
-                for layer, n in own.items()
-            }
-            for worker, own in event.kernels.items()
-        }
-
-    @_take.register
-    def _(self, event: events.ServerCounted) -> None:
-        self.servers[self._life, event.server] = event
-
-    @_take.register
-    def _(self, event: events.CheckpointWritten) -> None:
-        self._kept[event.step] = self.now
-
-    @_take.register
-    def _(self, event: events.RunEnded) -> None:
-        self.end = event

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from functools import singledispatch
 
 from daskcnn import events
 from daskcnn.errors import told
@@ -20,14 +19,39 @@ def stamped(event: events.Event, at: datetime) -> list[str]:
     return [f"{at:%Y-%m-%d %H:%M:%S}  {line}" for line in describe(event)]
 
 
-@singledispatch
-def _told(event: events.Event) -> list[str]:
-    """The lines of an event by its class, which may hold control characters."""
-    return []
+def _told(e: events.Event) -> list[str]:
+    """The lines of an event, which may hold control characters."""
+    match e:
+        case events.RunStarted():
+            return _start(e)
+        case events.WorkersCalibrated():
+            return [
+                f"worker {w.name}: {w.device}, {plural(count(w.threads), 'thread')}, "
+                f"{size(w.memory)}, {count(w.images_per_second)} images/s, {w.host} ({w.address})"
+                for w in e.workers
+            ]
+        case events.GroupsFormed():
+            return [
+                f"group {g.name}: {', '.join(g.members)} (home {g.home}), "
+                f"{count(g.images_per_second)} images/s together"
+                for g in e.groups
+            ]
+        case events.EpochEnded():
+            return [_epoch(e)]
+        case events.StepsEnded():
+            pace = f"{number(e.seconds_per_step)} s/step"
+            return [f"epoch {e.epoch:.4g}  step {count(e.step)}  loss {number(e.loss)}  {pace}"]
+        case events.LinkSpeeds():
+            rows = [
+                f"link of worker {w.name}: {size(w.bandwidth)}/s, "
+                f"{1e3 * (w.latency + w.handover):.1f} ms before a step goes on there"
+                for w in e.workers
+            ]
+            return [*rows, *([f"scheduler: {1e3 * e.task:.2g} ms a task"] if e.task else [])]
+    return [line] if (line := _line(e)) else []
 
 
-@_told.register
-def _(e: events.RunStarted) -> list[str]:
+def _start(e: events.RunStarted) -> list[str]:
     epochs = "-" if e.epochs is None else f"{e.epochs:g}"
     lines = [
         f"run {e.run}: {e.strategy}, {plural(epochs, 'epoch')} of {count(e.samples)} samples, "
@@ -38,34 +62,9 @@ def _(e: events.RunStarted) -> list[str]:
     return lines
 
 
-@_told.register
-def _(e: events.Calibrating) -> list[str]:
-    parts = f" ({e.done} of {e.of} done)" if e.of else ""
-    return [f"worker {e.worker}: calibrating, {e.doing}{parts}"]
-
-
-@_told.register
-def _(e: events.WorkersCalibrated) -> list[str]:
-    return [
-        f"worker {w.name}: {w.device}, {plural(count(w.threads), 'thread')}, "
-        f"{size(w.memory)}, {count(w.images_per_second)} images/s, {w.host} ({w.address})"
-        for w in e.workers
-    ]
-
-
-@_told.register
-def _(e: events.GroupsFormed) -> list[str]:
-    return [
-        f"group {g.name}: {', '.join(g.members)} (home {g.home}), {count(g.images_per_second)} images/s together"
-        for g in e.groups
-    ]
-
-
-@_told.register
-def _(e: events.EpochEnded) -> list[str]:
-    epochs = "-" if e.epochs is None else f"{e.epochs:g}"
+def _epoch(e: events.EpochEnded) -> str:
     parts = [
-        f"epoch {e.epoch:.4g}/{epochs}",
+        f"epoch {e.epoch:.4g}/{'-' if e.epochs is None else f'{e.epochs:g}'}",
         f"step {count(e.step)}",
         f"loss {number(e.loss)}",
         "" if e.accuracy is None and e.loss is not None else f"accuracy {percent(e.accuracy)}",
@@ -74,7 +73,7 @@ def _(e: events.EpochEnded) -> list[str]:
         f"lr {number(e.lr)}",
         duration(e.seconds),
     ]
-    return ["  ".join(part for part in parts if part)]
+    return "  ".join(filter(None, parts))
 
 
 def _validation(found: events.Judged) -> str:
@@ -84,59 +83,26 @@ def _validation(found: events.Judged) -> str:
     return f"validation {percent(found.accuracy)} (loss {number(found.loss)}{auc})"
 
 
-@_told.register
-def _(e: events.StepsEnded) -> list[str]:
-    pace = f"{number(e.seconds_per_step)} s/step"
-    return [f"epoch {e.epoch:.4g}  step {count(e.step)}  loss {number(e.loss)}  {pace}"]
-
-
-@_told.register
-def _(e: events.LinkSpeeds) -> list[str]:
-    rows = [
-        f"link of worker {w.name}: {size(w.bandwidth)}/s, "
-        f"{1e3 * (w.latency + w.handover):.1f} ms before a step goes on there"
-        for w in e.workers
-    ]
-    return [*rows, *([f"scheduler: {1e3 * e.task:.2g} ms a task"] if e.task else [])]
-
-
-@_told.register
-def _(e: events.WorkerLost) -> list[str]:
-    moved = f"; {count(e.samples_moved)} samples moved to the others" if e.samples_moved else ""
-    return [f"warning: worker {e.worker} lost: {e.reason}{moved}"]
-
-
-@_told.register
-def _(e: events.WorkerJoined) -> list[str]:
-    moved = f" and takes over {count(e.samples)} samples" if e.samples else ""
-    return [f"worker {e.worker} joined{moved}"]
-
-
-@_told.register
-def _(e: events.WorkerLeftOut) -> list[str]:
-    return [f"warning: {told(f'worker {e.worker} is left out', e.reason, e.remedy)}"]
-
-
-@_told.register
-def _(e: events.WorkerIgnored) -> list[str]:
-    return [f"warning: worker {e.address} joined late and is ignored"]
-
-
-@_told.register
-def _(e: events.Warned) -> list[str]:
-    return [f"warning: {e.text}"]
-
-
-@_told.register
-def _(e: events.CheckpointWritten) -> list[str]:
-    return [f"checkpoint of step {count(e.step)}: {e.path}"]
-
-
-@_told.register
-def _(e: events.RunResumed) -> list[str]:
-    return [f"resumed from step {count(e.step)}: {e.path}"]
-
-
-@_told.register
-def _(e: events.RunEnded) -> list[str]:
-    return [f"end: {e.status}" + (f", {clean(e.reason)}" if e.reason else "")]
+def _line(e: events.Event) -> str | None:
+    """The line of an event that has one."""
+    match e:
+        case events.Calibrating():
+            return f"worker {e.worker}: calibrating, {e.doing}" + (f" ({e.done} of {e.of} done)" if e.of else "")
+        case events.WorkerLost():
+            moved = f"; {count(e.samples_moved)} samples moved to the others" if e.samples_moved else ""
+            return f"warning: worker {e.worker} lost: {e.reason}{moved}"
+        case events.WorkerJoined():
+            return f"worker {e.worker} joined" + (f" and takes over {count(e.samples)} samples" if e.samples else "")
+        case events.WorkerLeftOut():
+            return f"warning: {told(f'worker {e.worker} is left out', e.reason, e.remedy)}"
+        case events.WorkerIgnored():
+            return f"warning: worker {e.address} joined late and is ignored"
+        case events.Warned():
+            return f"warning: {e.text}"
+        case events.CheckpointWritten():
+            return f"checkpoint of step {count(e.step)}: {e.path}"
+        case events.RunResumed():
+            return f"resumed from step {count(e.step)}: {e.path}"
+        case events.RunEnded():
+            return f"end: {e.status}" + (f", {clean(e.reason)}" if e.reason else "")
+    return None

@@ -8,24 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from daskcnn.events import RunStarted
+from daskcnn.show import text as texts
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
-from daskcnn.show.text import (
-    Column,
-    Section,
-    TextTable,
-    clean,
-    count,
-    duration,
-    judged,
-    number,
-    percent,
-    plural,
-    size,
-    spread,
-    text_table,
-    time_shares,
-)
+from daskcnn.show.text import Column, Section, clean, count, duration, number, percent, plural, size, text_table
 
 Lines = tuple[tuple[str, str], ...]
 """Labels, and what stands beside them."""
@@ -34,10 +20,9 @@ Lines = tuple[tuple[str, str], ...]
 def sections(
     report: RunReport, *, most: int | None = None, rounds: bool = True, troubles: int | None = None
 ) -> tuple[Section, ...]:
-    """Return the sections of a run that are not empty.
+    """Return the sections of a run that are not empty. rounds: with a table of every worker's rounds.
 
-    most: rows of a table of workers, rounds or evaluations; troubles: rows of theirs. None for all. rounds: with a
-    table of every worker's rounds.
+    most: rows of a table of workers, rounds or evaluations; troubles: rows of theirs. None for all.
     """
     lives = [_measured("life", "life", count)] if any(row.life > 1 for row in report.rounds) else []
     columns = [*_ROUNDS[:1], *lives, *_ROUNDS[1:]]
@@ -75,11 +60,11 @@ def _of_each(rounds: Sequence[RoundRow], most: int | None) -> list[RoundRow]:
     of: dict[str, list[int]] = {}
     for i, row in enumerate(rounds):
         of.setdefault(row.worker, []).append(i)
-    kept = sorted(i for own in of.values() for i in spread(own, max(1, most // len(of))))
-    return [rounds[i] for i in spread(kept, most)]
+    kept = sorted(i for own in of.values() for i in texts.spread(own, max(1, most // len(of))))
+    return [rounds[i] for i in texts.spread(kept, most)]
 
 
-def _labelled(lines: Sequence[tuple[str, str]]) -> Lines:
+def _labelled(*lines: tuple[str, str]) -> Lines:
     return tuple((label, value) for label, value in lines if value)
 
 
@@ -88,25 +73,18 @@ def _labelled(lines: Sequence[tuple[str, str]]) -> Lines:
 
 def _heading(report: RunReport) -> Lines:
     start = report.start
-    return _labelled(
-        [
-            ("run", clean(start.run)),
-            ("status", clean(report.status) + (", a simulation" if start.simulated else "")),
-            ("training", _training(report)),
-            ("rule", rule_of(start)),
-            ("network", _network(start)),
-            ("test", judged(report.test.accuracy, report.test.loss, report.test.auc) if report.test else ""),
-            ("", "" if report.rounds else "no round has ended yet: there is nothing to compare"),
-        ]
-    )
-
-
-def _training(report: RunReport) -> str:
-    start = report.start
     done = f"{report.epoch:.4g}"
     epochs = plural(done, "epoch") if start.epochs is None else f"{done} of {plural(f'{start.epochs:g}', 'epoch')}"
     rate = f", {count(report.images_per_second)} images/s" if report.images_per_second else ""
-    return f"{strategy_of(start)}, {epochs} in {duration(report.seconds)}{rate}"
+    return _labelled(
+        ("run", clean(start.run)),
+        ("status", clean(report.status) + (", a simulation" if start.simulated else "")),
+        ("training", f"{strategy_of(start)}, {epochs} in {duration(report.seconds)}{rate}"),
+        ("rule", rule_of(start)),
+        ("network", _network(start)),
+        ("test", texts.judged(report.test.accuracy, report.test.loss, report.test.auc) if report.test else ""),
+        ("", "" if report.rounds else "no round has ended yet: there is nothing to compare"),
+    )
 
 
 def strategy_of(start: RunStarted) -> str:
@@ -139,10 +117,6 @@ def _field(heading: str, name: str, text: Callable[[Any], str]) -> Column[Any]:
 def _measured(heading: str, name: str, text: Callable[[Any], str]) -> Column[RoundRow]:
     """A column of a round."""
     return heading, lambda row: row.value(name), text
-
-
-def _share(value: float) -> str:
-    return f"{value:.3f}"
 
 
 def _name(row: WorkerRow) -> str:
@@ -178,19 +152,19 @@ _BALANCE: list[Column[RoundBalance]] = [
     _field("samples", "samples", count),
     _field("mean busy", "mean_busy", duration),
     _field("max busy", "max_busy", duration),
-    _field("balance", "balance", _share),
+    _field("balance", "balance", "{:.3f}".format),
     _field("wait by Eq. 8", "wait", duration),
     _field("waited", "waited", duration),
 ]
 _LOOKS: list[Column[EvaluationRow]] = [
-    _field("epoch", "epoch", lambda epoch: f"{epoch:.4g}"),
+    _field("epoch", "epoch", "{:.4g}".format),
     _field("time", "at", duration),
     _field("step", "step", count),
     _field("training loss", "loss", number),
     _field("accuracy", "accuracy", percent),
     _field("validation loss", "validation_loss", number),
     _field("validation accuracy", "validation_accuracy", percent),
-    _field("AUC", "auc", _share),
+    _field("AUC", "auc", "{:.3f}".format),
 ]
 _NOTES: list[Column[Note]] = [_field("time", "at", duration), _field("trouble", "text", str)]
 _ROUNDS: list[Column[RoundRow]] = [
@@ -223,7 +197,7 @@ def _waiting(report: RunReport) -> Lines:
     too = ", communication included" if report.total.communication is None else ""
     waited = f"{duration(report.balance.wait)} by Eq. 8, {duration(report.total.wait)} measured{too}"
     spent = {name: getattr(report.total, name) for name in ("busy", "evaluation", "wait", "communication")}
-    return _labelled([("waiting", waited), ("time", time_shares(report.seconds * len(report.workers), **spent))])
+    return _labelled(("waiting", waited), ("time", texts.time_shares(report.seconds * len(report.workers), **spent)))
 
 
 def _traffic(traffic: BytesMoved) -> Lines:
@@ -237,7 +211,7 @@ def _traffic(traffic: BytesMoved) -> Lines:
     a_step = f", {size(traffic.a_step)} a step" if traffic.a_step else ""
     if a_step and traffic.eq2:
         a_step += f"; by Eq. 2: {count(traffic.eq2)} numbers, {size(WEIGHT * traffic.eq2)}"
-    return _labelled([("traffic", f"{size(traffic.up)} up, {size(traffic.down)} down{pace}{foreseen}{a_step}")])
+    return (("traffic", f"{size(traffic.up)} up, {size(traffic.down)} down{pace}{foreseen}{a_step}"),)
 
 
 def _server(counted: Counted | None) -> Lines:
@@ -245,12 +219,10 @@ def _server(counted: Counted | None) -> Lines:
         return ()
     reasons = ", ".join(f"{reason} {count(n)}" for reason, n in sorted(counted.refused.items()))
     refused = f"{count(sum(counted.refused.values()))} events refused ({reasons})" if reasons else "none refused"
-    return _labelled(
-        [("server", f"{count(counted.merged)} pushes merged, {count(counted.repeated)} repeated, {refused}")]
-    )
+    return (("server", f"{count(counted.merged)} pushes merged, {count(counted.repeated)} repeated, {refused}"),)
 
 
-def _sharding(report: RunReport) -> TextTable:
+def _sharding(report: RunReport) -> texts.TextTable:
     """Kernels of each layer by worker, the seconds that they took, and the parts of each worker's step."""
 
     def of(values: Any, layer: str) -> Callable[[str], Any]:

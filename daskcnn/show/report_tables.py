@@ -24,17 +24,10 @@ WEIGHT = 4  # bytes of a number, where a log does not say otherwise
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker over the run, or all of them.
+    """One worker over the run, or all of them. lost: True if it is not there at the end; gamma: the mean; q: the last.
 
-    Attributes
-    ----------
-    lost : True if it is not there at the end.
-    compute : seconds of `busy` without `load`.
-    wait : seconds for the other workers.
-    images_per_second : while busy; None for all workers, and for one that has a part of each sample's work.
-    staleness_mean : of the largest in each round.
-    gamma : the mean.
-    q : the last.
+    compute: seconds of `busy` without `load`; wait: seconds for the other workers. images_per_second: while busy; None
+    for all workers, and for one that has a part of each sample's work. staleness_mean: of the largest in each round.
     """
 
     name: str
@@ -60,13 +53,10 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class RoundBalance:
-    """The balance of the workers in rounds first…last. Seconds are summed over those rounds.
+    """The balance of the workers in rounds first…last: mean ÷ max of their busy seconds. Seconds are sums.
 
-    Attributes
-    ----------
-    balance : mean ÷ max of the workers' busy seconds.
-    wait : Σ_j (max t − t_j), BPT-CNN eq. 8 with t the busy seconds; of an asynchronous rule the cost of a barrier.
-    waited : as measured.
+    wait: Σ_j (max t − t_j), BPT-CNN eq. 8 with t the busy seconds; of an asynchronous rule the cost of a barrier.
+    waited: as measured.
     """
 
     increment: int | None
@@ -84,15 +74,10 @@ class RoundBalance:
 
 @dataclass(frozen=True, slots=True)
 class BytesMoved:
-    """Bytes and seconds of all exchanges of the rounds.
+    """Bytes and seconds of all exchanges of the rounds. vector_bytes: of one vector on the wire.
 
-    Attributes
-    ----------
-    vector_bytes : of one vector on the wire.
-    foreseen : 2·bytes·m·K, BPT-CNN eq. 11, m·K being the pushes; None if no vector is exchanged.
-    share : measured ÷ foreseen.
-    a_step : bytes sent in a step of a layer-sharded run.
-    eq2 : numbers sent in a step by Marques et al., eq. 2.
+    foreseen: 2·bytes·m·K, BPT-CNN eq. 11, m·K being the pushes; None if no vector is exchanged. share: measured ÷
+    foreseen. a_step: bytes sent in a step of a layer-sharded run; eq2: numbers sent in it by Marques et al., eq. 2.
     """
 
     up: int
@@ -119,11 +104,7 @@ class Counted:
 class StepParts:
     """Seconds of a worker in a step of a layer-sharded run (Marques et al., fig. 6 and 8).
 
-    Attributes
-    ----------
-    comm : the rest of the step, in which it sends, receives and waits.
-    conv : its kernels, and the layers that are spread with them.
-    comp : all else that it computes.
+    conv: its kernels, and the layers that are spread with them; comp: all else that it computes; comm: the rest.
     """
 
     comm: float
@@ -133,17 +114,11 @@ class StepParts:
 
 @dataclass(frozen=True)
 class RunReport:
-    """All figures of one run.
+    """All figures of one run. seconds: of training, those before a resume included; began: at which its lives began.
 
-    Attributes
-    ----------
-    seconds : of training, those before a resume included.
-    increments, by_round, balance : of the rounds of each increment, of each round, and of all rounds.
-    kernels, conv_seconds : of a layer-sharded run, by worker and layer.
-    shards : the kernels for people, samples as per cent.
-    breakdown : of the steps of a layer-sharded run, by worker.
-    papers_step : a step by the papers' definition; None if no epoch of sharded layers has ended.
-    began : seconds of the run at which each of its lives began.
+    increments, by_round, balance: of the rounds of each increment, of each round, and of all rounds. kernels, shards,
+    conv_seconds: of a layer-sharded run, by worker and layer; shards are for people, samples as per cent. breakdown,
+    papers_step: its steps by worker, and by the papers' definition, None if no epoch of sharded layers has ended.
     """
 
     start: RunStarted
@@ -194,20 +169,16 @@ class RunReport:
             "start": self.start.model_dump(exclude={"at"}),
             **{name: getattr(self, name) for name in plain},
             "test": self.test.model_dump() if self.test else None,
-            **{name: _dict_or_none(getattr(self, name)) for name in one},
+            **{name: (row := getattr(self, name)) and asdict(row) for name in one},
             "kernels": self.kernels,
             "shards": self.shards,
             "conv_seconds": self.conv_seconds,
             "breakdown": {name: asdict(parts) for name, parts in self.breakdown.items()},
-            "papers_step": _dict_or_none(self.papers_step),
+            "papers_step": self.papers_step and asdict(self.papers_step),
             **{name: [asdict(row) for row in getattr(self, name)] for name in many},
             "rounds": [row.to_dict() for row in self.rounds],
             "calibrated": [row.model_dump() for row in self.calibrated],
         }
-
-
-def _dict_or_none(row: Any) -> dict[str, Any] | None:
-    return None if row is None else asdict(row)
 
 
 def tables(events: Iterable[Event]) -> RunReport:
@@ -220,8 +191,10 @@ def tables(events: Iterable[Event]) -> RunReport:
 
 def report_of(run: History) -> RunReport:
     """Return the report of a run's course so far."""
-    by_round = tuple(_balances(run))
-    ended = run.end
+    by_round, ended = tuple(_balances(run)), run.end
+    increments: dict[int | None, list[RoundBalance]] = {}
+    for balance in by_round:
+        increments.setdefault(balance.increment, []).append(balance)
     seconds = run.now if ended is None or ended.seconds is None else ended.seconds
     images = run.epoch * (run.start.samples or 0)
     rows: dict[str, list[RoundRow]] = {name: [] for name in run.devices}
@@ -238,7 +211,7 @@ def report_of(run: History) -> RunReport:
         workers=tuple(_worker(run, name, own) for name, own in rows.items()),
         total=replace(total, images_per_second=None),
         rounds=tuple(run.rows),
-        increments=_by_increment(by_round),
+        increments=tuple(map(_pooled, increments.values())),
         by_round=by_round,
         balance=_pooled(by_round) if by_round else None,
         traffic=_traffic(run, total),
@@ -315,9 +288,9 @@ def _sharded(run: History) -> bool:
 
 def _presented(run: History, rows: Sequence[RoundRow]) -> int:
     """Samples in these rounds; those that several workers saw together count once."""
-    if not _sharded(run):
-        return sum(row.numbers.samples for row in rows)
-    return sum({(row.life, row.number): row.numbers.samples for row in rows}.values())
+    if _sharded(run):
+        return sum({(row.life, row.number): row.numbers.samples for row in rows}.values())
+    return sum(row.numbers.samples for row in rows)
 
 
 # --- balance ---
@@ -367,13 +340,6 @@ def _balance(run: History, rows: Sequence[RoundRow], idle: Iterable[str] = ()) -
     )
 
 
-def _by_increment(rounds: Sequence[RoundBalance]) -> tuple[RoundBalance, ...]:
-    found: dict[int | None, list[RoundBalance]] = {}
-    for balance in rounds:
-        found.setdefault(balance.increment, []).append(balance)
-    return tuple(map(_pooled, found.values()))
-
-
 def _pooled(rounds: Sequence[RoundBalance]) -> RoundBalance:
     """Several rounds as one: seconds add up, so a long round counts more than a short one."""
     mean, most = sum(r.mean_busy for r in rounds), sum(r.max_busy for r in rounds)
@@ -408,10 +374,8 @@ def _traffic(run: History, total: WorkerRow) -> BytesMoved:
 
 def _counted(run: History) -> Counted | None:
     """The sum over the servers' last counts: each server counts anew."""
-    if not run.servers:
-        return None
-    refused: Counter[str] = Counter()
-    for server in run.servers.values():
+    servers, refused = run.servers.values(), Counter[str]()
+    for server in servers:
         refused.update(server.refused)
-    servers = run.servers.values()
-    return Counted(sum(s.merged for s in servers), sum(s.repeated for s in servers), dict(refused))
+    found = Counted(sum(s.merged for s in servers), sum(s.repeated for s in servers), dict(refused))
+    return found if servers else None

@@ -17,20 +17,7 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True)
 class Figure:
-    """Curves by name over one axis. Nothing is below 0.
-
-    Attributes
-    ----------
-    like : the figures of the papers that it repeats.
-    doubling : True for an x in powers of 2.
-    levels, marks : lines across, and lines up, by name.
-    stacked : True for parts that add up, drawn as bars.
-    rates : True for both axes in powers of 10.
-    ticks : labels below the x of the first curve, in place of its numbers.
-    points : curves of which each point stands by itself.
-    colours : numbers of the curves' colours, in place of their order.
-    top : the largest y that is shown, in place of the largest one.
-    """
+    """Curves by name over one axis. Nothing is below 0. like: the figures of the papers that it repeats."""
 
     name: str
     title: str
@@ -38,15 +25,15 @@ class Figure:
     x: str
     y: str
     curves: Mapping[str, Curve]
-    doubling: bool = False
-    levels: Mapping[str, float] = field(default_factory=dict)
-    marks: Mapping[str, float] = field(default_factory=dict)
-    stacked: bool = False
-    rates: bool = False
-    ticks: Sequence[str] = ()
-    points: Mapping[str, Curve] = field(default_factory=dict)
-    colours: Mapping[str, int] = field(default_factory=dict)
-    top: float | None = None
+    doubling: bool = False  # an x in powers of 2
+    levels: Mapping[str, float] = field(default_factory=dict)  # lines across
+    marks: Mapping[str, float] = field(default_factory=dict)  # lines up
+    stacked: bool = False  # parts that add up, drawn as bars
+    rates: bool = False  # both axes in powers of 10
+    ticks: Sequence[str] = ()  # labels below the x of the first curve, in place of its numbers
+    points: Mapping[str, Curve] = field(default_factory=dict)  # curves of which each point stands by itself
+    colours: Mapping[str, int] = field(default_factory=dict)  # numbers of colours, in place of the curves' order
+    top: float | None = None  # the largest y that is shown, in place of the largest one
 
 
 PARTS = ("communication", "convolutions", "the rest")
@@ -63,10 +50,7 @@ def stacked(name: str, title: str, like: str, x: str, bars: Mapping[str, Sequenc
 
 
 def step_parts(reports: Mapping[str, RunReport]) -> Figure:
-    """Return milliseconds of a step of each run: the papers' bar (`papers_step`), and one a worker (`StepParts`).
-
-    Raises DataError naming the run whose log has no epoch of sharded layers.
-    """
+    """Return milliseconds of a step of each run, by the papers and by worker. Raises DataError naming one without."""
     places: list[float] = []
     bars: list[tuple[str, StepParts]] = []
     for run, report in reports.items():
@@ -90,17 +74,8 @@ def step_parts(reports: Mapping[str, RunReport]) -> Figure:
 
 
 FIGURES = (
-    "accuracy-by-time",
-    "accuracy-by-epoch",
-    "accuracy-by-bytes",
-    "loss-by-time",
-    "loss-by-epoch",
-    "auc-by-epoch",
-    "time-by-worker",
-    "samples-by-worker",
-    "balance-by-round",
-    "wait-by-round",
-    "breakdown",
+    *("accuracy-by-time", "accuracy-by-epoch", "accuracy-by-bytes", "loss-by-time", "loss-by-epoch", "auc-by-epoch"),
+    *("time-by-worker", "samples-by-worker", "balance-by-round", "wait-by-round", "breakdown"),
 )
 """Names of all figures, in the order in which they are shown."""
 MOST_POINTS, MOST_BARS = 300, 40
@@ -137,16 +112,16 @@ def _accuracies(reports: Reports) -> Iterator[Figure]:
     for by, name, like, x, of in axes:
         if by == "bytes" and not any(look.moved for report in reports.values() for look in report.looks):
             continue
-        curves = _looks(reports, of, lambda look: look.accuracy, lambda look: look.validation_accuracy, PERCENT)
+        curves = _looks(reports, of, "accuracy", PERCENT)
         yield Figure(f"accuracy-by-{by}", f"Accuracy by {name}", like, x, "accuracy, %", curves, levels=levels)
 
 
 def _losses(reports: Reports) -> Iterator[Figure]:
-    for by, x, of in (("time", "seconds", lambda look: look.at), ("epoch", "epoch", _epoch)):
-        curves = _looks(reports, of, lambda look: look.loss, lambda look: look.validation_loss)
+    for by, x, of in (("time", "seconds", lambda look: look.at), ("epoch", "epoch", lambda look: look.epoch)):
+        curves = _looks(reports, of, "loss")
         title, top = f"Mean loss per sample by {by}", top_of(curves.values())
         yield Figure(f"loss-by-{by}", title, "", x, "loss", curves, top=top)
-    curves = _looks(reports, _epoch, lambda look: None, lambda look: look.auc)
+    curves = _looks(reports, lambda look: look.epoch, "auc")
     yield Figure("auc-by-epoch", "Area under the ROC curve", "BPT-CNN fig. 11", "epoch", "AUC", curves)
 
 
@@ -156,23 +131,13 @@ def top_of(curves: Collection[Curve]) -> float | None:
     return ROOM * later if first > FLAT * later > 0 else None
 
 
-def _epoch(look: EvaluationRow) -> float:
-    return look.epoch
-
-
-def _looks(
-    reports: Reports,
-    x: Callable[[EvaluationRow], float],
-    training: Callable[[EvaluationRow], float | None],
-    validation: Callable[[EvaluationRow], float | None],
-    unit: float = 1.0,
-) -> dict[str, Curve]:
+def _looks(reports: Reports, x: Callable[[EvaluationRow], float], y: str, unit: float = 1.0) -> dict[str, Curve]:
     """Curves of training and of validation of one run; of several, those of validation by the runs' names."""
-    kinds = {"training": training, "validation": validation}
+    kinds = {"validation": "auc"} if y == "auc" else {"training": y, "validation": f"validation_{y}"}
     curves = {}
     for name, report in reports.items():
-        for kind, y in kinds.items():
-            points = [(x(look), unit * value) for look in report.looks if (value := y(look)) is not None]
+        for kind, of in kinds.items():
+            points = [(x(look), unit * value) for look in report.looks if (value := getattr(look, of)) is not None]
             if points and (len(reports) == 1 or kind == "validation"):
                 curves[kind if len(reports) == 1 else clean(name)] = thinned(points)
     return curves

@@ -13,10 +13,7 @@ _SPACES = str.maketrans("\n\t", "  ")
 
 
 def clean(message: object) -> str:
-    """Return one line without control characters: a message from outside must not drive the terminal.
-
-    Line feeds and tabs become spaces, others escapes.
-    """
+    """Return one line in which spaces stand for line feeds and tabs, and escapes for other control characters."""
     return escaped(str(message).translate(_SPACES)).strip()
 
 
@@ -44,8 +41,7 @@ def time_shares(
 ) -> str:
     """Return the shares of the workers' seconds: 'busy 67.5 %, waiting 1.5 %, other 31.0 %'; empty if no time passed.
 
-    of: seconds of the run times its workers. None: not measured apart. Other is time before the first round, between
-    rounds, and after a worker's loss.
+    of: seconds of the run times its workers. None: not measured apart. Other: before, between and after its rounds.
     """
     measured = {"busy": busy, "evaluation": evaluation, "waiting": wait, "communication": communication}
     spent = {what: seconds for what, seconds in measured.items() if seconds is not None}
@@ -125,14 +121,10 @@ Column = tuple[str, Callable[[Row], Any], Callable[[Any], str]]
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table of text.
+    """A table of text, whose first `left` columns are aligned to the left.
 
-    Attributes
-    ----------
-    left : columns that are aligned to the left.
-    workers : the worker of each row; None for a row about several.
-    note : a remark on rows that are left out.
-    headed : True if `lines` begin with the headings.
+    workers: the worker of each row, None for a row about several; note: on rows that are left out; headed: True if
+    `lines` begin with the headings.
     """
 
     head: tuple[str, ...]

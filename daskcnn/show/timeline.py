@@ -61,9 +61,11 @@ def timeline(report: RunReport, *, most: int = MOST_PARTS, lanes: int = MOST_LAN
     """
     names = [worker.name for worker in report.workers]
     rounds: dict[str, list[RoundRow]] = {name: [] for name in spread(names, lanes)}
-    for row in _counted(report):
-        if (own := rounds.get(row.worker)) is not None:
-            own.append(row)
+    began = report.began.items()
+    until = {life: min((at for later, at in began if later > life), default=inf) for life in report.began}
+    for row in report.rounds:
+        if row.worker in rounds and row.at <= until[row.life]:  # its time counts: a later life began after it
+            rounds[row.worker].append(row)
     laid = {name: tuple(_laid_out(own)) for name, own in rounds.items()}
     seconds = max([report.seconds, *(own[-1].end for own in laid.values() if own)], default=0.0)
     whole = len(SPENT) * sum(map(len, laid.values())) <= most
@@ -72,14 +74,6 @@ def timeline(report: RunReport, *, most: int = MOST_PARTS, lanes: int = MOST_LAN
     sums = {name: tuple(sum(each.spent[i] for each in own) for i in range(len(SPENT))) for name, own in laid.items()}
     found = tuple(Lane(name, len(laid[name]), cut[name], sums[name]) for name in laid)
     return Timeline(found, seconds, len(names), whole)
-
-
-def _counted(report: RunReport) -> Iterator[RoundRow]:
-    """The rounds whose time counts: a later life began after they had ended."""
-    until = {
-        life: min((at for later, at in report.began.items() if later > life), default=inf) for life in report.began
-    }
-    return (row for row in report.rounds if row.at <= until[row.life])
 
 
 def _laid_out(rounds: Iterable[RoundRow]) -> Iterator[Stretch]:

@@ -14,15 +14,9 @@ PAYS = 0.05
 
 @dataclass(frozen=True)
 class Row:
-    """A cluster with its last worker added.
+    """A cluster with its last worker added. gain: the part by which that shortens the epoch, in seconds.
 
-    Attributes
-    ----------
-    epoch : seconds of one.
-    gain : the part by which the last worker shortens the epoch.
-    speedup : against the cluster as it is.
-    communication, wait : parts of the workers' time.
-    up_and_down : bytes an epoch.
+    speedup: against the cluster as it is; communication, wait: parts of the workers' time; up_and_down: bytes an epoch.
     """
 
     workers: int
@@ -43,13 +37,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one kind of worker.
+    """The verdict on one kind of worker. stops: the first that does not pay; None if all that were tried do.
 
-    Attributes
-    ----------
-    stops : the first of its workers that does not pay; None if all that were tried do.
-    further : workers beyond those asked for that would pay; None if none were tried.
-    reason : why it stops, if the step of a sharded network shows it.
+    further: workers beyond those asked for that would pay, None if none were tried. reason: why it stops, if the step
+    of a sharded network shows it.
     """
 
     kind: str

@@ -69,11 +69,25 @@ def draw(figure: Figure, path: Path) -> Path:
 def draw_together(figures: Sequence[Figure], path: Path) -> Path:
     """Draw one picture of these figures, several in two columns; otherwise as `draw`."""
     with drawn(figures) as canvas:
-        try:
-            canvas.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-        except OSError as error:
-            raise DataError(path, error.strerror or error, "give a folder that may be written") from error
+        return saved(canvas, path)
+
+
+def saved(canvas: Canvas, path: Path, dpi: int = 150) -> Path:
+    """Write a picture, SVG or PNG by the file's ending, without its date. Raises DataError."""
+    try:
+        canvas.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except OSError as error:
+        raise DataError(path, error.strerror or error, "give a folder that may be written") from error
     return path
+
+
+@contextmanager
+def _looking(salt: str, **look: Any) -> Iterator[None]:
+    """Have Matplotlib draw the same bytes for the same numbers. look: its rcParams."""
+    fixed = {"svg.hashsalt": salt, "font.size": 9, "svg.fonttype": "none", "text.parse_math": False}
+    with need_matplotlib().rc_context(fixed | look), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name in letters that the font lacks
+        yield
 
 
 @contextmanager
@@ -90,14 +104,12 @@ def drawn(
     margins: shares of the picture; None, and names that stand upright, have them measured, which takes long. look:
     Matplotlib's rcParams.
     """
-    matplotlib = need_matplotlib()
+    need_matplotlib()
     from matplotlib.figure import Figure as Picture
 
     columns = min(2, len(figures))
     rows = -(-len(figures) // max(columns, 1))
-    fixed = {"svg.hashsalt": figures[0].name, "font.size": 9, "svg.fonttype": "none", "text.parse_math": False}
-    with matplotlib.rc_context(fixed | look), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name in letters that the font lacks
+    with _looking(figures[0].name, **look):
         width, height = (max(sides) for sides in zip(*(_sides(figure, *size) for figure in figures), strict=True))
         measured = margins is None or any(map(_turned, figures))
         canvas = Picture(figsize=(columns * width, rows * height), layout="constrained" if measured else None)
@@ -179,10 +191,8 @@ def _bars(axes: Axes, figure: Figure) -> None:
         axes.bar(xs, ys, bottom=below, label=_label(name), color=_colour(figure, name, i), width=0.7)
         below = [b + y for b, y in zip(below, ys, strict=True)]
     ticks = figure.ticks or [f"{x:g}" for x in xs]
-    if _turned(figure):
-        axes.set_xticks(xs, [_cut(tick, LONGEST_TICK) for tick in ticks], rotation=90)
-    else:
-        axes.set_xticks(xs, ticks)
+    upright: dict[str, Any] = {"rotation": 90} if _turned(figure) else {}
+    axes.set_xticks(xs, [_cut(tick, LONGEST_TICK) for tick in ticks] if upright else ticks, **upright)
     axes.set_axisbelow(True)
     legend = -(-len(figure.curves) // ABOVE_BARS["ncols"]) if len(figure.curves) > 1 else 0
     axes.set_ylim(top=(1 + HEADROOM * max(legend, 0.3)) * max(below, default=0.0) or 1.0)
@@ -221,12 +231,10 @@ def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]], p
     confusion: samples of the row's class with the column's class for an answer. Raises UserError without matplotlib,
     DataError if the file cannot be written.
     """
-    matplotlib = need_matplotlib()
+    need_matplotlib()
     from matplotlib.figure import Figure
 
-    look = {"svg.hashsalt": "confusion", "font.size": 9, "svg.fonttype": "none", "text.parse_math": False}
-    with matplotlib.rc_context(look), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name in letters that the font lacks
+    with _looking("confusion"):
         side = min(max(LEAST, CELL * len(classes) + EDGE), MOST)
         figure = Figure(figsize=(side, side), layout="constrained")
         axes = figure.add_subplot()
@@ -238,11 +246,7 @@ def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]], p
             axes.set_xticks(range(len(names)), names, rotation=90)
             axes.set_yticks(range(len(names)), names)
         axes.set_title(_cut(clean(title), 80), fontsize=10)
-        try:
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-        except OSError as error:
-            raise DataError(path, error.strerror or error, "give a folder that may be written") from error
-    return path
+        return saved(figure, path)
 
 
 def _cells(axes: Axes, counts: np.ndarray) -> None:
@@ -281,13 +285,14 @@ def contact_sheet(title: Sequence[str], rows: Sequence[SheetRow], columns: int) 
     top = _LINE * len(title) + 2 * _GAP
     wide = max(_NAMES + columns * across + _GAP, _LEAST)
     sheet = Image.new("RGB", (wide, top + step * len(rows) + _GAP), _BACK)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(_SIZE)
+    draw = ImageDraw.Draw(sheet)
+    draw.font = ImageFont.load_default(_SIZE)
     for i, line in enumerate(title):
-        _write(draw, font, (_GAP, _GAP + _LINE * i), line, wide - 2 * _GAP, _INK)
+        _write(draw, (_GAP, _GAP + _LINE * i), line, wide - 2 * _GAP, _INK)
     for i, row in enumerate(rows):
         y = top + step * i
-        _write(draw, font, (_GAP, y), row.name, _NAMES - 2 * _GAP, _INK)
-        _write(draw, font, (_GAP, y + _LINE), row.caption, _NAMES - 2 * _GAP, _GREY)
+        _write(draw, (_GAP, y), row.name, _NAMES - 2 * _GAP, _INK)
+        _write(draw, (_GAP, y + _LINE), row.caption, _NAMES - 2 * _GAP, _GREY)
         for j, sample in enumerate(row.samples[:columns]):
             large = sample[:SAMPLE_CELL, :SAMPLE_CELL].repeat(factor, axis=0).repeat(factor, axis=1)
             sheet.paste(Image.fromarray(np.ascontiguousarray(large)), (_NAMES + j * across, y))
@@ -296,18 +301,11 @@ def contact_sheet(title: Sequence[str], rows: Sequence[SheetRow], columns: int) 
     return file.getvalue()
 
 
-def _write(
-    draw: ImageDraw.ImageDraw,
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-    at: tuple[int, int],
-    text: str,
-    width: int,
-    colour: tuple[int, int, int],
-) -> None:
+def _write(draw: ImageDraw.ImageDraw, at: tuple[int, int], text: str, width: int, colour: tuple[int, int, int]) -> None:
     """Write as much of the text as there is room for, in the letters of Pillow's own font: ASCII without accents."""
     bare = "".join(c for c in normalize("NFKD", clean(text[:_LONGEST])) if not combining(c))
     cut = line = bare.encode("ascii", "backslashreplace").decode()
-    while cut and font.getlength(cut) > width:
+    while cut and draw.getfont().getlength(cut) > width:
         line = line[:-1]
         cut = f"{line}..."
-    draw.text(at, cut, colour, font)
+    draw.text(at, cut, colour)

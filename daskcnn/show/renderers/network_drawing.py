@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path as File
 
-from daskcnn.errors import DataError
 from daskcnn.nn import Layer, Sequential, Shape
 from daskcnn.nn.layers import Add, Auxiliary, Branches, Residual
 from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.nn.summary import label
-from daskcnn.show.renderers.drawing import COLOURS, need_matplotlib
+from daskcnn.show.renderers.drawing import COLOURS, need_matplotlib, saved
 from daskcnn.show.renderers.network_text import times
 
 WIDTH, HEIGHT, GAP = 3.4, 0.5, 0.22
@@ -131,8 +130,4 @@ def draw_network(drawing: NetworkDrawing, title: str, file: File) -> File:
             shape.set(facecolor="white", edgecolor=hue, linewidth=1.4)
             axes.add_patch(shape)
             axes.text(box.x, box.y, box.text, ha="center", va="center", zorder=3)
-        try:
-            canvas.savefig(file, dpi=100, metadata={"Date": None} if file.suffix == ".svg" else None)
-        except OSError as error:
-            raise DataError(file, error.strerror or error, "give a folder that may be written") from error
-    return file
+        return saved(canvas, file, dpi=100)

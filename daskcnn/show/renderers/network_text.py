@@ -15,12 +15,9 @@ def readable_model(result: dict[str, Any]) -> str:
     rows = [("layer", "", "output", "parameters", "FLOP forward", "FLOP backward", "memory")]
     for row in result["layers"]:
         alone = bool(row["outputs"])
-        numbers = (
-            f"{row['parameters']:,}" if row["parameters"] else "-",
-            operations(row["forward"]),
-            operations(row["backward"]),
-        )
-        shown = (*numbers, size(row["memory"])) if alone else ("", "", "", "")
+        own = f"{row['parameters']:,}" if row["parameters"] else "-"
+        numbers = own, operations(row["forward"]), operations(row["backward"]), size(row["memory"])
+        shown = numbers if alone else ("", "", "", "")
         rows.append((row["name"], row["layer"], times(row["out_shape"]), *shown))
     total = {key: sum(row[key] for row in result["layers"]) for key in ("parameters", "forward", "backward", "memory")}
     sums = (f"{total['parameters']:,}", operations(total["forward"]), operations(total["backward"]))
@@ -62,16 +59,17 @@ def times(shape: Sequence[int]) -> str:
 def readable_conv_plans(result: dict[str, Any]) -> str:
     """Return a line a convolution; under it the reason, and the seconds of a training step by the other algorithms."""
     rows = [("layer", "convolution", "algorithm", "step", "GFLOP/s", "workspace"), *map(_row, result["layers"])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    head, *lines = aligned(rows, left=len(rows[0]))
+    indent = " " * max(len(row[0]) for row in rows)
     limit = result["workspace_limit"] / 2**20
-    head = (
+    told = [
         f"{result['model']}, batch {result['batch']}, {result['dtype']}, on {result['device']}: "
-        f"threads {result['threads']}, workspace up to {limit:,.0f} MiB"
-    )
-    for i in range(len(result["layers"]), 0, -1):
-        lines[i + 1 : i + 1] = [f"{'':<{widths[0]}}  {line}" for line in _reasons(result["layers"][i - 1])]
-    return "\n".join([head, "", *lines])
+        f"threads {result['threads']}, workspace up to {limit:,.0f} MiB",
+        *("", head),
+    ]
+    for layer, line in zip(result["layers"], lines, strict=True):
+        told += [line, *(f"{indent}  {reason}" for reason in _reasons(layer))]
+    return "\n".join(told)
 
 
 def _row(layer: dict[str, Any]) -> tuple[str, ...]:
@@ -121,19 +119,15 @@ def judged_line(result: Mapping[str, Any]) -> str:
     """Return the figures of all samples; of a network that reconstructs images, its loss."""
     samples = f"{result['samples']:,} test samples of {clean(result['data'])}"
     if result["labels"] == "image":
-        return f"loss {_loss(result['loss'])} on {samples}"
+        return f"loss {_four(result['loss'], '.4g')} on {samples}"
     top = "" if result["top5"] is None else f", top-5 {100 * result['top5']:.2f} %"
     accuracy = "accuracy by label" if result["labels"] == "several" else "accuracy"
     figures = f"{accuracy} {100 * result['accuracy']:.2f} %{top}, loss {_four(result['loss'])}"
     return f"{figures}, AUC {_four(result['auc'])} on {samples}"
 
 
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _four(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def _four(value: float | None, form: str = ".4f") -> str:
+    return "-" if value is None else f"{value:{form}}"
 
 
 def class_table(result: Mapping[str, Any]) -> TextTable:
@@ -149,15 +143,13 @@ def class_table(result: Mapping[str, Any]) -> TextTable:
 
 def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
     """The matrix, unless it is too wide to be read."""
-    confusion = result["confusion"]
-    if confusion is None:
+    if (confusion := result["confusion"]) is None:
         return
     yield ""
     if len(confusion) > MOST_COLUMNS:
         yield f"{len(confusion)} classes: --csv FILE or --picture FILE shows which of them are taken for which"
-        return
-    yield CONFUSION
-    yield from confusion_table(result).lines()
+    else:
+        yield from (CONFUSION, *confusion_table(result).lines())
 
 
 def confusion_table(result: Mapping[str, Any]) -> TextTable:
@@ -178,13 +170,12 @@ def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:
 
     "; " separates classes, for a name may have commas.
     """
-    return "\n".join(f"{clean(r['image'])}: {_told(r)}" for r in results)
-
-
-def _told(result: Mapping[str, Any]) -> str:
-    if "loss" in result:
-        return f"loss {_loss(result['loss'])}"
-    return "; ".join(f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in result["classes"])
+    lines = []
+    for result in results:
+        answers = [f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in result.get("classes", ())]
+        told = f"loss {_four(result['loss'], '.4g')}" if "loss" in result else "; ".join(answers)
+        lines.append(f"{clean(result['image'])}: {told}")
+    return "\n".join(lines)
 
 
 def readable_table(done: Mapping[str, Any]) -> str:

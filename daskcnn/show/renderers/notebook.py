@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from daskcnn.events import Event, RunEnded, Warned, WorkerIgnored, WorkerLeftOut, WorkerLost
 from daskcnn.markup import as_lines, as_table
@@ -19,14 +19,6 @@ EVERY = 0.5
 _LISTED = (Warned, WorkerLost, WorkerIgnored, WorkerLeftOut)
 _MOST = 20  # lines that are kept of what is out of the ordinary
 _HEAD = ("worker", "device", "samples", "loss", "images/s", "busy", "wait", "comm", "state")
-
-
-class Shown(Protocol):
-    """IPython's handle of something that it displays."""
-
-    def update(self, obj: Any) -> None:
-        """Show this in its place."""
-        ...
 
 
 class NotebookView:
@@ -45,10 +37,10 @@ class NotebookView:
 class NotebookProgress:
     """A display of a run's progress and figures, a row a worker, and warnings."""
 
-    def __init__(self, display: Callable[[NotebookView], Shown], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, display: Callable[[NotebookView], Any], now: Callable[[], float] = time.monotonic) -> None:
         self._display, self._now = display, now
         self._board, self._lines = Board(), list[str]()
-        self._shown: Shown | None = None
+        self._shown: Any = None  # IPython's handle of what it displays
         self._drawn = float("-inf")
 
     def __enter__(self) -> Self:
@@ -83,7 +75,7 @@ class NotebookProgress:
     def _html(self) -> str:
         board = self._board
         parts = [f'<progress max="1" value="{min(1.0, board.fraction):.4f}" style="width: 100%"></progress>']
-        parts.append(as_table(self._title(), [[figure for figure in self._figures() if figure]]))
+        parts.append(as_table(self._title(), [list(filter(None, self._figures()))]))
         if board.workers:
             parts.append(as_table("Workers", map(_row, board.workers.values()), head=_HEAD))
         if self._lines:

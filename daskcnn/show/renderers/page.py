@@ -36,26 +36,13 @@ SIZE = (4.7, 3.1)
 MARGINS = {"left": 0.16, "right": 0.95, "bottom": 0.16, "top": 0.95}
 """Shares of the picture, with room for letters of nine points."""
 INK, MUTED, PAPER, GRID = "#010101", "#555555", "#fefefe", "#b0b0b0"
-PAGE_COLOURS = {colour.lower(): f"var(--series-{i})" for i, colour in enumerate(COLOURS)} | {
-    INK: "var(--ink)",
-    MUTED: "var(--muted)",
-    PAPER: "var(--paper)",
-    GRID: "var(--muted)",
-}
+PAGE_COLOURS = {colour.lower(): f"var(--series-{i})" for i, colour in enumerate(COLOURS)}
+PAGE_COLOURS |= {INK: "var(--ink)", MUTED: "var(--muted)", PAPER: "var(--paper)", GRID: "var(--muted)"}
 """The page's name for each colour that Matplotlib writes."""
-_LOOK = {
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": GRID,
-    "legend.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+_LOOK: dict[str, Any] = {"grid.color": GRID, "legend.facecolor": PAPER}
+_LOOK |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+_LOOK |= dict.fromkeys(("axes.facecolor", "figure.facecolor"), "none")
+_LOOK |= dict.fromkeys(("axes.spines.top", "axes.spines.right"), False)
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _BARE = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
@@ -178,14 +165,8 @@ def report_page(
     """
     most = None if full else MOST_ROWS
     head, *rest = sections(report, most=most, troubles=most)
-    return _render(
-        "report.html",
-        {clean(name or report.start.run): report},
-        head=head,
-        parts=rest,
-        captions=CAPTIONS,
-        evaluation=evaluation and _evaluated(evaluation),
-    )
+    own, judged = {clean(name or report.start.run): report}, evaluation and _evaluated(evaluation)
+    return _render("report.html", own, head=head, parts=rest, captions=CAPTIONS, evaluation=judged)
 
 
 def comparison_page(comparison: Comparison, reports: Mapping[str, RunReport]) -> str:
@@ -194,40 +175,29 @@ def comparison_page(comparison: Comparison, reports: Mapping[str, RunReport]) ->
 
 
 def _render(template: str, reports: Mapping[str, RunReport], **more: Any) -> str:
-    style, script = _asset("page.css"), _asset("page.js")
+    assets = files("daskcnn.show.renderers") / "templates"
+    style, script = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     lanes = [_drawn(name, report, reports) for name, report in reports.items() if report.rounds]
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            **more,
-            title=", ".join(map(clean, reports)),
-            style=Markup(style),
-            script=Markup(script),
-            digest=digest,
-            timelines=lanes,
-            workers=list(dict.fromkeys(lane.name for each in lanes for lane in each.lanes)),
-            figures=[(figure, Markup(inline_svg(figure))) for figure in run_figures(reports)],
-        )
+    page = _environment().get_template(template)
+    return page.render(
+        **more,
+        title=", ".join(map(clean, reports)),
+        style=Markup(style),
+        script=Markup(script),
+        digest=digest,
+        timelines=lanes,
+        workers=list(dict.fromkeys(lane.name for each in lanes for lane in each.lanes)),
+        figures=[(figure, Markup(inline_svg(figure))) for figure in run_figures(reports)],
     )
 
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("daskcnn.show.renderers"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader, cut = PackageLoader("daskcnn.show.renderers"), {"trim_blocks": True, "lstrip_blocks": True}
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **cut)
     made.filters["clean"] = clean
     return made
-
-
-def _asset(name: str) -> str:
-    return files("daskcnn.show.renderers").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.text import (
-    Section,
     aligned,
     clean,
     count,
@@ -29,27 +28,20 @@ MOST = 24
 
 def format_report(report: RunReport, *, full: bool = False) -> str:
     """Return all tables of a run. full: with every worker's rounds, and no table shortened."""
-    found = sections(report, most=None if full else MOST, rounds=full)
-    return "\n\n".join("\n".join(_lines(part)) for part in found)
-
-
-def _lines(part: Section) -> list[str]:
-    """Lines with their labels; a table under its title, indented."""
-    facts = [f"{label:<12}{value}" for label, value in part.facts]
-    table = part.table.lines() if part.table else []
-    title = [part.title] if part.title else []
-    return [*title, *facts, *(f"  {line}".rstrip() for line in table)]
+    parts = []
+    for part in sections(report, most=None if full else MOST, rounds=full):
+        facts = [f"{label:<12}{value}" for label, value in part.facts]
+        table = [f"  {line}".rstrip() for line in (part.table.lines() if part.table else [])]
+        parts.append("\n".join([*([part.title] if part.title else []), *facts, *table]))
+    return "\n\n".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run.
+    """One run. state: how it ended, or "running", "broken off" (killed) or "damaged".
 
-    Attributes
-    ----------
-    state : how it ended, or "running", "broken off" (killed) or "damaged".
-    accuracy : on the test samples once it has ended, before that on the validation samples; None if unknown.
-    seconds : of training; of a run without a summary since it was last started.
+    accuracy: on the test samples once it has ended, before that on the validation samples; None if unknown. seconds: of
+    training; of a run without a summary since it was last started.
     """
 
     run: str
@@ -123,14 +115,12 @@ def _broken(label: str, value: str, width: int | None) -> list[str]:
     if width is None or LABEL + len(value) <= width:
         return [f"{label:<{LABEL}}{value}"]
     if label in WHOLE:
-        own = f"  {value}"
-        return [label, own] if len(own) <= width else [label, value]
+        return [label, f"  {value}" if len(value) + 2 <= width else value]
     if label in ("workers", ""):  # a row of a table
         return [*([label] if label else []), f"  {value}"]
-    indent, room = " " * LABEL, max(width - LABEL, 1)
     glued = value.replace(" ", GLUE).replace(f",{GLUE}", ", ")  # lines end behind commas: numbers keep their units
-    first, *more = textwrap.wrap(glued, room, break_long_words=False, break_on_hyphens=False)
-    return [line.replace(GLUE, " ") for line in (f"{label:<{LABEL}}{first}", *(f"{indent}{line}" for line in more))]
+    lines = textwrap.wrap(glued, max(width - LABEL, 1), break_long_words=False, break_on_hyphens=False)
+    return [f"{'' if i else label:<{LABEL}}{line.replace(GLUE, ' ')}" for i, line in enumerate(lines)]
 
 
 def _worker_lines(workers: Sequence[Parts]) -> list[str]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Literal, Protocol, Self, TextIO
+from typing import Any, Literal, Protocol, Self, TextIO
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -44,12 +44,8 @@ class TerminalProgress:
         self._console, self._now, self._began = console, now, now()
         self._board = Board()
         self._lock = threading.Lock()  # events come from the driver, redraws from rich's thread
-        self._live = Live(
-            console=console,
-            get_renderable=self.render,
-            refresh_per_second=4,
-            redirect_stdout=console.file is sys.stdout,
-        )
+        redirects = console.file is sys.stdout
+        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4, redirect_stdout=redirects)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -79,13 +75,8 @@ class TerminalProgress:
                 parts += [Text(), _worker_table(board, rows[:room], width, bars=not self._console.no_color)]
                 if len(rows) > room:
                     parts.append(Text(f"… and {len(rows) - room} more workers", style="dim"))
-            return Panel(
-                Group(*parts),
-                title=_title(board),
-                title_align="left",
-                border_style="bright_black",
-                width=min(width, _MAX_WIDTH),
-            )
+            look: dict[str, Any] = {"title_align": "left", "border_style": "bright_black"}
+            return Panel(Group(*parts), title=_title(board), width=min(width, _MAX_WIDTH), **look)
 
     def _progress_line(self) -> Table:
         board, now = self._board, self._now()
@@ -180,12 +171,6 @@ def _kernels(board: Board) -> _Cell:
     return lambda row: Text("  ".join(f"{clean(k)} {n:>{widths[k]}}" for k, n in row.shards.items()))
 
 
-_SAMPLES_AND_LOSS: list[_Column] = [
-    ("samples", "right", lambda row: count(row.given)),
-    ("loss", "right", lambda row: number(row.loss)),
-]
-
-
 def _columns(board: Board, width: int, *, bars: bool) -> list[_Column]:
     """The columns that there is room for. bars: True if colours can tell their parts."""
     wide, narrow = width >= _WIDE, width < _NARROW
@@ -198,14 +183,11 @@ def _columns(board: Board, width: int, *, bars: bool) -> list[_Column]:
     if board.seconds_per_step is not None:
         columns += [("kernels", "left", _kernels(board)), ("conv s", "right", lambda row: number(row.conv_seconds))]
     else:
-        columns += [
-            *([] if narrow else _SAMPLES_AND_LOSS),
-            ("images/s", "right", lambda row: count(row.speed)),
-            *bar,
-            ("busy", "right", _share(0)),
-            ("wait", "right", _share(1)),
-            ("comm", "right", _share(2)),
-        ]
+        given: _Column = ("samples", "right", lambda row: count(row.given))
+        loss: _Column = ("loss", "right", lambda row: number(row.loss))
+        columns += [] if narrow else [given, loss]
+        columns += [("images/s", "right", lambda row: count(row.speed)), *bar]
+        columns += [("busy", "right", _share(0)), ("wait", "right", _share(1)), ("comm", "right", _share(2))]
     if board.asynchronous:
         columns.append(("stale", "right", lambda row: count(row.staleness)))
     if any(row.state or row.doing for row in board.workers.values()):
@@ -313,8 +295,6 @@ def warnings_by(say: Callable[[str], None]) -> Callable[[str], None]:
 
 warn = warnings_by(say)
 """Says a warning on stderr."""
-
-
 _TURNS = 2  # times a second that the bar is drawn
 
 
