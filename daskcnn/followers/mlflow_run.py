@@ -7,9 +7,10 @@ import re
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,9 +21,6 @@ from daskcnn.runs.log import read_events
 from daskcnn.show.renderers.run_text import format_report
 from daskcnn.show.report_tables import tables
 from daskcnn.trained.trained_model import TrainedModel, load
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 EXPERIMENT, USUAL_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME", "daskcnn"
 """MLflow's own variable for the experiment, and the experiment without it."""
@@ -100,11 +98,10 @@ class MLflowRun(Tool):
         if not kept.is_file():
             return None
         found = kept.read_text(encoding="utf-8").strip()[:200]
-        try:
+        with suppress(MlflowException):  # removed there, or of another server
             self._client.update_run(found, status="RUNNING")
-        except MlflowException:  # removed there, or of another server
-            return None
-        return found
+            return found
+        return None
 
     def _created(self) -> str:
         """A new run of MLflow, with the job's parameters."""
@@ -112,19 +109,15 @@ class MLflowRun(Tool):
 
         folder, job = self._run.directory(), self._run.job
         tags = {"daskcnn.run": str(folder.absolute()), "mlflow.source.name": "daskcnn"}
-        made: str = self._client.create_run(_experiment(self._client), run_name=folder.name, tags=tags).info.run_id
+        name = os.environ.get(EXPERIMENT) or USUAL_EXPERIMENT
+        found = self._client.get_experiment_by_name(name)
+        experiment = str(self._client.create_experiment(name) if found is None else found.experiment_id)
+        made: str = self._client.create_run(experiment, run_name=folder.name, tags=tags).info.run_id
         (folder / KEPT_ID).write_text(f"{made}\n", encoding="utf-8")
         params = [Param(_name(key), str(value)[:_LONGEST]) for key, value in parameters(job).items()]
         for begun in range(0, len(params), _MOST_PARAMETERS):
             self._client.log_batch(made, params=params[begun : begun + _MOST_PARAMETERS])
         return made
-
-
-def _experiment(client: MlflowClient) -> str:
-    """The id of the experiment, made where there is none of the name."""
-    name = os.environ.get(EXPERIMENT) or USUAL_EXPERIMENT
-    found = client.get_experiment_by_name(name)
-    return str(client.create_experiment(name) if found is None else found.experiment_id)
 
 
 def _name(text: str) -> str:
@@ -162,16 +155,15 @@ def save_model(model: TrainedModel, folder: Path) -> Path:
 
     images = TensorSpec(model.dtype, (-1, *model.shape), "images")
     found = TensorSpec(np.dtype(model.job.model.dtype), (-1, len(model.classes)), "probabilities")
-    path = folder / MODEL
     pyfunc.save_model(
-        path=str(path),
+        path=str(folder / MODEL),
         loader_module=__name__,
         data_path=str(model.kept_in(folder / "run")),
         signature=ModelSignature(inputs=Schema([images]), outputs=Schema([found])),
         pip_requirements=[f"daskcnn=={version('daskcnn')}"],
         metadata={"classes": list(model.classes)},
     )
-    return path
+    return folder / MODEL
 
 
 class LoadedNetwork:

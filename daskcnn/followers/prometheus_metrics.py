@@ -152,11 +152,9 @@ class PrometheusMetrics(Tool):
     def check_cluster(cls, client: Client) -> None:
         """Raise ClusterError where the scheduler lacks prometheus_client. A worker without it is passed over."""
         if not ask_scheduler(client, serves_metrics):
-            raise ClusterError(
-                f"run.prometheus: scheduler {client.scheduler.address}",
-                "it has no prometheus_client, so it serves no /metrics",
-                f"pip install 'daskcnn[{cls.extra}]' there and restart it, or remove the key",
-            )
+            reason = "it has no prometheus_client, so it serves no /metrics"
+            remedy = f"pip install 'daskcnn[{cls.extra}]' there and restart it, or remove the key"
+            raise ClusterError(f"run.prometheus: scheduler {client.scheduler.address}", reason, remedy)
 
     def write(self, events: Sequence[Event]) -> None:
         """Take in the events, and send what came of them once."""
@@ -167,9 +165,8 @@ class PrometheusMetrics(Tool):
         ask_scheduler(self._client, partial(show_figures, self._tally.figures()))
         for name in sorted(set(_trained(events)) & self._addresses.keys()):
             # one that is gone, hangs or has no prometheus_client shows no figures: the scheduler has them
-            ask_workers(
-                self._client, show_figures, [self._addresses[name]], self._tally.figures_of(name), within=ANSWER
-            )
+            figures = self._tally.figures_of(name)
+            ask_workers(self._client, show_figures, [self._addresses[name]], figures, within=ANSWER)
 
 
 def _trained(events: Sequence[Event]) -> Iterator[str]:

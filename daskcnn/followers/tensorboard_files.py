@@ -28,21 +28,29 @@ class TensorBoardFiles(Tool):
 
     def __init__(self, run: FollowedRun) -> None:
         from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.summary import hparams, text
 
         folder = run.directory() / FOLDER
         folder.mkdir(exist_ok=True)
-        self._curves, self._job = Curves(), run.job
+        self._curves = Curves()
         self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}.{time.monotonic_ns()}")
-        self._describe()
+        tables = run.job.model_dump(mode="json", by_alias=True)
+        self._add(text("job", f"```json\n{json.dumps(tables, indent=2)}\n```"))
+        experiment, begins, _ = hparams(parameters(run.job), dict.fromkeys(_METRICS, 0.0))
+        self._add(experiment)
+        self._add(begins)
         self._writer.flush()
 
     def write(self, events: Sequence[Event]) -> None:
         """Write the points of the events, and flush once."""
+        from tensorboardX.proto.event_pb2 import Event as Record
+        from tensorboardX.proto.event_pb2 import SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
 
         for event in events:
             if isinstance(event, RunResumed):
-                self._purge(event.step)
+                log = SessionLog(status=SessionLog.START)  # TensorBoard drops what an earlier life wrote from there on
+                self._writer.write_event(Record(session_log=log, step=event.step + 1, wall_time=time.time()))
             for point in self._curves.points(event):
                 tag = point.curve.replace(" ", "_")
                 value = Summary(value=[Summary.Value(tag=tag, simple_value=point.value)])
@@ -59,24 +67,6 @@ class TensorBoardFiles(Tool):
         from tensorboardX.proto.event_pb2 import Event as Record
 
         self._writer.write_event(Record(summary=summary, step=step, wall_time=time.time() if at is None else at))
-
-    def _purge(self, step: int) -> None:
-        """Have TensorBoard drop what an earlier life of the run wrote from this step on."""
-        from tensorboardX.proto.event_pb2 import Event as Record
-        from tensorboardX.proto.event_pb2 import SessionLog
-
-        log = SessionLog(status=SessionLog.START)
-        self._writer.write_event(Record(session_log=log, step=step + 1, wall_time=time.time()))
-
-    def _describe(self) -> None:
-        """The job as text, and its parameters as TensorBoard's hyper-parameters."""
-        from tensorboardX.summary import hparams, text
-
-        tables = self._job.model_dump(mode="json", by_alias=True)
-        self._add(text("job", f"```json\n{json.dumps(tables, indent=2)}\n```"))
-        experiment, begins, _ = hparams(parameters(self._job), dict.fromkeys(_METRICS, 0.0))
-        self._add(experiment)
-        self._add(begins)
 
     def _end(self, status: str) -> None:
         from tensorboardX.proto.api_pb2 import Status

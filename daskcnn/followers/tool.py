@@ -18,14 +18,7 @@ from daskcnn.job.tables import Job
 
 @dataclass(frozen=True)
 class FollowedRun:
-    """The run that tools follow.
-
-    Attributes
-    ----------
-    job : its job.
-    client : the client of the cluster that it trains on.
-    directory : gives its run directory; another one once the run had to be kept elsewhere.
-    """
+    """The run that tools follow. directory: gives its run directory; another one once it had to be kept elsewhere."""
 
     job: Job
     client: Client
@@ -39,12 +32,9 @@ class Tool(ABC):
     never the run.
     """
 
-    key: ClassVar[str]
-    """The key of `[run]` that asks for it."""
-    extra: ClassVar[str]
-    """The extra that brings its package."""
-    package: ClassVar[str]
-    """The module that it needs on the driver; empty for none."""
+    key: ClassVar[str]  # of `[run]`
+    extra: ClassVar[str]  # that brings its package
+    package: ClassVar[str]  # the module that it needs on the driver; empty for none
 
     @abstractmethod
     def __init__(self, run: FollowedRun) -> None: ...
@@ -53,10 +43,8 @@ class Tool(ABC):
     def problems(cls, setting: str | bool) -> Iterator[str]:
         """Yield what keeps it from following a run with this setting, before anything starts."""
         if cls.package and find_spec(cls.package) is None:
-            yield (
-                f"run.{cls.key}: needs the package {cls.package}, which is not installed; "
-                f"{installing(cls.extra)}, or remove the key"
-            )
+            problem = f"run.{cls.key}: needs the package {cls.package}, which is not installed"
+            yield f"{problem}; {installing(cls.extra)}, or remove the key"
 
     @classmethod
     def check_cluster(cls, client: Client) -> None:
@@ -81,13 +69,7 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value of a curve.
-
-    Attributes
-    ----------
-    step : steps of the run, or merges of its server, when it was measured.
-    at : seconds since 1970.
-    """
+    """A value of a curve, after so many steps of the run, or merges of its server; at: seconds since 1970."""
 
     curve: str
     step: int
@@ -95,19 +77,9 @@ class Point:
     at: float
 
 
-_OF_ROUND = {
-    "busy seconds": "busy",
-    "load seconds": "load",
-    "wait seconds": "wait",
-    "communication seconds": "communication",
-    "evaluation seconds": "evaluation",
-    "samples per second": "samples_per_second",
-    "loss": "loss",
-    "accuracy": "accuracy",
-    "learning rate": "lr",
-    "staleness": "staleness",
-    "gamma": "gamma",
-}
+_OF_ROUND = {f"{kind} seconds": kind for kind in ("busy", "load", "wait", "communication", "evaluation")}
+_OF_ROUND |= {"samples per second": "samples_per_second", "loss": "loss", "accuracy": "accuracy"}
+_OF_ROUND |= {"learning rate": "lr", "staleness": "staleness", "gamma": "gamma"}
 """Curves of a worker, and the fields of its rounds that they show."""
 _OF_EPOCH = ("busy", "wait", "communication")
 """Seconds of a worker in an epoch of sharded kernels."""

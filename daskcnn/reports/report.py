@@ -49,10 +49,8 @@ def _row(run: Path) -> RunRow:
         checked = checked_summary(summary, run / "summary.json")
     except DataError:
         return RunRow(str(run), "damaged")
-    judged = checked["test"] or checked["validation"] or {}
-    return RunRow(
-        str(run), checked["status"], checked["strategy"], checked["epochs"], judged.get("accuracy"), checked["seconds"]
-    )
+    accuracy = (checked["test"] or checked["validation"] or {}).get("accuracy")
+    return RunRow(str(run), checked["status"], checked["strategy"], checked["epochs"], accuracy, checked["seconds"])
 
 
 def _by_log(run: Path, state: str, events: list[Event], until: float | None = None) -> RunRow:
@@ -120,9 +118,8 @@ def compare(runs: Sequence[str], targets: Sequence[float], *, reached: bool = Fa
 
 def _check_several(runs: Sequence[str]) -> None:
     if len(runs) < 2:
-        raise UserError(
-            "compare", f"{len(runs)} run, which has nothing beside it", "give two or more, or use daskcnn report"
-        )
+        reason = f"{len(runs)} run, which has nothing beside it"
+        raise UserError("compare", reason, "give two or more, or use daskcnn report")
 
 
 def reports(runs: Sequence[str]) -> dict[str, RunReport]:

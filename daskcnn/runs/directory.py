@@ -23,6 +23,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions, version
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,7 +34,7 @@ from daskcnn.documents import Bounds, read_json, write_json
 from daskcnn.errors import DataError, InUse, JobError
 from daskcnn.events import Event
 from daskcnn.files import check_regular, open_regular, write_synced
-from daskcnn.runs.log import EventLog, parse_events, read_events
+from daskcnn.runs.log import EventLog, events_in, read_events
 
 if TYPE_CHECKING:
     from daskcnn.job.tables import Job
@@ -199,25 +200,24 @@ class RunDirectory:
 
     def job(self) -> dict[str, Any]:
         """Return the resolved job of the run. Raises DataError if it is damaged."""
-        job = read_json(self.path / "job.json", remedy="start the run anew", bounds=JOB_BOUNDS)
-        if not isinstance(job, dict):
-            raise DataError(self.path / "job.json", "not a JSON object", "start the run anew")
-        return job
+        return self._read("job.json", "start the run anew", JOB_BOUNDS)
 
     def summary(self) -> dict[str, Any] | None:
         """Return the summary; None if the run goes on or was killed. Raises DataError if it is damaged."""
-        path, remedy = self.path / "summary.json", "remove it, and resume the run to have it written again"
-        if not path.exists():
+        if not (self.path / "summary.json").exists():
             return None
-        summary = read_json(path, remedy=remedy, bounds=_SUMMARY_BOUNDS)
-        if not isinstance(summary, dict):
-            raise DataError(path, "not a JSON object", remedy)
-        return summary
+        return self._read("summary.json", "remove it, and resume the run to have it written again", _SUMMARY_BOUNDS)
+
+    def _read(self, name: str, remedy: str, bounds: Bounds) -> dict[str, Any]:
+        found = read_json(self.path / name, remedy=remedy, bounds=bounds)
+        if not isinstance(found, dict):
+            raise DataError(self.path / name, "not a JSON object", remedy)
+        return found
 
     def events(self) -> list[Event]:
         """Return every event logged so far. Raises DataError if the log is damaged before its last line."""
         path = self.path / "events.jsonl"
-        return read_events(path) if self._log is None else parse_events(self._log.content(), path)
+        return read_events(path) if self._log is None else events_in(BytesIO(self._log.content()), path)
 
     def log(self, event: Event, at: datetime | None = None) -> None:
         """Append an event with its time, unless it has one; now by default.
@@ -308,15 +308,13 @@ def _named_folder(root: Path, name: str) -> Path:
 
 def _numbered_folder(root: Path, stem: str) -> Path:
     """A new folder `root/stem`, or with -2, -3, … behind it where that is taken."""
-    number = 1
+    path, number = root / stem, 1
     while True:
-        path = root / (stem if number == 1 else f"{stem}-{number}")
-        try:
+        with suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
             return path
+        number += 1
+        path = root / f"{stem}-{number}"
 
 
 def _device_of(path: Path) -> int | None:
@@ -344,8 +342,8 @@ class _Lock:
             owner = ""
             with suppress(OSError), open_regular(self._file) as lock:
                 owner = lock.read(200).decode(errors="replace").strip()
-            owner = owner or "another process"
-            raise InUse(run, f"being written by {owner}", "stop that one, or start a run of another name") from None
+            reason = f"being written by {owner or 'another process'}"
+            raise InUse(run, reason, "stop that one, or start a run of another name") from None
         with suppress(OSError):  # naming the owner is a courtesy: a full disk must not stop a run from resuming
             self._file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
         self._stat = os.stat(self._file)

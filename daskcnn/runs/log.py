@@ -6,7 +6,7 @@ import io
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,22 +44,11 @@ def read_events(path: Path) -> list[Event]:
 
     Raises DataError naming a damaged line, or if the log cannot be read.
     """
-    with _opened(path) as file:
-        return _events(file, path)
-
-
-def parse_events(data: bytes, path: Path) -> list[Event]:
-    """Return the events of a log's bytes, as `read_events` does."""
-    return _events(io.BytesIO(data), path)
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return every line of a log as its JSON object, oldest first, without a torn last line; [] if it is missing.
-
-    Raises DataError if a line before the last is damaged, or the log cannot be read.
-    """
-    with _opened(path) as file:
-        return list(_records(file, path))
+    try:
+        with open_regular(path) if path.exists() else io.BytesIO() as file:
+            return events_in(file, path)
+    except OSError as error:
+        raise DataError(path, error.strerror or error, "make it readable") from error
 
 
 def followed(path: Path, more: Callable[[], bool]) -> Iterator[Event]:
@@ -75,7 +64,7 @@ def followed(path: Path, more: Callable[[], bool]) -> Iterator[Event]:
                 line = file.readline(LINE.size + 1)
                 if line.endswith(b"\n"):
                     number += 1
-                    yield from _events(io.BytesIO(line), path, number)
+                    yield from events_in(io.BytesIO(line), path, number)
                     continue
                 file.seek(-len(line), os.SEEK_CUR)
                 if not may_come:
@@ -85,21 +74,12 @@ def followed(path: Path, more: Callable[[], bool]) -> Iterator[Event]:
         raise DataError(path, error.strerror or error, "give a run directory, or an event log") from error
 
 
-def _events(file: BinaryIO, path: Path, first: int = 1) -> list[Event]:
+def events_in(file: BinaryIO, path: Path, first: int = 1) -> list[Event]:
+    """Return the events of an open log, as `read_events` does. first: number of the first line."""
     try:
         return list(parsed(_records(file, path, first), first))
     except DamagedEvent as error:
         raise DataError(f"{path}: {error.value}", error.reason, error.remedy) from error
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The log, open to read; an empty one if it is missing. Raises DataError."""
-    try:
-        with open_regular(path) if path.exists() else io.BytesIO() as file:
-            yield file
-    except OSError as error:
-        raise DataError(path, error.strerror or error, "make it readable") from error
 
 
 def _records(file: BinaryIO, path: Path, first: int = 1) -> Iterator[dict[str, Any]]:

@@ -55,15 +55,10 @@ class _Book(_StateFields):
 
 
 class Record(_StateFields):
-    """Everything but the images' description and the arrays.
+    """Everything but the images' description and the arrays. epoch: presentations a sample so far, on average.
 
-    Attributes
-    ----------
-    epoch : presentations a sample so far, on average
-    seconds : trained so far
-    optimizer_steps : of each replica
-    validation : summed loss, right answers (None for a loss without) and samples of the last evaluation, and the
-        answers a sample has if it has several; None before the first evaluation
+    validation: summed loss, right answers (None for a loss without) and samples of the last evaluation, and the answers
+    a sample has if it has several; None before the first evaluation.
     """
 
     epoch: NonNegativeFloat
@@ -115,15 +110,10 @@ def _check_count(state: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """All that a run is resumed from.
+    """All that a run is resumed from: after `step` merges or minibatches, `epoch` presentations a sample on average.
 
-    Attributes
-    ----------
-    step : merges or minibatches so far.
-    epoch : presentations a sample, on average.
-    weights : (size,) on the host, as are the optimizers' states, by replica.
-    book : JSON of the strategy's own.
-    rule_state : vectors that the update rule keeps on the server, by name.
+    weights: (size,) on the host, as are the optimizers' states, by replica. book: JSON of the strategy's own.
+    rule_state: vectors that the update rule keeps on the server, by name.
     """
 
     step: int
@@ -144,14 +134,13 @@ _SMALL = 1 << 20
 def to_checkpoint(
     state: TrainingState, layout: Layout, images: Described, seconds: float, vectors: Sequence[str] = ()
 ) -> Checkpoint:
-    """Return the state as arrays and JSON.
+    """Return the state, after so many seconds of training, as arrays and JSON. vectors: names of the optimizers' own.
 
-    Weights have the network's own names. A vector of an optimizer has its own name and that of its replica, such as
-    velocity:cpu-0. seconds: trained so far. vectors: names of the optimizers' vectors.
+    Weights have the network's own names; a vector has its name and that of its replica, such as velocity:cpu-0.
     """
     arrays = {name: a for tree in layout.views(state.weights) for name, a in leaves(tree)}
     kept = {
-        _name_of(vector, replica): row
+        f"{vector}:{replica}": row
         for replica, own in state.optimizers.items()
         for vector, row in zip(vectors, own.vectors, strict=True)
     }
@@ -186,10 +175,6 @@ def to_state(checkpoint: Checkpoint, job: Job) -> TrainingState:
     )
 
 
-def _name_of(vector: str, replica: str) -> str:
-    return f"{vector}:{replica}"
-
-
 def replicas_of(checkpoint: Checkpoint) -> set[str]:
     """Return the replicas of which the checkpoint keeps an optimizer's state."""
     return {name.partition(":")[2] for name in checkpoint.arrays if ":" in name and not name.startswith(RULE)}
@@ -204,7 +189,7 @@ def _optimizers(
     """
     names, wanted = optimizer_of(job).vectors, np.empty(layout.parameter_size, layout.dtype)
     replicas = sorted(replicas_of(checkpoint))
-    known = {_name_of(vector, replica) for vector in names for replica in replicas}
+    known = {f"{vector}:{replica}" for vector in names for replica in replicas}
     kept = {name for name in checkpoint.arrays if ":" in name and not name.startswith(RULE)}
     if others := sorted(kept - known):
         reason = (
@@ -213,7 +198,7 @@ def _optimizers(
         raise DataError(checkpoint.path, reason, _ONE_RUN)
     found = {}
     for replica in replicas:
-        rows: dict[str, Any] = {name: checkpoint.arrays.get(name) for name in (_name_of(v, replica) for v in names)}
+        rows: dict[str, Any] = {name: checkpoint.arrays.get(name) for name in (f"{v}:{replica}" for v in names)}
         for name, row in rows.items():
             _check_like(checkpoint.path, name, wanted, row)
         found[replica] = OptimizerState(np.stack([*rows.values()]), steps.get(replica, 0))
@@ -223,7 +208,9 @@ def _optimizers(
 def _check_like(path: Path | None, name: str, wanted: Any, found: Any) -> None:
     """Raise DataError for an array that is missing, or of another shape or dtype."""
     if found is None or found.shape != wanted.shape or found.dtype != wanted.dtype:
-        raise _misfit(path, name, wanted, found)
+        has = "is missing" if found is None else f"is {found.dtype}{found.shape}"
+        reason = f"{name} {has}, the job's network wants {np.dtype(wanted.dtype)}{wanted.shape}"
+        raise DataError(path, reason, _ONE_RUN)
 
 
 def _check_rule_state(path: Path | None, found: Mapping[str, Any], job: Job) -> None:
@@ -275,12 +262,3 @@ def weights_of(checkpoint: Checkpoint, job: Job, facts: Facts) -> Any:
             _check_like(checkpoint.path, name, view, found)
             view[...] = found
     return weights
-
-
-def _misfit(path: Path | None, name: str, view: Any, found: Any) -> DataError:
-    has = "is missing" if found is None else f"is {found.dtype}{found.shape}"
-    return DataError(
-        path,
-        f"{name} {has}, the job's network wants {np.dtype(view.dtype)}{view.shape}",
-        _ONE_RUN,
-    )

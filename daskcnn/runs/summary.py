@@ -52,13 +52,9 @@ class WorkerSummary(_SummaryFields):
 
 
 class Summary(_SummaryFields):
-    """The summary as `summary.json` and `--json` have it.
+    """The summary as `summary.json` and `--json` have it. epochs, seconds: of the training done.
 
-    Attributes
-    ----------
-    epochs, seconds : of the training done.
-    test, validation : None if the network was not evaluated on them.
-    reason : why the run ended before its last epoch.
+    test, validation: None if the network was not evaluated on them. reason: why the run ended before its last epoch.
     """
 
     run: str

@@ -12,12 +12,8 @@ from daskcnn.events import EpochEnded, EpochWorker, Event, GroupsFormed, RoundEn
 class WorkerTotals:
     """Sums of a worker, or of a group, over its rounds or, where kernels are sharded, its epochs.
 
-    Attributes
-    ----------
-    samples : trained on, counted each time.
-    compute : seconds of `busy` without `load`.
-    wait : seconds for other workers; of an epoch, those of communication and loading too.
-    rounds : without epochs, which measure no `load`, `evaluation` and `pushes`.
+    samples: trained on, counted each time; compute: seconds of `busy` without `load`; wait: seconds for other workers;
+    of an epoch, which measures no `load`, `evaluation` and `pushes`, those of communication and loading too.
     """
 
     name: str
@@ -31,7 +27,7 @@ class WorkerTotals:
     evaluation: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
-    rounds: int = 0
+    rounds: int = 0  # without epochs
     pushes: int = 0
 
     def add(self, part: RoundNumbers | EpochWorker) -> None:
