@@ -28,21 +28,16 @@ from daskcnn.show.renderers.network_text import times
 from daskcnn.show.renderers.terminal import Progress
 from daskcnn.show.text import clean
 
-EVERY = 0.5
-"""Seconds between two messages."""
+EVERY = 0.5  # seconds between two messages
 ANSWER, LAST_ANSWER = 10.0, 2.0
 """Seconds within which the scheduler takes a message, and the last one, for which the run's end waits."""
-MOST_WAITING = 5_000
-"""Events that wait for a scheduler without an answer; older ones are dropped."""
+MOST_WAITING = 5_000  # events that wait for a scheduler without an answer; older ones are dropped
 
 
 def fed(
     display: Progress, client: Client, layers: Iterable[LayerSummary], say: Callable[[str], None], *, wanted: bool
 ) -> Progress:
-    """Return the display or, if it is wanted and the scheduler has the page, one that also sends the events there.
-
-    say: is told the page's address, or why there is none.
-    """
+    """Return the display or, if wanted, one that feeds the page too. say: is told its address, or why there is none."""
     if not wanted:
         return display
     try:

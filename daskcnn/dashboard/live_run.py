@@ -24,12 +24,10 @@ from daskcnn.show.timeline import Stretch, divided, timeline
 
 MOST_ROUNDS = 1_000
 """Rounds, evaluations, troubles, and reports of steps of a run that are kept; at times up to twice as many."""
-MOST_LINES, LONGEST_LINE = 200, 400
-"""Lines about events of one run that are kept, and letters of one."""
+MOST_LINES, LONGEST_LINE = 200, 400  # lines about events of one run that are kept, and letters of one
 MOST_RUNS = 16
 """Runs that are kept. Ended runs go first, and those that were heard longest ago."""
-MOST_LAYERS = 400
-"""Layers of a network that are kept."""
+MOST_LAYERS = 400  # layers of a network that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +120,9 @@ class LiveRun:
         at = self.history.seconds_at(event.at)
         if isinstance(event, StepsEnded):
             batch, pace = self.history.start.batch_size, event.seconds_per_step
-            speed = batch / pace if batch and pace > 0 else None
-            self.steps.append(StepsRow(at, event.epoch, event.loss, speed))
+            self.steps.append(StepsRow(at, event.epoch, event.loss, batch / pace if batch and pace > 0 else None))
         self.lines.extend((at, line[:LONGEST_LINE]) for line in describe(event))
-        if max(map(len, (self.history.rows, self.history.looks, self.history.notes))) >= 2 * MOST_ROUNDS:
+        if max(len(self.history.rows), len(self.history.looks), len(self.history.notes)) >= 2 * MOST_ROUNDS:
             self.history.forget(MOST_ROUNDS)
         self.version += 1
 
@@ -150,14 +147,10 @@ class Runs:
         return [(key, run.name if names[run.name] == 1 else f"{run.name} ({clean(key)})") for key, run in runs]
 
 
-MOST_PARTS, MOST_LANES = 1_500, 32
-"""Parts of all lanes together, and workers that have a lane."""
-MOST_COLOURS = 7
-"""Workers in a figure of pushes, each with its colour."""
-MOST_BOXES = 60
-"""Layers that are drawn."""
-BINS, LEAST_BIN = 120, 0.25
-"""Points of a curve of speed, and the least seconds of one."""
+MOST_PARTS, MOST_LANES = 1_500, 32  # parts of all lanes together, and workers that have a lane
+MOST_COLOURS = 7  # workers in a figure of pushes, each with its colour
+MOST_BOXES = 60  # layers that are drawn
+BINS, LEAST_BIN = 120, 0.25  # points of a curve of speed, and the least seconds of one
 SILENT = 15.0
 """Seconds without a message after which a run that has not ended counts as silent. It may be in a long round."""
 TITLES = {
@@ -172,24 +165,17 @@ TITLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class LanePart:
-    """A part of a lane, from begin to end in seconds of the run. lane: the label; kind: one of `SPENT`."""
+class ShownBar:
+    """A part of a row: one of `SPENT` in seconds of the run, or a worker's part of a layer, 0 to 1.
 
-    lane: str
-    kind: str
+    name: of the part or the worker; empty if the layer is not divided.
+    """
+
+    row: str
+    name: str
     begin: float
     end: float
-
-
-@dataclass(frozen=True, slots=True)
-class LayerBox:
-    """A worker's part of a layer, from left to right, 0 to 1. worker: empty if the layer is not divided."""
-
-    layer: str
-    worker: str
-    left: float
-    right: float
-    text: str
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -198,9 +184,9 @@ class ShownRun:
 
     figures: Mapping[str, Figure]
     lanes: tuple[str, ...]
-    parts: tuple[LanePart, ...]
+    parts: tuple[ShownBar, ...]
     layers: tuple[str, ...]
-    boxes: tuple[LayerBox, ...]
+    boxes: tuple[ShownBar, ...]
     table: tuple[tuple[str, ...], ...]
     lines: tuple[tuple[str, str], ...]
 
@@ -315,7 +301,7 @@ def _moved(rows: Iterable[RoundRow]) -> Iterator[Stretch]:
 # --- lanes ---
 
 
-def _lanes(run: LiveRun, report: RunReport) -> tuple[list[str], list[LanePart]]:
+def _lanes(run: LiveRun, report: RunReport) -> tuple[list[str], list[ShownBar]]:
     """Labels, and parts one after the other. A worker that is not calibrated yet has a label only."""
     drawn = timeline(report, most=MOST_PARTS, lanes=MOST_LANES)
     labels = {lane.worker: _label(run, lane.worker) for lane in drawn.lanes}
@@ -330,16 +316,16 @@ def _label(run: LiveRun, name: str) -> str:
     facts = [plural(count(kernels), "kernel")] if kernels else []
     if line is not None:
         facts += [plural(count(line.given), "sample")] if line.given is not None and not kernels else []
-        facts += [each for each in (line.doing, line.state) if each]
+        facts += filter(None, (line.doing, line.state))
     return clean(", ".join([name, *facts]))
 
 
-def _parts(label: str, stretches: Sequence[Stretch]) -> Iterator[LanePart]:
+def _parts(label: str, stretches: Sequence[Stretch]) -> Iterator[ShownBar]:
     for each in stretches:
         begin = each.begin
         for kind, seconds in zip(SPENT, each.spent, strict=True):
             if seconds > 0:
-                yield LanePart(label, kind, begin, begin + seconds)
+                yield ShownBar(label, kind, begin, begin + seconds)
                 begin += seconds
 
 
@@ -350,15 +336,15 @@ def _layer_label(row: LayerRow) -> str:
     return clean(f"{row.name}  {row.layer.partition('(')[0]}  {row.output}")
 
 
-def _boxes(run: LiveRun, row: LayerRow) -> Iterator[LayerBox]:
+def _boxes(run: LiveRun, row: LayerRow) -> Iterator[ShownBar]:
     """Side by side, in proportion to the shards."""
     label, left = _layer_label(row), 0.0
     own = {worker: shards[row.name] for worker, shards in run.history.kernels.items() if shards.get(row.name)}
     if not own:
-        yield LayerBox(label, "", 0.0, 1.0, "")
+        yield ShownBar(label, "", 0.0, 1.0)
     for worker, kernels in own.items():
         right = left + kernels / sum(own.values())
-        yield LayerBox(label, clean(worker), left, min(1.0, right), run.history.shards[worker][row.name])
+        yield ShownBar(label, clean(worker), left, min(1.0, right), run.history.shards[worker][row.name])
         left = right
 
 

@@ -23,10 +23,8 @@ from daskcnn.dashboard.live_run import TITLES, Runs, ShownRun, heading, shown
 from daskcnn.show.renderers.drawing import COLOURS
 from daskcnn.show.run_figures import COLOUR_OF, Figure
 
-EVERY = 1000
-"""Milliseconds between two updates."""
-LANE, HEIGHT = 26, 260
-"""Pixels of a lane and of a figure."""
+EVERY = 1000  # milliseconds between two updates
+LANE, HEIGHT = 26, 260  # pixels of a lane and of a figure
 NARROW, WRAPPED = 340, ":host { flex-wrap: wrap; }"
 """Least pixels of a figure beside another, and the style that puts it below the other otherwise."""
 _PLOT: dict[str, Any] = {"height": HEIGHT, "sizing_mode": "stretch_width", "toolbar_location": "above"}
@@ -149,10 +147,10 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
     def _show(self, now: ShownRun) -> None:
         for name, curves in self.curves.items():
             curves.show(now.figures.get(name))
-        parts = [(p.lane, p.begin, p.end, COLOURS[COLOUR_OF[p.kind]], p.kind, "") for p in now.parts]
+        parts = [(p.row, p.begin, p.end, COLOURS[COLOUR_OF[p.name]], p.name, "") for p in now.parts]
         self.lanes.show(now.lanes, _columns(_BAR, parts))
-        colours = _colours([box.worker for box in now.boxes if box.worker]) | {"": UNDIVIDED}
-        boxes = [(b.layer, b.left, b.right, colours[b.worker], b.worker or "home", b.text) for b in now.boxes]
+        colours = _colours([box.name for box in now.boxes if box.name]) | {"": UNDIVIDED}
+        boxes = [(b.row, b.begin, b.end, colours[b.name], b.name or "home", b.text) for b in now.boxes]
         self.network.show(now.layers, _columns(_BAR, boxes))
         update(self.layers.source, _columns(LAYER_COLUMNS, now.table))
         self.layers.visible = bool(now.table)

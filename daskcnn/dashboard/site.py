@@ -13,10 +13,8 @@ from tornado.ioloop import IOLoop
 from daskcnn.dashboard.live_run import Message, Runs
 from daskcnn.errors import installing
 
-NAME = "daskcnn"
-"""The page's path, its name in the navigation bar, and the scheduler's extension."""
-HANDLER = "daskcnn_events"
-"""The scheduler's operation that takes a message."""
+NAME = "daskcnn"  # the page's path, its name in the navigation bar, and the scheduler's extension
+HANDLER = "daskcnn_events"  # the scheduler's operation that takes a message
 
 
 class Site:

@@ -24,10 +24,8 @@ from daskcnn.job.tables import Job
 TOOLS: dict[str, type[Tool]] = {tool.key: tool for tool in (TensorBoardFiles, MLflowRun, PrometheusMetrics)}
 """Every tool by its key of `[run]`."""
 
-EVERY = 2.0
-"""Seconds of events that a tool is handed at once."""
-LAST = 120.0
-"""Seconds that a run waits at its end for a tool to write what is left."""
+EVERY = 2.0  # seconds of events that a tool is handed at once
+LAST = 120.0  # seconds that a run waits at its end for a tool to write what is left
 
 Emit = Callable[[Event], None]
 

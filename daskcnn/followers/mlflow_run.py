@@ -24,10 +24,8 @@ from daskcnn.trained.trained_model import TrainedModel, load
 
 EXPERIMENT, USUAL_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME", "daskcnn"
 """MLflow's own variable for the experiment, and the experiment without it."""
-KEPT_ID = "mlflow-run"
-"""File of the run directory with the id of the run of MLflow, which a resume goes on with."""
-MODEL = "model"
-"""Path of the network among the artifacts."""
+KEPT_ID = "mlflow-run"  # file of the run directory with the id of the run of MLflow, which a resume goes on with
+MODEL = "model"  # path of the network among the artifacts
 _FILES = ("job.json", "environment.json", "events.jsonl", "summary.json")
 _STATUS = {"done": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 6000  # of a message to MLflow, and characters of a parameter
@@ -126,15 +124,12 @@ def _name(text: str) -> str:
 
 
 def _unreachable(uri: str) -> str:
-    """Why there is no store of MLflow at the URI; empty where there is one.
-
-    MLflow's client tries again for minutes where nothing listens, so that is found out before it is asked.
-    """
+    """Why there is no store of MLflow at the URI; empty where there is one."""
     from mlflow import MlflowClient
 
     parts = urlsplit(uri)
     try:
-        if parts.scheme in ("http", "https"):
+        if parts.scheme in ("http", "https"):  # where nothing listens, MLflow's client tries again for minutes
             port = parts.port or (443 if parts.scheme == "https" else 80)
             socket.create_connection((parts.hostname or "", port), timeout=_CONNECT).close()
         MlflowClient(tracking_uri=uri).search_experiments(max_results=1)

@@ -27,8 +27,7 @@ from daskcnn.events import (
 from daskcnn.followers.tool import FollowedRun, Tool
 from daskcnn.runs.totals import Totals, WorkerTotals
 
-Figures = dict[tuple[str, ...], float]
-"""The values of a metric by its labels' values."""
+Figures = dict[tuple[str, ...], float]  # the values of a metric by its labels' values
 
 EPOCH = Metric("daskcnn_run_epoch", "gauge", "Epochs that the run has trained so far.")
 EPOCHS = Metric("daskcnn_run_epochs", "gauge", "Epochs to train.")
@@ -51,8 +50,7 @@ METRICS = (
     *(SAMPLES, PUSHES, BYTES, SECONDS, STALENESS),
 )
 """Every metric of a run."""
-ANSWER = 5.0
-"""Seconds within which a worker takes its figures, or goes without them."""
+ANSWER = 5.0  # seconds within which a worker takes its figures, or goes without them
 
 
 class Tally:
@@ -158,21 +156,18 @@ class PrometheusMetrics(Tool):
 
     def write(self, events: Sequence[Event]) -> None:
         """Take in the events, and send what came of them once."""
+        trained = set[str]()
         for event in events:
             self._tally.apply(event)
-            if isinstance(event, WorkersCalibrated):
-                self._addresses |= {worker.name: worker.address for worker in event.workers if worker.address}
+            match event:
+                case WorkersCalibrated():
+                    self._addresses |= {worker.name: worker.address for worker in event.workers if worker.address}
+                case RoundEnded():
+                    trained.add(event.worker)
+                case EpochEnded():
+                    trained |= {worker.name for worker in event.workers}
         ask_scheduler(self._client, partial(show_figures, self._tally.figures()))
-        for name in sorted(set(_trained(events)) & self._addresses.keys()):
+        for name in sorted(trained & self._addresses.keys()):
             # one that is gone, hangs or has no prometheus_client shows no figures: the scheduler has them
             figures = self._tally.figures_of(name)
             ask_workers(self._client, show_figures, [self._addresses[name]], figures, within=ANSWER)
-
-
-def _trained(events: Sequence[Event]) -> Iterator[str]:
-    """The workers that the events have figures of."""
-    for event in events:
-        if isinstance(event, RoundEnded):
-            yield event.worker
-        elif isinstance(event, EpochEnded):
-            yield from (worker.name for worker in event.workers)

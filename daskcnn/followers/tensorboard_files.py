@@ -11,8 +11,7 @@ from typing import Any
 from daskcnn.events import Event, RunEnded, RunResumed
 from daskcnn.followers.tool import Curves, FollowedRun, Tool, parameters
 
-FOLDER = "tensorboard"
-"""Folder of the event files in the run directory."""
+FOLDER = "tensorboard"  # folder of the event files in the run directory
 _METRICS = ("validation/accuracy", "validation/loss", "test/accuracy", "test/loss")
 _FAILED = ("diverged", "lost", "failed")
 
@@ -20,8 +19,7 @@ _FAILED = ("diverged", "lost", "failed")
 class TensorBoardFiles(Tool):
     """Curves, hyper-parameters and the job's text as an event file. A run that is resumed writes another one.
 
-    `EventsWriter` writes at once. The writer that tensorboardX itself uses loses the errors of its thread, and would
-    wait for ever where the disk is full.
+    tensorboardX's own writer loses the errors of its thread, and would wait for ever where the disk is full.
     """
 
     key, extra, package = "tensorboard", "tensorboard", "tensorboardX"

@@ -26,11 +26,7 @@ class FollowedRun:
 
 
 class Tool(ABC):
-    """A tool that is told a run's events.
-
-    Its methods but the checks are called on a thread of its own. An error in them ends the tool with a warning, and
-    never the run.
-    """
+    """A tool that is told a run's events on a thread of its own. An error ends it with a warning, never the run."""
 
     key: ClassVar[str]  # of `[run]`
     extra: ClassVar[str]  # that brings its package
@@ -81,8 +77,7 @@ _OF_ROUND = {f"{kind} seconds": kind for kind in ("busy", "load", "wait", "commu
 _OF_ROUND |= {"samples per second": "samples_per_second", "loss": "loss", "accuracy": "accuracy"}
 _OF_ROUND |= {"learning rate": "lr", "staleness": "staleness", "gamma": "gamma"}
 """Curves of a worker, and the fields of its rounds that they show."""
-_OF_EPOCH = ("busy", "wait", "communication")
-"""Seconds of a worker in an epoch of sharded kernels."""
+_OF_EPOCH = ("busy", "wait", "communication")  # seconds of a worker in an epoch of sharded kernels
 
 
 @dataclass

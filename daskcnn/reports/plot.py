@@ -29,10 +29,9 @@ def draw_paper_figures(chosen: Scenario, folder: str, *, suffix: str = "svg", se
 
 
 def draw_runs(runs: Sequence[str], file: str, names: Sequence[str] = ()) -> Path:
-    """Draw figures of runs, of several in the same axes, into one picture; SVG or PNG by the file's ending.
+    """Draw figures of runs, `USUAL` by default, into one picture; SVG or PNG by the file's ending.
 
-    names: of `FIGURES`; by default `USUAL`. Raises UserError without matplotlib or for another ending, DataError for a
-    figure without numbers in these logs, or on disk.
+    Raises UserError without matplotlib or for another ending, DataError for a figure without numbers, or on disk.
     """
     need_matplotlib()
     path = Path(file)

@@ -26,8 +26,7 @@ from daskcnn.show.renderers.run_text import RunRow
 from daskcnn.show.report_tables import RunReport, tables
 
 _pause = time.sleep
-LOOK = 0.5
-"""Seconds between two reads of a log that is followed."""
+LOOK = 0.5  # seconds between two reads of a log that is followed
 
 
 def list_runs(folder: str) -> list[RunRow]:
@@ -55,26 +54,17 @@ def _row(run: Path) -> RunRow:
 
 def _by_log(run: Path, state: str, events: list[Event], until: float | None = None) -> RunRow:
     """The row of a run without a summary, with seconds since its last start. until: now, if it goes on."""
-    started = [event for event in events if isinstance(event, RunStarted)]
+    start = next((event for event in reversed(events) if isinstance(event, RunStarted)), RunStarted())
     epochs = [event for event in events if isinstance(event, EpochEnded)]
     judged = [event.validation.accuracy for event in epochs if event.validation]
     ends = until if until is not None else max((event.at or 0.0 for event in events), default=0.0)
-    begun = started[-1].at if started else None
-    return RunRow(
-        str(run),
-        state,
-        started[-1].strategy if started else "",
-        epochs[-1].epoch if epochs else 0.0,
-        judged[-1] if judged else None,
-        ends - begun if begun is not None else None,
-    )
+    seconds = None if start.at is None else ends - start.at
+    epoch, accuracy = epochs[-1].epoch if epochs else 0.0, judged[-1] if judged else None
+    return RunRow(str(run), state, start.strategy, epoch, accuracy, seconds)
 
 
 def log_lines(run: str, *, follow: bool) -> Iterator[str]:
-    """Yield the log of a run as lines for people. follow: go on as long as a driver writes it.
-
-    Raises DataError if there is no log, or if it is damaged.
-    """
+    """Yield the log of a run as lines for people. follow: as long as a driver writes it. Raises DataError."""
     path = Path(run)
     if not path.is_file():
         RunDirectory.open(path)  # says what is wrong with the folder
@@ -108,10 +98,7 @@ def events(run: str) -> list[Event]:
 
 
 def compare(runs: Sequence[str], targets: Sequence[float], *, reached: bool = False) -> Comparison:
-    """Return several runs side by side. Raises DataError as `report`, and UserError for fewer than two.
-
-    reached: leave out targets that no run has reached.
-    """
+    """Return several runs side by side. reached: leave out targets that no run reached. Raises DataError, UserError."""
     _check_several(runs)
     return compare_reports([report(run) for run in runs], targets=targets, reached=reached)
 
@@ -130,10 +117,7 @@ def reports(runs: Sequence[str]) -> dict[str, RunReport]:
 
 
 def write_page(run: str, path: str, *, full: bool = False) -> Path:
-    """Write a run's report to one HTML file. full: no table is shortened.
-
-    Raises UserError without matplotlib, DataError as `report`, and if the file cannot be written.
-    """
+    """Write a run's report to one HTML file, full or shortened. Raises UserError without matplotlib, DataError."""
     need_matplotlib()
     from daskcnn.show.renderers.page import report_page
 

@@ -36,8 +36,7 @@ from daskcnn.files import open_regular, sync, write_synced
 Arrays = dict[str, npt.NDArray[Any]]
 
 REMEDY = "take another checkpoint of the run"
-BOUNDS = Bounds(size=4 << 20, values=1 << 19, tables=1 << 17)
-"""Bounds of a header: 40,000 arrays."""
+BOUNDS = Bounds(size=4 << 20, values=1 << 19, tables=1 << 17)  # bounds of a header: 40,000 arrays
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "|b1"}
 _DTYPES |= {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1"}
@@ -74,7 +73,13 @@ def read_header(
             raise ValueError("its metadata are no table of strings")
         entries = [(name, _stored(entry)) for name, entry in found.items() if name != "__metadata__"]
         entries.sort(key=lambda entry: (entry[1].start, entry[1].stop))
-        _check_order(entries, size - 8 - length)
+        end = 0
+        for name, stored in entries:  # one behind the other
+            if stored.start != end:
+                raise ValueError(f"{name:.40} starts at {stored.start}, the array before ends at {end}")
+            end = stored.stop
+        if end != size - 8 - length:
+            raise ValueError(f"arrays of {end} bytes in {size - 8 - length}")
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(file, f"not a safetensors file ({type(error).__name__}: {error!s:.80})", remedy) from error
     return dict(entries), metadata
@@ -88,17 +93,6 @@ def _stored(entry: Mapping[str, Any]) -> Stored:
     if prod(shape) * dtype.itemsize != stop - start:
         raise ValueError(f"an array of shape {shape} in {stop - start} bytes")
     return Stored(dtype, shape, start, stop)
-
-
-def _check_order(entries: list[tuple[str, Stored]], size: int) -> None:
-    """Raise ValueError unless the arrays lie one behind the other and fill the file."""
-    end = 0
-    for name, stored in entries:
-        if stored.start != end:
-            raise ValueError(f"{name:.40} starts at {stored.start}, the array before ends at {end}")
-        end = stored.stop
-    if end != size:
-        raise ValueError(f"arrays of {end} bytes in {size}")
 
 
 def read_arrays(source: BufferedReader, header: Header, size: int) -> Arrays:
@@ -156,8 +150,7 @@ class _Document(_Strict):
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 3) -> Path:
     """Write a checkpoint into `folder` and return its path; the last `keep` and the best one stay, others go.
 
-    Checkpoints of the same or a later step go too: the run has gone back behind them. Raises OSError, and then leaves
-    every earlier checkpoint as it was.
+    Those of the same or a later step go too: the run has gone back. An OSError leaves every earlier one as it was.
     """
     if keep < 1:
         raise ValueError(f"keep={keep}: the checkpoint just written must stay; set run.keep to 1 or more")
@@ -185,7 +178,7 @@ def load(path: Path, *, check: Check | None = None) -> Checkpoint:
 
 
 def latest(folder: Path, *, warn: Warn, check: Check | None = None) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole and passes `check`; None if there are no checkpoints.
+    """Return the newest whole checkpoint that passes `check`; None if there is none at all.
 
     warn: is told of each damaged one. Raises DataError if all are damaged.
     """

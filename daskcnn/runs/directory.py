@@ -75,10 +75,9 @@ class RunDirectory:
     def create(
         cls, root: str | Path, name: str | None = None, *, strategy: str, now: datetime, warn: Warn | None = None
     ) -> Self:
-        """Make `root/name`, or `root/<time>-<strategy>` under a free name, and hold its lock.
+        """Make `root/name`, or `root/<time>-<strategy>` under a free name, and hold its lock. Raises DataError.
 
-        warn: is told if an event cannot be logged. Raises DataError if the name is taken or no file name, or if the
-        root cannot be written.
+        warn: is told if an event cannot be logged.
         """
         root = Path(root)
         try:
@@ -163,18 +162,17 @@ class RunDirectory:
     def copied_to(self, root: Path) -> Self:
         """Copy the run without its checkpoints to a new folder in `root`, open for writing. Raises DataError."""
         assert self._log is not None, "opened to write"
+        path = None
         try:
             root.mkdir(parents=True, exist_ok=True)
             path = _numbered_folder(root, self.path.name)
-        except OSError as error:
-            raise DataError(f"{root}: {error.strerror or error}; {_WRITABLE}") from error
-        try:
             (path / "checkpoints").mkdir()
             self._written_to(path, self._log).close()
             copy = type(self)(path, writable=True, warn=self._warn)
         except OSError as error:
-            shutil.rmtree(path, ignore_errors=True)
-            raise DataError(f"{path}: {error.strerror or error}; {_WRITABLE}") from error
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
+            raise DataError(f"{path or root}: {error.strerror or error}; {_WRITABLE}") from error
         copy._documents = dict(self._documents)
         return copy
 
@@ -254,10 +252,8 @@ def is_written(run: Path) -> bool:
     try:
         with open_regular(run / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (OSError, DataError):
-        return False
+    except (OSError, DataError) as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 

@@ -127,8 +127,7 @@ class TrainingState:
 
 RULE = "rule:"
 _ONE_RUN = "use the job and the checkpoint of one run"
-_SMALL = 1 << 20
-"""Numbers that are allocated without a check."""
+_SMALL = 1 << 20  # numbers that are allocated without a check
 
 
 def to_checkpoint(
@@ -183,10 +182,7 @@ def replicas_of(checkpoint: Checkpoint) -> set[str]:
 def _optimizers(
     checkpoint: Checkpoint, job: Job, layout: Layout, steps: Mapping[str, int]
 ) -> dict[str, OptimizerState]:
-    """The optimizers' states by replica. Raises DataError if they are of another optimizer than the job's.
-
-    Version 0.1.0 had SGD alone, and counted no steps: SGD does not need them.
-    """
+    """The optimizers' states by replica, from 0.1.0 without steps. Raises DataError if they are not the job's."""
     names, wanted = optimizer_of(job).vectors, np.empty(layout.parameter_size, layout.dtype)
     replicas = sorted(replicas_of(checkpoint))
     known = {f"{vector}:{replica}" for vector in names for replica in replicas}

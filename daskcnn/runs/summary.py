@@ -1,8 +1,4 @@
-"""Results of a run, as files of its directory: its summary, and the evaluation of its network.
-
-`summary.json` says how the run ended, what it did, and with which workers. `evaluation.json` is what
-`daskcnn evaluate --keep` found of its network.
-"""
+"""Results of a run, as files of its directory: its summary, and what `daskcnn evaluate --keep` found of its network."""
 
 from __future__ import annotations
 
@@ -16,8 +12,7 @@ from daskcnn.documents import Bounds, first_problem, jsonable, read_json, write_
 from daskcnn.errors import DataError
 
 _REMEDY = "remove it, and resume the run to have it written again"
-Known = Annotated[float | None, BeforeValidator(jsonable)]
-"""None if it was not measured, or is not finite."""
+Known = Annotated[float | None, BeforeValidator(jsonable)]  # None if it was not measured, or is not finite
 
 
 class _SummaryFields(BaseModel):

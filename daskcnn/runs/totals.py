@@ -12,8 +12,8 @@ from daskcnn.events import EpochEnded, EpochWorker, Event, GroupsFormed, RoundEn
 class WorkerTotals:
     """Sums of a worker, or of a group, over its rounds or, where kernels are sharded, its epochs.
 
-    samples: trained on, counted each time; compute: seconds of `busy` without `load`; wait: seconds for other workers;
-    of an epoch, which measures no `load`, `evaluation` and `pushes`, those of communication and loading too.
+    samples: trained on, counted each time. compute: seconds of `busy` without `load`. wait: seconds for other workers.
+    An epoch measures no `load`, `evaluation` and `pushes`; its `wait` has communication and loading in it.
     """
 
     name: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from daskcnn import events
 from daskcnn.runs.totals import WorkerTotals
-from daskcnn.show.text import shard_text
+from daskcnn.show.text import shard_texts
 
 STARTING, CALIBRATING = "starting", "calibrating"
 
@@ -174,11 +174,7 @@ class Board:
         self.step, self.loss, self.seconds_per_step = event.step, event.loss, event.seconds_per_step
         for worker in event.workers:
             row = self.worker(worker.name)
-            divided = self._divided.get(worker.name, {})
-            row.shards = {
-                layer: shard_text(n, divided.get(layer, "kernels"), self._of.get(layer, n))
-                for layer, n in worker.kernels.items()
-            }
+            row.shards = shard_texts(worker.kernels, self._divided.get(worker.name, {}), self._of)
             row.conv_seconds = worker.conv_seconds
         self._advance(event.epoch)
 

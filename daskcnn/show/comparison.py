@@ -12,10 +12,8 @@ from daskcnn.show.text import aligned, clean, count, duration, number, percent, 
 
 Value: TypeAlias = float | str | None
 DONE = "done"
-LOADED = 1.25
-"""Factor between calibrations of the same machines above which other programs are to blame."""
-WIDE = 20
-"""Letters of the longest name in a heading; longer names are listed and numbered."""
+LOADED = 1.25  # factor between calibrations of the same machines above which other programs are to blame
+WIDE = 20  # letters of the longest name in a heading; longer names are listed and numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +50,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A line to be: its value in a report, the text of that, and the better direction.
-
-    of_data: it depends on the samples, so none is the best where runs were trained on different ones.
-    """
+    """A line to be: its value in a report, the text of that, and the better direction."""
 
     label: str
     value: Callable[[RunReport], Value]
     text: Callable[[Any], str]
     better: Literal["less", "more", None] = None
     asked: bool = False
-    of_data: bool = False
+    of_data: bool = False  # it depends on the samples: where runs had different ones, none is the best
 
     def line(self, reports: Sequence[RunReport]) -> ComparedLine:
         values = tuple(self.value(report) for report in reports)
@@ -84,8 +79,7 @@ def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = (), reac
     """Return the figures of several runs, with time, epochs and rounds to each target, a validation accuracy in (0, 1].
 
     Rounds to an accuracy are those of BPT-CNN's table 1, the mean of the workers. Runs that have losses alone have no
-    line for the targets. Of runs on different data, none is the best in accuracy and loss. reached: leave out targets
-    that no run has reached.
+    line for the targets. reached: leave out targets that no run has reached.
     """
     if any(map(_losses, reports)) and all(_best_validation(report) is None for report in reports):
         targets = ()

@@ -1,10 +1,9 @@
 """The course of a run, folded from its events: rounds, evaluations, troubles, each with its time.
 
-A round is one worker's push cycle; in a layer-sharded run, where all workers train on every sample, an epoch. Rounds
-are numbered from 1, for each worker by itself.
-
-A run that is resumed, or whose server is lost, begins another life and makes some rounds again. Rounds of all lives are
-kept, as they are work that was done. The clock and the evaluations go back to the checkpoint that was resumed from.
+A round is one worker's push cycle; in a layer-sharded run, where all workers train on every sample, an epoch. Each
+worker's rounds are numbered from 1. A run that is resumed, or whose server is lost, begins another life and makes some
+rounds again. Rounds of all lives are kept, as they are work that was done. The clock and the evaluations go back to the
+checkpoint that was resumed from.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from daskcnn import events
 from daskcnn.show.lines import describe
-from daskcnn.show.text import shard_text
+from daskcnn.show.text import shard_texts
 
 SPENT = ("load", "compute", "evaluation", "communication", "wait")
 """Parts of a round. A log has their sums, not their order."""
@@ -25,9 +24,9 @@ _APART = frozenset(("load", "communication", "evaluation"))
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One worker's round, in a life of the run, which ended `at` seconds of the run.
+    """One worker's round in a life of the run. It ended after `at` seconds of the run.
 
-    increment: parts of its samples that the worker had been given; apart: True if the parts in `_APART` were measured.
+    increment: parts of its samples that the worker had been given. apart: True if the parts in `_APART` were measured.
     """
 
     life: int
@@ -116,8 +115,10 @@ _TIMELESS = (
     events.RunEnded,
 )
 """Events that do not move a report's clock."""
-_NOTED = (events.RunResumed, events.WorkerJoined, events.WorkerLost, events.WorkerIgnored)
-_NOTED += (events.WorkerLeftOut, events.Warned)
+_NOTED = (
+    *(events.RunResumed, events.WorkerJoined, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut),
+    events.Warned,
+)
 
 
 @dataclass
@@ -134,9 +135,9 @@ class History:
     shards: dict[str, dict[str, str]] = field(default_factory=dict)
     eq2: int | None = None
     conv_seconds: dict[str, Counter[str]] = field(default_factory=dict)
-    calibrated: dict[str, events.CalibratedWorker] = field(default_factory=dict)
-    devices: dict[str, str] = field(default_factory=dict)
-    present: frozenset[str] = frozenset()  # workers, as all names here
+    calibrated: dict[str, events.CalibratedWorker] = field(default_factory=dict)  # every worker ever
+    devices: dict[str, str] = field(default_factory=dict)  # of every worker ever
+    present: frozenset[str] = frozenset()  # the workers of now
     there: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)  # at a round, by its life and number
     servers: dict[tuple[int, int], events.ServerCounted] = field(
         default_factory=dict
@@ -169,10 +170,7 @@ class History:
         return self.now if at is None or self._begun is None else self._before + at - self._begun
 
     def forget(self, most: int) -> None:
-        """Keep about the last `most` rounds and troubles, and as many evaluations over the whole run.
-
-        The memory of a view of a run that goes on must not grow. Sums, such as bytes moved, stay what they are.
-        """
+        """Keep about the last `most` rounds and troubles, and as many evaluations over the whole run; sums stay."""
         del self.rows[:-most], self.notes[:-most]
         while len(self.looks) > most:
             self.looks = self.looks[-1::-2][::-1]
@@ -214,15 +212,8 @@ class History:
                 self.present = frozenset(own)
             case events.KernelsSharded():
                 self.kernels, self.eq2, self._home = event.kernels, event.eq2, event.home
-                self.shards = {
-                    worker: {
-                        layer: shard_text(
-                            n, event.divided.get(worker, {}).get(layer, "kernels"), event.of.get(layer, n)
-                        )
-                        for layer, n in own.items()
-                    }
-                    for worker, own in event.kernels.items()
-                }
+                divided, kernels = event.divided, event.kernels.items()
+                self.shards = {name: shard_texts(own, divided.get(name, {}), event.of) for name, own in kernels}
             case events.WorkerJoined():
                 self.present |= {event.worker}
                 self.devices.setdefault(event.worker, "")

@@ -13,8 +13,7 @@ from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
 from daskcnn.show.text import Column, Section, clean, count, duration, number, percent, plural, size, text_table
 
-Lines = tuple[tuple[str, str], ...]
-"""Labels, and what stands beside them."""
+Lines = tuple[tuple[str, str], ...]  # labels, and what stands beside them
 
 
 def sections(

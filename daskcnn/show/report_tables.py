@@ -1,9 +1,8 @@
 """The report of a run: all its figures, from the events of a cluster or of the simulator.
 
 Workers are compared by the number of the round (see `history`). Behind a barrier, rounds of one number ran at the same
-time, and a worker without samples in one was idle in it. Asynchronous workers are never in the same round for long: the
-number counts a worker's passes, so balance compares these, and does not show who waited. There, only numbers that every
-worker reached are compared, without a last pass that the budget cut short.
+time, and a worker without samples in one was idle in it. Of asynchronous workers the number counts passes, so balance
+compares these: only those that every worker reached, without a last pass that the budget cut short.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ class RoundBalance:
     """The balance of the workers in rounds first…last: mean ÷ max of their busy seconds. Seconds are sums.
 
     wait: Σ_j (max t − t_j), BPT-CNN eq. 8 with t the busy seconds; of an asynchronous rule the cost of a barrier.
-    waited: as measured.
     """
 
     increment: int | None
@@ -69,7 +67,7 @@ class RoundBalance:
     max_busy: float
     balance: float | None
     wait: float
-    waited: float
+    waited: float  # as measured
 
 
 @dataclass(frozen=True, slots=True)

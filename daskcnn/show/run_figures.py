@@ -11,8 +11,7 @@ from daskcnn.show.history import EvaluationRow
 from daskcnn.show.report_tables import RoundBalance, RunReport, StepParts
 from daskcnn.show.text import clean, spread
 
-Curve = tuple[Sequence[float], Sequence[float]]
-"""Values of x, and of y."""
+Curve = tuple[Sequence[float], Sequence[float]]  # values of x, and of y
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class Figure:
 
 PARTS = ("communication", "convolutions", "the rest")
 MILLI = 1e3
-GAP = 0.8
-"""Between the bars of two runs, in bars."""
+GAP = 0.8  # between the bars of two runs, in bars
 
 
 def stacked(name: str, title: str, like: str, x: str, bars: Mapping[str, Sequence[float]]) -> Figure:
@@ -78,16 +76,14 @@ FIGURES = (
     *("time-by-worker", "samples-by-worker", "balance-by-round", "wait-by-round", "breakdown"),
 )
 """Names of all figures, in the order in which they are shown."""
-MOST_POINTS, MOST_BARS = 300, 40
-"""Points of a curve, and workers with a bar of their own, in one figure."""
+MOST_POINTS, MOST_BARS = 300, 40  # points of a curve, and workers with a bar of their own, in one figure
 PERCENT, MEGA = 100.0, 1e6
 FLAT, ROOM = 2.0, 1.05
 """Times the largest of the later losses from which the first ones leave the figure; its height, likewise."""
 COLOUR_OF = {"compute": 0, "load": 2, "evaluation": 3, "communication": 1, "wait": 4}
 """The parts of a worker's time, from below, each with its place among the colours."""
 
-Reports = Mapping[str, RunReport]
-"""Reports by the names of their runs."""
+Reports = Mapping[str, RunReport]  # reports by the names of their runs
 
 
 def run_figures(reports: Reports) -> tuple[Figure, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -64,9 +64,12 @@ def count(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) < 10 and value != int(value) else f"{value:,.0f}"
 
 
-def shard_text(kernels: int, divided: str, of: int) -> str:
-    """Return a worker's part of a layer: its kernels, or its share of the samples."""
-    return f"{100 * kernels / max(of, 1):.0f} %" if divided == "samples" else count(kernels)
+def shard_texts(kernels: Mapping[str, int], divided: Mapping[str, str], of: Mapping[str, int]) -> dict[str, str]:
+    """Return a worker's part of each layer: its kernels, or its share of the samples where those are divided."""
+    return {
+        layer: f"{100 * n / max(of.get(layer, n), 1):.0f} %" if divided.get(layer) == "samples" else count(n)
+        for layer, n in kernels.items()
+    }
 
 
 def plural(amount: int | str, thing: str) -> str:
@@ -121,18 +124,14 @@ Column = tuple[str, Callable[[Row], Any], Callable[[Any], str]]
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table of text, whose first `left` columns are aligned to the left.
-
-    workers: the worker of each row, None for a row about several; note: on rows that are left out; headed: True if
-    `lines` begin with the headings.
-    """
+    """A table of text, whose first `left` columns are aligned to the left."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: int = 1
-    workers: tuple[str | None, ...] = ()
-    note: str = ""
-    headed: bool = True
+    workers: tuple[str | None, ...] = ()  # of each row; None for a row about several
+    note: str = ""  # on rows that are left out
+    headed: bool = True  # `lines` begin with the headings
 
     def lines(self) -> list[str]:
         """Return aligned text: the headings, a line for each row, and the note."""

@@ -1,11 +1,8 @@
 """The timeline of a run: a lane for each worker, from a report's rounds.
 
 A log has the sums of a round and the time of its end. The parts of a round are laid out back from its end in the order
-of `SPENT`: only their lengths were measured. The driver hears of rounds a little late, so a round that would begin
-before the last one of its worker has ended is shortened.
-
-A long run has more rounds than a screen has pixels. Its lanes are divided into equal stretches, each with the seconds
-of every part in it; their sums stay what they are.
+of `SPENT`: only their lengths were measured. A round that would begin before the last one of its worker has ended is
+shortened. Lanes of a long run are divided into equal stretches, each with the seconds of every part in it.
 """
 
 from __future__ import annotations
@@ -18,10 +15,8 @@ from daskcnn.show.history import SPENT, RoundRow
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.text import spread
 
-MOST_LANES, MOST_PARTS = 48, 12_000
-"""Workers that have a lane, and parts of all lanes together, in a page."""
-MOST_STRETCHES = 800
-"""Stretches of a lane where it is divided: about one a pixel."""
+MOST_LANES, MOST_PARTS = 48, 12_000  # workers that have a lane, and parts of all lanes together, in a page
+MOST_STRETCHES = 800  # stretches of a lane where it is divided: about one a pixel
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +49,9 @@ class Timeline:
 
 
 def timeline(report: RunReport, *, most: int = MOST_PARTS, lanes: int = MOST_LANES) -> Timeline:
-    """Return the lanes of at most `lanes` workers, evenly spread over the report's order.
+    """Return the lanes of at most `lanes` workers, evenly spread, without rounds that were made again.
 
-    most: parts of all lanes together, more or less, above which lanes are divided. Rounds that were made again are left
-    out: their time counts no longer.
+    most: parts of all lanes together, more or less, above which lanes are divided.
     """
     names = [worker.name for worker in report.workers]
     rounds: dict[str, list[RoundRow]] = {name: [] for name in spread(names, lanes)}

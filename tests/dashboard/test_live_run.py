@@ -83,9 +83,9 @@ def test_lanes_last_as_long_as_the_workers_were_measured() -> None:
     assert found.lanes == ("w0", "w1")
     for lane in found.lanes:
         for kind, of_a_round in zip(SPENT, (0.1, 0.4, 0.1, 0.1, 0.2), strict=True):
-            lasted = sum(part.end - part.begin for part in found.parts if (part.lane, part.kind) == (lane, kind))
+            lasted = sum(part.end - part.begin for part in found.parts if (part.row, part.name) == (lane, kind))
             assert lasted == pytest.approx(4 * of_a_round, rel=0.2)
-        own = sorted((part.begin, part.end) for part in found.parts if part.lane == lane)
+        own = sorted((part.begin, part.end) for part in found.parts if part.row == lane)
         assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(own))
 
 
@@ -116,7 +116,7 @@ def test_pushes_are_drawn_for_rules_that_have_stale_ones() -> None:
 def test_the_network_is_drawn_with_who_has_which_kernels() -> None:
     shards = {"w0": {"conv1": 20}, "w1": {"conv1": 6}, "w2": {"conv1": 0}}
     found = shown(heard([*LOGS["layer"][:2], {"event": "shards", "home": "w0", "kernels": shards, "at": 1002.0}]))
-    boxes = [(box.worker, box.left, box.right, box.text) for box in found.boxes]
+    boxes = [(box.name, box.begin, box.end, box.text) for box in found.boxes]
     assert boxes == [
         ("w0", 0.0, pytest.approx(20 / 26), "20"),
         ("w1", pytest.approx(20 / 26), 1.0, "6"),

@@ -28,23 +28,16 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours, which the colour-blind tell apart."""
-MARKERS, STROKES = "osD^vPX", ("-", "--", "-.", ":")
-"""Of curves, so that one behind another stays visible."""
+MARKERS, STROKES = "osD^vPX", ("-", "--", "-.", ":")  # of curves, so that one behind another stays visible
 
-WIDTH, HEIGHT, BAR = 6.4, 4.0, 0.6
-"""Inches of a picture, and of the narrowest bar."""
-LONG_TICK, LONGEST_TICK = 8, 24
-"""Letters of a bar's name above which it stands upright, and above which it is cut."""
-MARKED = 60
-"""Points of a curve up to which each has a mark."""
+WIDTH, HEIGHT, BAR = 6.4, 4.0, 0.6  # inches of a picture, and of the narrowest bar
+LONG_TICK, LONGEST_TICK = 8, 24  # letters of a bar's name above which it stands upright, and above which it is cut
+MARKED = 60  # points of a curve up to which each has a mark
 ABOVE_BARS: dict[str, Any] = {"loc": "upper center", "ncols": 3}
 UNDER_ROOF: dict[str, Any] = {"loc": "lower right"}
-HEADROOM = 0.18
-"""Room above the highest bar for each line of the legend, as a share of the bar."""
-MARGIN = 0.05
-"""Room above the highest point of the curves, as a share of the height."""
-LETTER = 0.075
-"""Inches of a letter of a name that stands upright."""
+HEADROOM = 0.18  # room above the highest bar for each line of the legend, as a share of the bar
+MARGIN = 0.05  # room above the highest point of the curves, as a share of the height
+LETTER = 0.075  # inches of a letter of a name that stands upright
 
 
 def can_draw() -> bool:
@@ -101,8 +94,7 @@ def drawn(
 ) -> Iterator[Canvas]:
     """Yield a picture of these figures, of this many inches each. Raises UserError without matplotlib.
 
-    margins: shares of the picture; None, and names that stand upright, have them measured, which takes long. look:
-    Matplotlib's rcParams.
+    margins: shares of the picture; None, or names that stand upright, have them measured. look: Matplotlib's rcParams.
     """
     need_matplotlib()
     from matplotlib.figure import Figure as Picture
@@ -219,17 +211,14 @@ def _lines(axes: Axes, figure: Figure) -> None:
 
 CELL, EDGE, LEAST, MOST = 0.42, 2.6, 4.8, 24.0
 """Inches of a class, of all around them, and of the smallest and the largest picture."""
-LONGEST = 24
-"""Characters of a class's name."""
-MOST_NAMES, MOST_NUMBERS = 50, 30
-"""Classes up to which a picture has names, and numbers in its cells."""
+LONGEST = 24  # characters of a class's name
+MOST_NAMES, MOST_NUMBERS = 50, 30  # classes up to which a picture has names, and numbers in its cells
 
 
 def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]], path: Path, *, title: str) -> Path:
-    """Draw the confusion of classes, in shares of the samples of each, with the same bytes for the same numbers.
+    """Draw the confusion of classes, in shares of the samples of each. Raises UserError without matplotlib, DataError.
 
-    confusion: samples of the row's class with the column's class for an answer. Raises UserError without matplotlib,
-    DataError if the file cannot be written.
+    confusion: samples of the row's class with the column's class for an answer.
     """
     need_matplotlib()
     from matplotlib.figure import Figure

@@ -46,8 +46,7 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(map(number, values[:_MOST_CHANNELS])) + more
 
 
-MOST = 110
-"""Columns of the text without a width, and at the most."""
+MOST = 110  # columns of the text without a width, and at the most
 
 
 def readable_keys(tables: Iterable[TableEntry], width: int | None = None) -> str:

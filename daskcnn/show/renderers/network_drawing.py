@@ -12,8 +12,7 @@ from daskcnn.nn.summary import label
 from daskcnn.show.renderers.drawing import COLOURS, need_matplotlib, saved
 from daskcnn.show.renderers.network_text import times
 
-WIDTH, HEIGHT, GAP = 3.4, 0.5, 0.22
-"""Inches of a box, and between two boxes."""
+WIDTH, HEIGHT, GAP = 3.4, 0.5, 0.22  # inches of a box, and between two boxes
 _SIGNS = {Residual: "+", Add: "+", Branches: "side by side"}
 _HUES = {"Conv": 0, "Dense": 1, "BatchNorm": 2, "LRN": 2, "MaxPool": 3, "AveragePool": 3, "L2Pool": 3, "GlobalPool": 3}
 _OTHERS = "#888888"
@@ -103,10 +102,7 @@ def _place_box(drawing: NetworkDrawing, text: str, kind: str, x: float, top: flo
 
 
 def draw_network(drawing: NetworkDrawing, title: str, file: File) -> File:
-    """One picture, SVG or PNG by the file's ending; the same bytes for the same network.
-
-    Raises UserError without matplotlib, DataError on disk.
-    """
+    """Draw one picture, SVG or PNG by the file's ending. Raises UserError without matplotlib, DataError on disk."""
     matplotlib = need_matplotlib()
     from matplotlib.figure import Figure as Canvas
     from matplotlib.patches import FancyBboxPatch

@@ -97,10 +97,8 @@ def _reasons(layer: dict[str, Any]) -> Iterator[str]:
         yield f"others: {', '.join(others)}"
 
 
-MOST_ROWS, MOST_COLUMNS = 200, 20
-"""Classes up to which their figures, and the confusion matrix, are printed."""
-_NAMES = 40
-"""Letters of all names that stand above a confusion matrix."""
+MOST_ROWS, MOST_COLUMNS = 200, 20  # classes up to which their figures, and the confusion matrix, are printed
+_NAMES = 40  # letters of all names that stand above a confusion matrix
 CONFUSION = "samples of each class (rows) by the network's answer (columns)"
 
 
@@ -153,10 +151,7 @@ def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def confusion_table(result: Mapping[str, Any]) -> TextTable:
-    """Return the table of the samples of each class (rows) by the network's answer (columns).
-
-    Columns have the names of the classes, or numbers if names are too long for a line.
-    """
+    """Return the table of the samples of each class (rows) by answer (columns: names, or numbers if they are long)."""
     names = tuple(clean(c["class"]) for c in result["classes"])
     short = sum(map(len, names)) <= _NAMES
     numbers = ("",) * len(names) if short else tuple(map(str, range(len(names))))
@@ -166,10 +161,7 @@ def confusion_table(result: Mapping[str, Any]) -> TextTable:
 
 
 def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line an image: its classes by probability or, of a network that reconstructs images, its loss.
-
-    "; " separates classes, for a name may have commas.
-    """
+    """Return a line an image: its classes by probability or, of a network that reconstructs images, its loss."""
     lines = []
     for result in results:
         answers = [f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in result.get("classes", ())]

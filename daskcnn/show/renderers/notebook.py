@@ -14,8 +14,7 @@ from daskcnn.show.board import Board, WorkerLine
 from daskcnn.show.lines import describe
 from daskcnn.show.text import count, number, percent
 
-EVERY = 0.5
-"""Seconds between two drawings, at least: each is a message to the browser."""
+EVERY = 0.5  # seconds between two drawings, at least: each is a message to the browser
 _LISTED = (Warned, WorkerLost, WorkerIgnored, WorkerLeftOut)
 _MOST = 20  # lines that are kept of what is out of the ordinary
 _HEAD = ("worker", "device", "samples", "loss", "images/s", "busy", "wait", "comm", "state")

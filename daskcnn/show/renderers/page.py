@@ -31,8 +31,7 @@ from daskcnn.show.run_figures import COLOUR_OF, Curve, Figure, part_name, run_fi
 from daskcnn.show.text import clean, count, duration, number, percent, spread
 from daskcnn.show.timeline import Lane, timeline
 
-SIZE = (4.7, 3.1)
-"""Inches of a figure: on a telephone its letters are still large enough."""
+SIZE = (4.7, 3.1)  # inches of a figure: on a telephone its letters are still large enough
 MARGINS = {"left": 0.16, "right": 0.95, "bottom": 0.16, "top": 0.95}
 """Shares of the picture, with room for letters of nine points."""
 INK, MUTED, PAPER, GRID = "#010101", "#555555", "#fefefe", "#b0b0b0"
@@ -48,10 +47,7 @@ _BARE = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
 def inline_svg(figure: Figure) -> str:
-    """Return the figure without its title as one `svg` element with a name and a description.
-
-    Raises UserError without matplotlib.
-    """
+    """Return the figure as one `svg` element with a name and a description. Raises UserError without matplotlib."""
     file = io.StringIO()
     with drawn((figure,), size=SIZE, margins=MARGINS, titled=False, **_LOOK) as canvas:
         canvas.savefig(file, format="svg", metadata=_BARE)
@@ -113,12 +109,9 @@ def in_words(figure: Figure) -> str:
     return " ".join([*told, *(f"{name}: {number(level)} throughout." for name, level in figure.levels.items())])
 
 
-MOST_ROWS = 240
-"""Rows of a table that is not asked for in full."""
-MOST_MARKS, MOST_TICKS = 100, 6
-"""Troubles that are marked in a timeline, and times below it."""
-MOST_CLASSES = 60
-"""Classes up to which there is a confusion matrix."""
+MOST_ROWS = 240  # rows of a table that is not asked for in full
+MOST_MARKS, MOST_TICKS = 100, 6  # troubles that are marked in a timeline, and times below it
+MOST_CLASSES = 60  # classes up to which there is a confusion matrix
 CAPTIONS = {
     "workers": "Samples, seconds and bytes of each worker",
     "pushes": "What each worker pushed to the server",
@@ -129,10 +122,8 @@ CAPTIONS = {
     "troubles": "What was out of the ordinary, and when",
 }
 """The caption of each table of a report."""
-SPAN = 1000.0
-"""Units of a lane's width; its height is one."""
-LEAST_WIDTH = 0.01
-"""Units of the shortest part."""
+SPAN = 1000.0  # units of a lane's width; its height is one
+LEAST_WIDTH = 0.01  # units of the shortest part
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +150,7 @@ class DrawnTimeline:
 def report_page(
     report: RunReport, *, name: str = "", evaluation: Mapping[str, Any] | None = None, full: bool = False
 ) -> str:
-    """Return the page of one run. evaluation: as `daskcnn evaluate` kept it; full: no table is shortened.
-
-    Raises UserError without matplotlib.
-    """
+    """Return the page of one run, full or with shortened tables. evaluation: as `daskcnn evaluate` kept it."""
     most = None if full else MOST_ROWS
     head, *rest = sections(report, most=most, troubles=most)
     own, judged = {clean(name or report.start.run): report}, evaluation and _evaluated(evaluation)
@@ -194,24 +182,21 @@ def _render(template: str, reports: Mapping[str, RunReport], **more: Any) -> str
 
 @cache
 def _environment() -> Environment:
-    loader, cut = PackageLoader("daskcnn.show.renderers"), {"trim_blocks": True, "lstrip_blocks": True}
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **cut)
+    options: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    made = Environment(loader=PackageLoader("daskcnn.show.renderers"), autoescape=True, **options)
     made.filters["clean"] = clean
     return made
 
 
 def _evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """An evaluation for a page: a line and, if there are classes, a table by class and their confusion.
-
-    shades: the share of each cell in the samples of its class, in per cent.
-    """
+    """An evaluation for a page: a line and, if there are classes, a table by class and their confusion."""
     counts = evaluation["confusion"] if len(evaluation["classes"]) <= MOST_CLASSES else None
     return {
         "line": judged_line(evaluation),
         "classes": class_table(evaluation) if evaluation["classes"] else None,
         "matrix": None if counts is None else confusion_table(evaluation),
         "caption": CONFUSION,
-        "shades": [[round(100 * n / max(sum(row), 1)) for n in row] for row in counts or ()],
+        "shades": [[round(100 * n / max(sum(row), 1)) for n in row] for row in counts or ()],  # per cent of the class
     }
 
 

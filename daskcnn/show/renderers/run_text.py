@@ -22,8 +22,7 @@ from daskcnn.show.text import (
     time_shares,
 )
 
-MOST = 24
-"""Rows of a table that is not asked for in full."""
+MOST = 24  # rows of a table that is not asked for in full
 
 
 def format_report(report: RunReport, *, full: bool = False) -> str:
@@ -68,13 +67,11 @@ def readable_runs(rows: Sequence[RunRow], folder: str) -> str:
 
 
 Parts = Mapping[str, Any]
-LABEL = 12
-"""Columns of the labels."""
+LABEL = 12  # columns of the labels
 GLUE = "\N{NO-BREAK SPACE}"
 WHOLE = ("kept in", "checkpoint", "evaluate", "report", "page", "picture", "both need", "resume")
 """Labels of paths and commands, which are never broken."""
-SPENT = ("busy", "evaluation", "wait", "communication")
-"""Parts of a worker's seconds."""
+SPENT = ("busy", "evaluation", "wait", "communication")  # parts of a worker's seconds
 
 
 def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "") -> str:

@@ -134,14 +134,9 @@ _Cell = Callable[[WorkerLine], str | Text]
 _Column = tuple[str, Literal["left", "right"], _Cell]
 
 
-def _name(width: int) -> _Cell:
-    """The worker's name; of a long one, an address, the end, which tells it from others."""
-
-    def cell(row: WorkerLine) -> Text:
-        name = clean(row.name)
-        return Text(name if len(name) <= width else f"…{name[1 - width :]}")
-
-    return cell
+def _end(name: str, width: int) -> Text:
+    """The name; of a long one, an address, the end, which tells it from others."""
+    return Text(name if len(name) <= width else f"…{name[1 - width :]}")
 
 
 def _share(index: int) -> _Cell:
@@ -175,7 +170,7 @@ def _columns(board: Board, width: int, *, bars: bool) -> list[_Column]:
     """The columns that there is room for. bars: True if colours can tell their parts."""
     wide, narrow = width >= _WIDE, width < _NARROW
     bar: list[_Column] = [("", "left", _bar)] if wide and bars else []
-    name: _Column = ("worker", "left", _name(22 if wide else 14))
+    name: _Column = ("worker", "left", lambda row: _end(clean(row.name), 22 if wide else 14))
     if board.calibrating and any(row.doing for row in board.workers.values()):
         return [name, ("measures", "left", _state)]
     device: _Column = ("device", "left", lambda row: Text(clean(row.device)))
@@ -293,8 +288,7 @@ def warnings_by(say: Callable[[str], None]) -> Callable[[str], None]:
     return lambda message: say(f"{WARNING}{message}")
 
 
-warn = warnings_by(say)
-"""Says a warning on stderr."""
+warn = warnings_by(say)  # says a warning on stderr
 _TURNS = 2  # times a second that the bar is drawn
 
 
@@ -302,9 +296,8 @@ class Counter:
     """Counts up to a total. A context manager around the work; `done` counts before it."""
 
     def __init__(self, what: str, total: int, done: int = 0) -> None:
-        self._what, self._total, self._done = what, total, done
-        self._told = 10 * done // max(1, total)
-        self._begun, self._before = time.monotonic(), done
+        self._what, self._total, self._done, self._before = what, total, done, done
+        self._told, self._begun = 10 * done // max(1, total), time.monotonic()
         self._bar: Bar | None = None
         self._task = TaskID(0)
 
