@@ -38,7 +38,8 @@ from daskcnn.nn.layers import (
 from daskcnn.nn.scaled import channel_sum
 from daskcnn.ps.vectors import adagrad, add_scaled, cast, elastic, weighted_sum
 from daskcnn.store import Scattered
-from daskcnn.store.augmentation import NAMED, ShownSamples, first_move, with_chances
+from daskcnn.store.augmentation import NAMED, first_move, with_chances
+from daskcnn.store.augmentation.step import ShownSamples
 from daskcnn.store.loader import placed
 
 Work = Callable[[], Any]

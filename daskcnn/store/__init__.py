@@ -4,7 +4,6 @@ from daskcnn.store.dataset import Dataset, Described, Scattered, Split, open_dat
 from daskcnn.store.datasets import DATASETS
 from daskcnn.store.loader import Batch, BatchPlan, batches, load_batch, normalise, sample_keys
 from daskcnn.store.making.prepare import prepare
-from daskcnn.store.manifest import Manifest
 
 __all__ = [
     "DATASETS",
@@ -12,7 +11,6 @@ __all__ = [
     "BatchPlan",
     "Dataset",
     "Described",
-    "Manifest",
     "Scattered",
     "Split",
     "batches",

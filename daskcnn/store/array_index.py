@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from zarr.core.sync import sync
 from zarr.storage import FsspecStore
 
 from daskcnn.documents import first_problem, read_json, unknown_keys
@@ -32,13 +33,9 @@ class ArrayChanged(DataError):
 
 
 class ArrayIndex(BaseModel):
-    """The facts of arrays in place that take all of their images to know.
+    """The facts of arrays in place that take all of their images to know: SHA-256 of each chunk, and the statistics.
 
-    Attributes
-    ----------
-    identity : of what the arrays and the job say; an index is of no use for another
-    images, test_images : SHA-256 of each chunk
-    mean, deviation : of each channel, over the training part
+    `identity` is that of what the arrays and the job say: an index is of no use for another.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -125,13 +122,10 @@ def _local(folder: Path) -> list[str] | None:
 
 def _remote(files: Files) -> list[str] | None:
     """Entries of a single listing."""
-    from zarr.core.sync import sync
-
-    store = files.store
-    if not isinstance(store, FsspecStore):
+    if not isinstance(files.store, FsspecStore):
         return None
     try:
-        found = sync(store.fs._find(store.path, detail=True))
+        found = sync(files.store.fs._find(files.store.path, detail=True))
     except Exception:  # every file system of fsspec has errors of its own, and some cannot list
         return None
     if not found or len(found) > _MOST_ENTRIES:

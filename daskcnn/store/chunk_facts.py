@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from math import isfinite, sqrt
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -25,25 +26,15 @@ LARGEST = 1e30
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Sums that mean and deviation follow from, channel by channel.
+    """Sums of pixels and of their squares by channel, which mean and deviation follow from; exact for integers.
 
-    Attributes
-    ----------
-    counts : pixels
-    sums : of the pixels; of real numbers their mean
-    squares : sums of squares; of real numbers of the distances from their mean
-    exact : true if the pixels are integers
+    If the pixels are real numbers, `sums` are the means, and `squares` the sums of the squared distances from them.
     """
 
-    counts: tuple[int, ...]
-    sums: tuple[Any, ...]
-    squares: tuple[Any, ...]
-    exact: bool
-
-    @classmethod
-    def none(cls) -> Moments:
-        """Return the moments of no pixel at all."""
-        return cls((), (), (), True)
+    counts: tuple[int, ...] = ()
+    sums: tuple[Any, ...] = ()
+    squares: tuple[Any, ...] = ()
+    exact: bool = True
 
     @classmethod
     def of(cls, pixels: Numbers, missing: npt.NDArray[np.bool_] | None = None) -> Moments:
@@ -57,11 +48,9 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         if not self.counts or not other.counts:
             return self if self.counts else other
-        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        counts = tuple(map(add, self.counts, other.counts))
         if self.exact:
-            sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True))
-            squares = tuple(a + b for a, b in zip(self.squares, other.squares, strict=True))
-            return Moments(counts, sums, squares, True)
+            return Moments(counts, tuple(map(add, self.sums, other.sums)), tuple(map(add, self.squares, other.squares)))
         means, squares = zip(*map(_joined, self._channels(), other._channels()), strict=True)
         return Moments(counts, means, squares, False)
 
@@ -132,16 +121,8 @@ def chunk_facts(
 ) -> ChunkFacts:
     """Return the facts of a chunk: images (n, H, W, C), labels (n,) or (n, L), weights (n,).
 
-    Parameters
-    ----------
-    nodata : the value that stands for no data; then NaN does too, and neither counts in the statistics
-    where : the array, for messages
-    first : the chunk's first sample, for messages
-
-    Raises
-    ------
-    DataError : for NaN without a `nodata`, for infinities, and for what is larger than `LARGEST`, with sample and
-        channel
+    `nodata` stands for no data; then NaN does too, and neither counts in the statistics. `where`, the array, and
+    `first`, the chunk's first sample, are for messages. Raises DataError as `check_finite`.
     """
     missing = missing_pixels(images, nodata)
     check_finite(images, missing, where=where, first=first)

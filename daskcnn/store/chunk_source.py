@@ -24,12 +24,8 @@ Indices = npt.NDArray[np.int64]
 class ChunkCache:
     """A bounded, thread-safe map from a chunk's identity to its array. The least recently used are dropped first.
 
-    An array larger than the bound is not kept.
-
-    Parameters
-    ----------
-    limit : bytes of all arrays
-    spared : bytes of those that are spared: chunks that pass through do not push them out
+    An array larger than the bound is not kept. Chunks that pass through do not push out those that are spared. `limit`
+    and `spared` are in bytes.
     """
 
     def __init__(self, limit: int, spared: int | None = None) -> None:
@@ -190,16 +186,15 @@ class StoredChunks:
         where = f"{self.files.path}: {self.name}/{array}, chunk {index} (samples {lo} to {hi - 1})"
         stored = self.stored[array]
         key = f"{stored.path}/{stored.metadata.encode_chunk_key((index,) + (0,) * (stored.ndim - 1))}"
-        expected = _whole_bytes(stored)
+        expected, remedy = _whole_bytes(stored), "make the data set again"
         content = self.files.content(key, expected)
         if content is None:
-            raise DataError(reason=f"{where} is missing", remedy="make the data set again")
+            raise DataError(reason=f"{where} is missing", remedy=remedy)
         if len(content) != expected:
-            size = self.files.size(key)
-            raise DataError(reason=f"{where} has {size} bytes instead of {expected}", remedy="make the data set again")
+            raise DataError(reason=f"{where} has {self.files.size(key)} bytes instead of {expected}", remedy=remedy)
         data = np.frombuffer(content, np.dtype(stored.dtype)).reshape(stored.chunks)[: hi - lo]
         if sha256(data) != getattr(self.part, array)[index]:
-            raise DataError(f"{where} does not match its checksum", "the file is damaged", "make the data set again")
+            raise DataError(f"{where} does not match its checksum", "the file is damaged", remedy)
         return data
 
 

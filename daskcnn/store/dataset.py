@@ -35,14 +35,7 @@ SMALLEST_DEVIATION = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """Samples of an array where they lie, in memory that is held as long.
-
-    Attributes
-    ----------
-    addresses : of the samples, (n,)
-    shape, dtype : of one sample
-    held : what has the samples
-    """
+    """The addresses (n,) of samples of this shape and type, and the arrays that hold them."""
 
     addresses: npt.NDArray[np.uint64]
     shape: tuple[int, ...]
@@ -70,14 +63,9 @@ Near: TypeAlias = dict[str, dict[int, tuple[Block, int]]]
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Samples by the chunks that they lie in.
+    """Samples by the chunks that they lie in: those of chunk i have `places` and `order` from edge i to edge i + 1.
 
-    Attributes
-    ----------
-    chunks : that have some of the samples
-    edges : where in `places` and `order` the samples of each chunk begin, and where the last ones end
-    places : in its chunk, of each sample
-    order : which of the samples each is
+    `places` are in the chunk; `order` has the numbers among the samples that were asked for.
     """
 
     chunks: list[int]
@@ -96,17 +84,6 @@ class Split:
 
     def __len__(self) -> int:
         return self.samples
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(H, W, C) of an image."""
-        h, w, c = self.source.like("images")[0]
-        return h, w, c
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Number type of the images."""
-        return self.source.like("images")[1]
 
     @property
     def stored(self) -> StoredChunks:
@@ -186,7 +163,7 @@ def _as_labels(stored: npt.NDArray[Any]) -> Labels:
 
 
 class Described(Protocol):
-    """The facts that a network needs of its images. A data set has them, and a checkpoint keeps them."""
+    """The facts that a network needs of its images, as in `Dataset`. A checkpoint keeps them too."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -225,10 +202,8 @@ class Described(Protocol):
 class Dataset:
     """An open data set: its manifest and its two parts.
 
-    Attributes
-    ----------
-    scale : mean and deviation of every channel to be used in place of the data set's own
-    index : of arrays that are used in place; None for a prepared data set, and where it is not known
+    `scale` has a mean and a deviation of every channel to be used in place of the data set's own. `index` is that of
+    arrays that are used in place, where it is known.
     """
 
     path: str
@@ -246,14 +221,9 @@ class Dataset:
     def _repr_html_(self) -> str:
         H, W, C = self.shape
         classes = ", ".join(self.classes[:_CLASSES_SHOWN]) + (" …" if len(self.classes) > _CLASSES_SHOWN else "")
-        rows = [
-            ("path", self.path),
-            ("images", f"{H}×{W}×{C} {self.dtype}"),
-            ("training images", f"{len(self.train):,}"),
-            ("test images", f"{len(self.test):,}"),
-            (f"{len(self.classes):,} classes", classes),
-        ]
-        return as_table(f"Data set {self.name}", rows)
+        rows = [("path", self.path), ("images", f"{H}×{W}×{C} {self.dtype}")]
+        rows += [("training images", f"{len(self.train):,}"), ("test images", f"{len(self.test):,}")]
+        return as_table(f"Data set {self.name}", [*rows, (f"{len(self.classes):,} classes", classes)])
 
     @property
     def name(self) -> str:
@@ -344,7 +314,10 @@ def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
     files = Files.at(path)
     root = files.json("zarr.json")
     if root is None:
-        raise DataError(path, _what_is_there(files), _NONE_HERE)
+        if files.size(".zgroup") is not None:
+            raise DataError(path, "a zarr store of format 2, format 3 is needed", _NONE_HERE)
+        found = "no data set here" if files.is_empty() else "something else than a zarr group"
+        raise DataError(path, found, _NONE_HERE)
     if root.get("node_type") == "array":
         raise DataError(path, "a zarr array, not a data set", _AN_ARRAY)
     manifest = parse(root.pop("attributes", None), path)
@@ -355,17 +328,11 @@ def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
     return Dataset(path, manifest, train, test)
 
 
-def _what_is_there(files: Files) -> str:
-    if files.size(".zgroup") is not None:
-        return "a zarr store of format 2, format 3 is needed"
-    return "no data set here" if files.is_empty() else "something else than a zarr group"
-
-
 def _open_split(files: Files, manifest: Manifest, fingerprint: str, name: str, limit: int | None) -> Split:
     part = manifest.part(name)
+    of_part = arrays_of(manifest, name)
     arrays = {
-        array: files.plain_array(f"{name}/{array}", shape, manifest.chunk, dtype)
-        for array, shape, dtype in arrays_of(manifest, name)
+        array: files.plain_array(f"{name}/{array}", shape, manifest.chunk, kind) for array, shape, kind in of_part
     }
     samples = part.samples if limit is None else min(limit, part.samples)
     return Split(name, samples, StoredChunks(name, manifest.chunk, files, part, fingerprint, arrays))
@@ -388,8 +355,8 @@ def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None
     raises, the reading ends and no thread continues. Raises DataError naming store, array, chunk and samples, or the
     label and its sample. Arrays that are used in place are left out: they are checked as they are read.
     """
-    parts = [(len(split), split.source) for split in (dataset.train, dataset.test)]
-    stored = [(samples, source) for samples, source in parts if isinstance(source, StoredChunks)]
+    parts = dataset.train, dataset.test
+    stored = [(len(part), part.source) for part in parts if isinstance(part.source, StoredChunks)]
     jobs = [
         (source, array, index)
         for samples, source in stored
@@ -401,15 +368,17 @@ def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None
     threads = max(1, min(4, cpu_count(), MAX_CHUNK_BYTES // chunk_bytes))
     with ThreadPoolExecutor(threads, thread_name_prefix="daskcnn-verify") as pool:
         try:
-            for job, found in zip(jobs, pool.map(lambda job: _verified(dataset, *job), jobs), strict=True):
-                counts[job[0].name] += found
+            for job, counted in zip(jobs, pool.map(lambda job: _verified(dataset, *job), jobs), strict=True):
+                counts[job[0].name] += counted
                 between()
         except UserError:
             pool.shutdown(cancel_futures=True)
             raise
     for samples, source in stored:
-        if samples == source.part.samples:
-            _verify_counts(dataset, source, counts[source.name])
+        found, said = counts[source.name].tolist(), list(source.part.class_counts)
+        if samples == source.part.samples and found != said:
+            reason = f"{source.name} has class counts {found}, its manifest says {said}"
+            raise DataError(dataset.path, reason, "make the data set again")
 
 
 def _verified(dataset: Dataset, source: StoredChunks, array: str, index: int) -> npt.NDArray[np.int64] | int:
@@ -424,20 +393,7 @@ def _verified(dataset: Dataset, source: StoredChunks, array: str, index: int) ->
     last = 1 if data.ndim == 2 else len(dataset.classes) - 1
     if (bad := np.argwhere(data > last)).size:
         sample = index * source.chunk + int(bad[0][0])
-        found = data[tuple(bad[0])]
-        kind = "classes" if data.ndim == 1 else "labels"
-        raise DataError(
-            dataset.path,
-            f"{source.name}/labels, sample {sample} has label {found}, {kind} are 0 to {last}",
-            "make the data set again",
-        )
+        kinds = f"{'classes' if data.ndim == 1 else 'labels'} are 0 to {last}"
+        reason = f"{source.name}/labels, sample {sample} has label {data[tuple(bad[0])]}, {kinds}"
+        raise DataError(dataset.path, reason, "make the data set again")
     return np.array(class_counts(data, len(dataset.classes)))
-
-
-def _verify_counts(dataset: Dataset, source: StoredChunks, found: npt.NDArray[np.int64]) -> None:
-    if tuple(found.tolist()) != source.part.class_counts:
-        raise DataError(
-            dataset.path,
-            f"{source.name} has class counts {found.tolist()}, its manifest says {list(source.part.class_counts)}",
-            "make the data set again",
-        )

@@ -23,9 +23,7 @@ from daskcnn.files import check_regular, local_path, open_regular
 _OTHER_FIELDS: dict[str, Any] = dict.fromkeys(("attributes", "dimension_names"))  # without a meaning here
 _REMADE = "check that the path is right, or write it anew"
 _DAMAGED = "the store is damaged, make it again"
-
 _CREDENTIALS = ("credential", "forbidden", "accessdenied", "access key", "signature", "token", "403")
-
 EMPTY_CHUNKS_TOO: Any = {"write_empty_chunks": True}
 """Chunks of zeros are written: a missing file means damage."""
 
@@ -45,10 +43,7 @@ class Files:
 
     @classmethod
     def at(cls, path: str, *, read_only: bool = True) -> Files:
-        """Return the store at a local path or fsspec URL.
-
-        Raises DataError for an unknown protocol or a missing package.
-        """
+        """Return the store at a path or fsspec URL. Raises DataError for an unknown protocol or a missing package."""
         if not is_url(path):
             folder = local_path(path)
             return cls(path, LocalStore(folder, read_only=read_only), folder)
@@ -75,7 +70,6 @@ class Files:
 
     def names(self, most: int) -> list[str]:
         """Return the first `most` names directly inside this store, sorted."""
-        found = []
         with self.reading(""):
             if self.folder is not None:
                 found = [entry.name for entry in islice(os.scandir(self.folder), most)]
@@ -108,17 +102,13 @@ class Files:
         return found
 
     def content(self, key: str, most: int) -> bytes | None:
-        """Return at most `most` bytes of what is stored under a key and one more, None if there is nothing.
-
-        Raises DataError if the storage fails.
-        """
+        """Return the first `most` + 1 bytes under a key, None if there is nothing. Raises DataError if that fails."""
         try:
             with self.reading(key):
                 if self.folder is not None:
                     with open_regular(self.folder / key) as file:
                         return file.read(most + 1)
-                asked = RangeByteRequest(0, most + 1)
-                buffer = sync(self.store.get(key, default_buffer_prototype(), asked))
+                buffer = sync(self.store.get(key, default_buffer_prototype(), RangeByteRequest(0, most + 1)))
                 return None if buffer is None else buffer.to_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -130,16 +120,12 @@ class Files:
             raise DataError(self.path, f"array {name} is missing", "make the data set again")
         wanted = array_metadata(shape, chunk, dtype)
         if (field := unknown_keys(found, wanted | _OTHER_FIELDS)) is not None:
-            raise DataError(
-                f"{self.path}/{name}/zarr.json", f"{field!r:.80}: a field that plain arrays do not have", _DAMAGED
-            )
+            where = f"{self.path}/{name}/zarr.json"
+            raise DataError(where, f"{field!r:.80}: a field that plain arrays do not have", _DAMAGED)
         for field, want in wanted.items():
             if found.get(field) != want:
-                raise DataError(
-                    self.path,
-                    f"array {name} has {field} = {found.get(field)!r:.120}, not {want!r}",
-                    "make the data set again",
-                )
+                reason = f"array {name} has {field} = {found.get(field)!r:.120}, not {want!r}"
+                raise DataError(self.path, reason, "make the data set again")
         with self.reading(name):
             return zarr.open_array(self.store, path=name, mode="r", zarr_format=3)
 
@@ -150,10 +136,8 @@ def _remedy_for(path: str, error: Exception) -> str:
     if not path.startswith(("s3:", "s3a:")):
         return _REMADE if isinstance(error, ValueError | TypeError | KeyError) else "check the path and its permissions"
     if isinstance(error, PermissionError) or any(sign in words for sign in _CREDENTIALS):
-        return (
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws, to credentials that may read it, "
-            "here and on every worker"
-        )
+        keys = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws"
+        return f"{keys}, to credentials that may read it, here and on every worker"
     return "check the bucket's name, its region and AWS_ENDPOINT_URL, here and on every worker"
 
 

@@ -79,6 +79,5 @@ class _Record(BaseModel):
 
 
 def _damaged(what: str) -> DataError:
-    return DataError(
-        "checkpoint", f"its description of the images is damaged ({what})", "take another checkpoint of the run"
-    )
+    reason = f"its description of the images is damaged ({what})"
+    return DataError("checkpoint", reason, "take another checkpoint of the run")

@@ -21,18 +21,8 @@ import numpy.typing as npt
 
 from daskcnn import compiled
 from daskcnn.arrays import derive
-from daskcnn.store.augmentation import (
-    NAMED,
-    Augment,
-    Mixture,
-    Moves,
-    Pictures,
-    ShownSamples,
-    first_move,
-    steps_of,
-    with_chances,
-)
-from daskcnn.store.augmentation.step import Array, Keys, moved
+from daskcnn.store.augmentation import NAMED, Augment, first_move, steps_of, with_chances
+from daskcnn.store.augmentation.step import Array, Keys, Mixture, Moves, Pictures, ShownSamples, moved
 from daskcnn.store.chunk_facts import Images, missing_pixels
 from daskcnn.store.chunk_source import CACHE, ChunkSource, Indices
 from daskcnn.store.dataset import Dataset, Described, Labels, Near, Scattered, Split
@@ -50,14 +40,8 @@ THREADS = 4
 def reading_ahead(source: ChunkSource | None, order: Indices, ahead: int) -> Iterator[Callable[[int], None]]:
     """Read the chunks of samples in this order ahead, on threads that end with the context.
 
-    Parameters
-    ----------
-    source : None for samples that are in memory
-    ahead : bytes of images that are read before they are asked for; at most half of what the cache holds
-
-    Yields
-    ------
-    A function to be called with how many samples of the order are asked for, before they are taken.
+    Yields a function to be called with how many samples of the order are asked for, before they are taken. At most
+    `ahead` bytes of images are read before that, and half of what the cache holds. A source of None is in memory.
     """
     if source is None or not len(order):
         yield lambda samples: None
@@ -69,23 +53,22 @@ def reading_ahead(source: ChunkSource | None, order: Indices, ahead: int) -> Ite
     further, begun = max(1, min(ahead, CACHE.limit // 2) // max(1, source.chunk_bytes)), 0
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="daskcnn-loader-ahead")
 
+    def read(index: int) -> None:
+        with suppress(Exception):  # who needs the chunk asks again, and is told
+            for array in source.arrays:
+                source.held(array, index)
+
     def reached(samples: int) -> None:
         nonlocal begun
         until = min(len(coming), int(np.searchsorted(first, samples)) + further)
         for index in coming[begun:until]:
-            pool.submit(_read, source, index)
+            pool.submit(read, index)
         begun = max(begun, until)
 
     try:
         yield reached
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _read(source: ChunkSource, index: int) -> None:
-    with suppress(Exception):  # who needs the chunk asks again, and is told
-        for array in source.arrays:
-            source.held(array, index)
 
 
 @dataclass(frozen=True)
@@ -95,11 +78,8 @@ class BatchPlan:
     Attributes
     ----------
     ranges : samples (lo, hi)
-    batch_size : samples in a batch
-    seed : of order and augmentation
     presentation : number of the pass; each pass has its own order
     limit : the most samples of this presentation; None for all
-    augment : a name or steps
     shuffle : false to keep the order of the ranges
     steps : cut the presentation into this many batches, equal within one sample, whatever the batch size
     """
@@ -128,15 +108,9 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Batch:
-    """One minibatch on the host.
+    """One minibatch on the host: normalised images (H, W, N, C), labels, keys (N,) for other draws of each sample.
 
-    Attributes
-    ----------
-    x : images (H, W, N, C), normalised
-    labels : (N,) int64, or (N, L) uint8 of 0 and 1
-    keys : (N,) uint64, for other random draws of each sample
-    weights : (N,) float32, factors on each sample's loss; None where every sample counts the same
-    mixture : what the images are mixed of; None where they are not
+    `weights` (N,) are factors on each sample's loss; None where every sample counts the same.
     """
 
     x: Array
@@ -161,7 +135,9 @@ def sample_order(plan: BatchPlan, chunk: int | Indices, window: int) -> Indices:
     pieces = [piece for lo, hi in plan.ranges for piece in _pieces(lo, hi, chunk)]
     starts = np.array([lo for lo, _ in pieces], np.int64)
     shuffled = [pieces[i] for i in np.argsort(derive(np, sample_keys(plan, starts), 1), kind="stable")]
-    return _concatenate([_mixed(plan, group) for group in _windows(shuffled, window)])[: plan.limit]
+    groups = (_concatenate([np.arange(lo, hi) for lo, hi in group]) for group in _windows(shuffled, window))
+    mixed = [own[np.argsort(derive(np, sample_keys(plan, own), 2), kind="stable")] for own in groups]
+    return _concatenate(mixed)[: plan.limit]
 
 
 def _pieces(lo: int, hi: int, chunk: int | Indices) -> Iterator[tuple[int, int]]:
@@ -187,20 +163,12 @@ def _windows(pieces: Iterable[tuple[int, int]], window: int) -> Iterator[list[tu
         yield group
 
 
-def _mixed(plan: BatchPlan, group: list[tuple[int, int]]) -> Indices:
-    indices = _concatenate([np.arange(lo, hi) for lo, hi in group])
-    return indices[np.argsort(derive(np, sample_keys(plan, indices), 2), kind="stable")]
-
-
 def _concatenate(parts: list[Indices]) -> Indices:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.float32) -> Array:
-    """Turn images (N, H, W, C) into x (H, W, N, C): channel means subtracted, divided by the channels' deviations.
-
-    Pixels without data become 0, the mean.
-    """
+    """Turn images (N, H, W, C) into x (H, W, N, C), standardised by channel. Pixels without data become 0, the mean."""
     return placed(dataset, Scattered.of(images), dtype, Moves())
 
 
@@ -249,12 +217,7 @@ def _normalised(dataset: Described, images: Images, dtype: npt.DTypeLike) -> Arr
 
 
 def load_batch(
-    dataset: Dataset,
-    split: Split,
-    plan: BatchPlan,
-    dtype: npt.DTypeLike,
-    indices: Indices,
-    near: Near | None = None,
+    dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike, indices: Indices, near: Near | None = None
 ) -> Batch:
     """Return the batch of these samples, in this order. Raises DataError if a chunk is damaged.
 

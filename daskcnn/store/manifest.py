@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,6 @@ PARTS = ("train", "test")
 REMEDY = "make it again with `daskcnn data prepare` or `daskcnn.prepare`"
 """How a user gets a data set that is whole."""
 _MOST_SOURCES = 10_000
-
 MOST_CLASSES = 1 << 16
 Order = Literal["shuffled", "stored"]
 Labelling = Literal["classes", "several"]
@@ -64,7 +63,7 @@ Checksums = Annotated[tuple[str, ...], FailFast()]
 
 
 def silent(*_: Any) -> None:
-    """Tell nobody."""
+    """Ignore warnings and progress."""
 
 
 class _Frozen(BaseModel):
@@ -72,14 +71,7 @@ class _Frozen(BaseModel):
 
 
 class PartManifest(_Frozen):
-    """One part, train or test.
-
-    Attributes
-    ----------
-    samples : number of samples
-    class_counts : samples of each class, or with each of several labels
-    images, labels, weights : SHA-256 of each chunk; of weights none where the samples have none
-    """
+    """One part, train or test: its samples, those of each class or label, and the SHA-256 of each chunk."""
 
     samples: Size
     class_counts: Annotated[tuple[int, ...], FailFast()]
@@ -93,10 +85,7 @@ class Manifest(_Frozen):
 
     Attributes
     ----------
-    shape : (H, W, C) of an image
-    chunk : samples of one chunk
-    dtype : number type of the images
-    labels : one class of each sample, or several labels
+    shape, chunk : (H, W, C) of an image, and samples of one chunk
     nodata : the value that stands for no data, if there is one; then NaN does too
     fit : the way in which image files became images of this size; None where they are no image files
     mean, deviation : of each channel, over the training part; deviation is 0 for a channel that is the same everywhere
@@ -153,9 +142,7 @@ class Manifest(_Frozen):
 
     def _record(self) -> dict[str, Any]:
         """The manifest as it is kept: in format 1 without what that format did not have."""
-        record = self.model_dump(mode="json")
-        if self.fit is None:
-            del record["fit"]
+        record = self.model_dump(mode="json", exclude={"fit"} if self.fit is None else None)
         if self.format == 1:
             later = [(record, key) for key in ("dtype", "labels", "nodata")]
             for table, key in (*later, *((record[part], "weights") for part in PARTS)):
@@ -165,13 +152,9 @@ class Manifest(_Frozen):
 
 @dataclass(frozen=True)
 class Source:
-    """The samples that an importer found.
+    """The samples that an importer found: images (N, H, W, C) and labels, (N,) classes or (N, L) of 0 and 1.
 
-    Attributes
-    ----------
-    train, test : images (N, H, W, C) and labels, (N,) classes or (N, L) of 0 and 1
-    sources : SHA-256 of each file, by its name
-    weights : of the training samples, (N,), or None
+    `sources` has the SHA-256 of each file by its name, `weights` (N,) are those of the training samples.
     """
 
     name: str
@@ -218,11 +201,10 @@ def _facts(source: Source, name: str, chunk: int, nodata: float | None) -> Itera
     weights = source.weights if name == "train" else None
     label_dtype = "uint8" if labels.ndim == 2 or len(source.classes) <= 256 else "uint16"
     for lo, hi in chunks(len(labels), chunk):
-        part_of_weights = None if weights is None else weights[lo:hi]
         yield chunk_facts(
             images[lo:hi],
             labels[lo:hi].astype(label_dtype, copy=False),
-            part_of_weights,
+            None if weights is None else weights[lo:hi],
             classes=len(source.classes),
             nodata=nodata,
             where=f"{source.name}: {name}",
@@ -231,11 +213,8 @@ def _facts(source: Source, name: str, chunk: int, nodata: float | None) -> Itera
 
 
 def assemble(common: Mapping[str, Any], facts: Mapping[str, Sequence[ChunkFacts]], *, warn: Warn = silent) -> Manifest:
-    """Return the manifest of a data set from what is known of its chunks, part by part and in order.
-
-    Raises DataError if nothing could be learnt from it.
-    """
-    moments = sum((chunk.moments for chunk in facts["train"]), Moments.none())
+    """Return the manifest from the facts of each part's chunks. Raises DataError if there is nothing to learn."""
+    moments = sum((chunk.moments for chunk in facts["train"]), Moments())
     mean, deviation = moments.mean, moments.deviation
     if not any(deviation):
         raise plain_colour(common["name"])
@@ -243,22 +222,19 @@ def assemble(common: Mapping[str, Any], facts: Mapping[str, Sequence[ChunkFacts]
         warn(f"{common['name']}: channel {', '.join(map(str, constant))} is the same in every training image")
     parts = {name: _part(found) for name, found in facts.items()}
     manifest = _of_fields({**common, "mean": mean, "deviation": deviation, **parts})
-    for problem in _problems(manifest):
-        raise DataError(manifest.name, problem.reason, problem.remedy)
+    for reason, remedy in _problems(manifest):
+        raise DataError(manifest.name, reason, remedy)
     if unseen := unseen_classes(manifest):
         raise strangers(manifest.name, unseen)
     return manifest
 
 
 def draft_of(common: Mapping[str, Any], parts: Mapping[str, PartManifest]) -> Manifest:
-    """Return the manifest of a data set that is yet to be written: without statistics, counts and checksums.
-
-    Raises DataError for a field that is wrong, and for chunks that are too large.
-    """
+    """Return a manifest without statistics. Raises DataError for a wrong field, and for chunks that are too large."""
     nothing = (0.0,) * common["shape"][2]
     draft = _of_fields({**common, "mean": nothing, "deviation": nothing, **parts})
-    for problem in _of_chunks(draft):
-        raise DataError(draft.name, problem.reason, problem.remedy)
+    for reason, remedy in _of_chunks(draft):
+        raise DataError(draft.name, reason, remedy)
     return draft
 
 
@@ -283,13 +259,12 @@ def strangers(name: str, unseen: Sequence[str]) -> DataError:
 
 
 def _part(facts: Sequence[ChunkFacts]) -> PartManifest:
-    weights = tuple(chunk.weights for chunk in facts if chunk.weights)
     return PartManifest(
         samples=sum(chunk.samples for chunk in facts),
         class_counts=tuple(map(sum, zip(*(chunk.class_counts for chunk in facts), strict=True))),
         images=tuple(chunk.images for chunk in facts),
         labels=tuple(chunk.labels for chunk in facts),
-        weights=weights,
+        weights=tuple(chunk.weights for chunk in facts if chunk.weights),
     )
 
 
@@ -316,8 +291,8 @@ def parse(attributes: Any, path: str) -> Manifest:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
         raise DataError(path, f"manifest, {first_problem(error)}", REMEDY) from None
-    for problem in _problems(manifest):
-        raise DataError(path, problem.reason, REMEDY)
+    for reason, _ in _problems(manifest):
+        raise DataError(path, reason, REMEDY)
     return manifest
 
 
@@ -329,41 +304,30 @@ def _refuse_excess(body: dict[str, Any], path: str) -> None:
             raise DataError(path, f"manifest, {key!r:.80}: unknown key", REMEDY)
     sources = body.get("sources")
     if isinstance(sources, dict) and len(sources) > _MOST_SOURCES:
-        reason = f"manifest, {len(sources):,} sources: at most {_MOST_SOURCES:,}"
-        raise DataError(path, reason, REMEDY)
+        raise DataError(path, f"manifest, {len(sources):,} sources: at most {_MOST_SOURCES:,}", REMEDY)
 
 
-class _Problem(NamedTuple):
-    """A contradiction in a manifest, and what the maker of the data set can do about it."""
-
-    reason: str
-    remedy: str = REMEDY
-
-
-def _problems(manifest: Manifest) -> Iterator[_Problem]:
+def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield the contradictions in a manifest, each with what the maker of the data set can do about it."""
     classes, channels = len(manifest.classes), manifest.shape[2]
     least = 1 if manifest.labels == "several" else 2
     if not least <= classes <= MOST_CLASSES:
         reason = f"{classes} class names: between {least} and {MOST_CLASSES:,} are needed"
-        yield _Problem(reason, "give samples of other classes too" if classes < least else "join some of the classes")
+        yield reason, "give samples of other classes too" if classes < least else "join some of the classes"
     deviations = len(manifest.deviation) if isinstance(manifest.deviation, tuple) else channels
     if min(manifest.shape) < 1 or len(manifest.mean) != channels or deviations != channels:
-        yield _Problem(
-            f"images of shape {manifest.shape} with {len(manifest.mean)} channel means, {deviations} deviations"
-        )
+        means = len(manifest.mean)
+        yield f"images of shape {manifest.shape} with {means} channel means, {deviations} deviations", REMEDY
     yield from _of_chunks(manifest)
     for name in PARTS:
-        yield from map(_Problem, _part_problems(name, manifest, classes))
-    for reason in unlearnable(manifest):
-        yield _Problem(reason, "give training samples that differ in their labels")
+        yield from ((reason, REMEDY) for reason in _part_problems(name, manifest, classes))
+    yield from ((reason, "give training samples that differ in their labels") for reason in unlearnable(manifest))
 
 
-def _of_chunks(manifest: Manifest) -> Iterator[_Problem]:
+def _of_chunks(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.chunk * manifest.sample_bytes > MAX_CHUNK_BYTES:
-        reason = (
-            f"chunks of {manifest.chunk:,} samples of shape {manifest.shape} are larger than {MAX_CHUNK_BYTES:,} bytes"
-        )
-        yield _Problem(reason, "give a smaller chunk")
+        what = f"chunks of {manifest.chunk:,} samples of shape {manifest.shape}"
+        yield f"{what} are larger than {MAX_CHUNK_BYTES:,} bytes", "give a smaller chunk"
 
 
 def unlearnable(manifest: Manifest) -> Iterator[str]:

@@ -25,16 +25,9 @@ def stratified(
     """Return a mask (N,) of `test` samples that hold every class in its proportion, within one sample.
 
     Every class keeps at least one sample outside, so a class of one sample is not in the mask. Where classes are too
-    small for that, the mask has fewer than `test` samples. Where samples have several labels, each label keeps a
-    sample outside.
-
-    Parameters
-    ----------
-    labels : classes (N,), or rows (N, L) of several labels: samples with the same row count as one class, and so do
-        those whose row no other sample has
-    test : samples of the mask
-    seed : of the draw
-    keys : a number of each sample's own, (N,), that the draw follows from; its index if not given
+    small for that, the mask has fewer than `test` samples. Samples with the same row of labels (N, L) count as one
+    class, and so do those whose row no other sample has; each label keeps a sample outside. The draw follows from the
+    seed and from `keys` (N,), a number of each sample's own; its index if not given.
     """
     which, counts = _groups(labels)
     wanted = _shares(counts, test)
@@ -69,10 +62,9 @@ def _shares(counts: npt.NDArray[np.int64], test: int) -> npt.NDArray[np.int64]:
 
 
 def shuffled_order(samples: int | npt.NDArray[np.uint64], seed: int, salt: int) -> npt.NDArray[np.int64]:
-    """Return a permutation of the samples of a part, given by their count or by a number of each one's own.
+    """Return a permutation of the samples of part `salt`, given by their count or by a number of each one's own.
 
-    `salt` is the number of the part. It sorts keys of our own: the stream of NumPy's `permutation` may
-    change between versions.
+    It sorts keys of our own: the stream of NumPy's `permutation` may change between versions.
     """
     return np.argsort(sample_keys(samples, seed, salt), kind="stable")
 

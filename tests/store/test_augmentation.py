@@ -20,24 +20,14 @@ from daskcnn.store.augmentation import (
     NAMED,
     STEPS,
     Augment,
-    Chance,
-    Crop,
-    Cutout,
-    Jitter,
-    Mirror,
-    Mixup,
-    MovingStep,
-    Pictures,
-    ResizedCrop,
-    ShownSamples,
-    Step,
-    Translate,
     described,
     image_problems,
     read_augment,
     steps_of,
     with_chances,
 )
+from daskcnn.store.augmentation.step import Chance, MovingStep, Pictures, ShownSamples, Step
+from daskcnn.store.augmentation.steps import Crop, Cutout, Jitter, Mirror, Mixup, ResizedCrop, Translate
 from daskcnn.store.loader import _augmented
 from daskcnn.store.manifest import Source
 

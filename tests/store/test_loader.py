@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from daskcnn.arrays import Array
 from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, Dataset, Split, batches, load_batch, normalise, open_dataset, sample_keys
-from daskcnn.store.augmentation import NAMED, AugmentName, Moves, ShownSamples, first_move, with_chances
-from daskcnn.store.augmentation.step import moved
+from daskcnn.store.augmentation import NAMED, AugmentName, first_move, with_chances
+from daskcnn.store.augmentation.step import Moves, ShownSamples, moved
 from daskcnn.store.chunk_source import Indices
 from daskcnn.store.dataset import Near
 from daskcnn.store.loader import DEPTH, Batch, _normalised, batch_edges, sample_order

@@ -14,7 +14,7 @@ from daskcnn.nn import LOSSES, Context, StepPace, loss_and_gradients
 from daskcnn.nn.losses import SoftmaxCrossEntropy, mixed_loss
 from daskcnn.sharded.passes import loss_of
 from daskcnn.store import Batch, BatchPlan, Dataset, load_batch
-from daskcnn.store.augmentation import Mixup
+from daskcnn.store.augmentation.steps import Mixup
 from daskcnn.training.replica import Replica, presentations
 from tests.toy_data import toy_dataset
 

@@ -8,24 +8,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import PlainValidator, SerializeAsAny, TypeAdapter
 
 from daskcnn.errors import nearest
-from daskcnn.store.augmentation.step import Chance, Mixture, Moves, MovingStep, Pictures, ShownSamples, Step, chances
+from daskcnn.store.augmentation.step import Chance, Moves, MovingStep, ShownSamples, Step, chances
 from daskcnn.store.augmentation.steps import Crop, Cutout, Jitter, Mirror, Mixup, ResizedCrop, Translate
 from daskcnn.store.dataset import Described
 
-STEPS: dict[str, type[Step]] = {
-    "crop": Crop,
-    "translate": Translate,
-    "mirror": Mirror,
-    "cutout": Cutout,
-    "jitter": Jitter,
-    "resized-crop": ResizedCrop,
-    "mixup": Mixup,
-}
-
+_KINDS: tuple[type[Step], ...] = (Crop, Translate, Mirror, Cutout, Jitter, ResizedCrop, Mixup)
+STEPS = {kind.name: kind for kind in _KINDS}
 AugmentName: TypeAlias = Literal["none", "crop-mirror"]
 Augment: TypeAlias = AugmentName | tuple[SerializeAsAny[Step], ...]
 """A name that stands for steps, or the steps."""
-
 NAMED: dict[AugmentName, tuple[Step, ...]] = {"none": (), "crop-mirror": (Crop(), Mirror())}
 
 
@@ -40,10 +31,7 @@ def described(augment: Augment) -> str:
 
 
 def read_augment(value: Any) -> Any:
-    """Return a name as it is, and the steps of a list of tables.
-
-    Raises ValueError for anything else; ValidationError, with the place in the list, for wrong steps.
-    """
+    """Return a name as it is, and the steps of a list of tables. Raises ValueError for anything else."""
     if value is None or (isinstance(value, str) and value in NAMED):
         return value
     if not isinstance(value, list | tuple):
@@ -86,9 +74,7 @@ def image_problems(augment: Augment, images: Described) -> Iterator[str]:
 
 def with_chances(steps: Sequence[Step], samples: ShownSamples) -> list[tuple[Step, Chance]]:
     """Return each step with what its choices are made of."""
-    if not steps:
-        return []
-    return list(zip(steps, chances([step.draws for step in steps], samples), strict=True))
+    return list(zip(steps, chances([step.draws for step in steps], samples), strict=True)) if steps else []
 
 
 def first_move(
@@ -105,32 +91,3 @@ def first_move(
             break
         move, done = both, done + 1
     return move or Moves(), steps[done:]
-
-
-__all__ = [
-    "NAMED",
-    "STEPS",
-    "Augment",
-    "AugmentName",
-    "Chance",
-    "Crop",
-    "Cutout",
-    "Jitter",
-    "Mirror",
-    "Mixture",
-    "Mixup",
-    "Moves",
-    "MovingStep",
-    "Pictures",
-    "ResizedCrop",
-    "ShownSamples",
-    "Step",
-    "Translate",
-    "described",
-    "first_move",
-    "image_problems",
-    "order_problems",
-    "read_augment",
-    "steps_of",
-    "with_chances",
-]

@@ -26,21 +26,13 @@ Places = npt.NDArray[np.int64]
 """(N, 3): the row and the column of each image that come first, and 1, or -1 where columns go from right to left."""
 Line: TypeAlias = npt.NDArray[np.int64] | int
 Border = Literal["zeros", "reflect"]
-
 _FIRST_SALT = (1 << 32) + 1
 """Layers draw with salts of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownSamples:
-    """The samples of a minibatch, and the pass that they are shown in.
-
-    Attributes
-    ----------
-    keys : (N,), of sample and pass
-    indices : (N,), their numbers
-    seed, presentation : the seed that keys are made of, and the number of the pass
-    """
+    """The samples of a minibatch by their numbers (N,), and keys (N,) of sample and pass, made of the seed."""
 
     keys: Keys
     indices: npt.NDArray[np.int64]
@@ -50,14 +42,7 @@ class ShownSamples:
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """The random numbers of a step.
-
-    Attributes
-    ----------
-    numbers : (draws, N), in [0, 1)
-    samples : that they are of
-    salt : of the first number; no other step has it
-    """
+    """The random numbers of a step, (draws, N) in [0, 1), and the salt of the first, which no other step has."""
 
     numbers: npt.NDArray[np.float32]
     samples: ShownSamples
@@ -83,13 +68,7 @@ def _salts(count: int) -> Keys:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The partner of each image of a minibatch, and the shares of the two.
-
-    Attributes
-    ----------
-    partners : (N,), the place in the minibatch of each sample's partner
-    shares : (N,), the sample's own part of its image and label; the rest is the partner's
-    """
+    """The partner of each image of a minibatch, and the sample's own part of its image and label; (N,) each."""
 
     partners: npt.NDArray[np.int64]
     shares: npt.NDArray[np.float64]
@@ -97,14 +76,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """A minibatch on its way through the steps.
-
-    Attributes
-    ----------
-    x : (H, W, N, C), normalised, of the steps' own: they may write to it
-    images : the data set's description
-    mixture : once the images are mixed
-    """
+    """A minibatch x (H, W, N, C), normalised, on its way through the steps, which may write to it."""
 
     x: Array
     images: Described
@@ -143,13 +115,10 @@ class Step(BaseModel, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """The places that the pixels of each image come from, as in `Places`.
+    """The places that the pixels of each image come from, as in `Places`, (N,) each or one number for all.
 
-    Attributes
-    ----------
-    rows, columns, ways : (N,) each, or one number for all images
-    reach : pixels that they lie beyond the image's edges at most
-    border : what is beyond the edges: 0, or the image's mirror image without its outermost pixels again
+    They lie at most `reach` pixels beyond the image's edges. `border` is what is there: 0, or the image's mirror image
+    without its outermost pixels again.
     """
 
     rows: Line = 0

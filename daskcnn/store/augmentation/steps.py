@@ -36,10 +36,7 @@ class Crop(MovingStep):
 
 
 class Cutout(Step):
-    """Set a square of each image to 0, the mean (DeVries and Taylor 2017).
-
-    Its centre is any pixel, so at an edge less than the square is cut out.
-    """
+    """Set a square around any pixel of each image, as far as it reaches, to 0, the mean (DeVries and Taylor 2017)."""
 
     name: ClassVar[str] = "cutout"
     draws: ClassVar[int] = 2
@@ -78,9 +75,8 @@ class Jitter(Step):
         x, images = pictures.x, pictures.images
         most = np.array([self.brightness, self.contrast, self.saturation])
         factors = 1 + most * (2 * chance.numbers.T.astype(np.float64) - 1)
-        limits = np.array([-np.inf, np.inf])
-        if images.dtype.kind in "iu":
-            limits[:] = np.iinfo(images.dtype).min, np.iinfo(images.dtype).max
+        whole = np.iinfo(images.dtype) if images.dtype.kind in "iu" else None
+        limits = np.array([whole.min, whole.max] if whole else [-np.inf, np.inf], np.float64)
         lines = np.empty((2, *x.shape[2:]))
         mean, deviation = np.array(images.mean), np.array(images.deviation)  # which may be views that cannot be written
         compiled.minibatch.recolour(x, np.ascontiguousarray(factors), mean, deviation, limits, lines)
@@ -114,7 +110,6 @@ class Mixup(Step):
     """Mix each image with the next one of its minibatch, and their labels alike (Zhang et al. 2018).
 
     The sample's own share is the larger of λ and 1 - λ, where λ is Beta(alpha, alpha). It counts as the right answer.
-    The share is the sample's; which other image it is mixed with depends on the minibatch.
     """
 
     name: ClassVar[str] = "mixup"
@@ -158,8 +153,7 @@ class ResizedCrop(Step):
         (0.25, 1.0), description="Smallest and largest area, as parts of the image's."
     )
     ratio: Annotated[tuple[Ratio, Ratio], BeforeValidator(_as_pair)] = Field(
-        (0.75, 1.333),
-        description="Smallest and largest width ÷ height, drawn evenly by its logarithm.",
+        (0.75, 1.333), description="Smallest and largest width ÷ height, drawn evenly by its logarithm."
     )
 
     @field_validator("scale", "ratio")
@@ -200,11 +194,9 @@ def between(
 ) -> tuple[npt.NDArray[np.int64], Array]:
     """Return where the centres of `size` pixels lie in a stretch of an axis of as many.
 
-    Two arrays (size, N): the pixel before each, and the part of the way to the next one. Beyond the outermost centres
-    lies their own value.
+    Two arrays (size, N): the pixel before each, and the part of the way to the next one.
     """
-    at = first + (np.arange(size)[:, None] + 0.5) * (length / size) - 0.5
-    at = at.clip(0, size - 1)
+    at = (first + (np.arange(size)[:, None] + 0.5) * (length / size) - 0.5).clip(0, size - 1)
     before = at.astype(np.int64)
     return before, (at - before).astype(dtype)
 

@@ -58,12 +58,9 @@ def read_tar_gz(
 ) -> dict[str, bytes]:
     """Return the files of a .tar.gz that holds `folder` and, in it, some of `expected` (file name → most bytes).
 
-    Every header is checked before its content is read. If the archive is refused, what was read before is dropped.
-
-    Raises
-    ------
-    DataError : for a link, a device, an absolute name or one with `..`; for a member that is not expected, comes
-        twice or is too large; for an archive that is damaged or unpacks to more than it should
+    Every header is checked before its content is read. Raises DataError for a link, a device, an absolute name or one
+    with `..`; for a member that is not expected, comes twice or is too large; for an archive that is damaged or unpacks
+    to more than it should.
     """
     limit = sum(expected.values()) + _HEADERS
     total = file_size(path)
@@ -72,9 +69,10 @@ def read_tar_gz(
         with open_regular(path) as raw, gzip.open(raw) as unpacked:
             stream = _Bounded(unpacked, limit, lambda: progress(raw.tell(), total))
             for member in _members(stream):
-                name = _checked_name(path, member, folder, expected, found)
-                if name is not None:
-                    found[name] = _exactly(stream, member.size)
+                if reason := _refusal(member, folder, expected, found):
+                    raise DataError(path, f"member {member.name!r:.120} {reason}", "refused, nothing was unpacked")
+                if not member.isdir():
+                    found[PurePosixPath(member.name).name] = _exactly(stream, member.size)
                     _exactly(stream, -member.size % tarfile.BLOCKSIZE)
             while stream.read():  # to its end, where the checksum stands
                 pass
@@ -86,10 +84,7 @@ def read_tar_gz(
 
 
 def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
-    """Yield the header of every member. The caller reads the content, up to a whole block, before the next.
-
-    PAX headers are passed over: no name here is so long, and no file so large, that it needs one.
-    """
+    """Yield the headers of members, not PAX ones. The caller reads each content, up to a whole block, first."""
     for number in range(_MOST_HEADERS):
         head = _at_most(stream, tarfile.BLOCKSIZE)
         if number and (not head or head.count(0) == tarfile.BLOCKSIZE):
@@ -124,19 +119,6 @@ def _skip(stream: _Bounded, size: int) -> None:
         size -= len(piece)
 
 
-def _checked_name(
-    path: Path, member: tarfile.TarInfo, folder: str, expected: Mapping[str, int], found: Mapping[str, bytes]
-) -> str | None:
-    """Return the member's file name, None for the folder itself.
-
-    Raises DataError for a member that must not be there.
-    """
-    reason = _refusal(member, folder, expected, found)
-    if reason is not None:
-        raise DataError(path, f"member {member.name!r:.120} {reason}", "refused, nothing was unpacked")
-    return None if member.isdir() else PurePosixPath(member.name).name
-
-
 def _refusal(
     member: tarfile.TarInfo, folder: str, expected: Mapping[str, int], found: Mapping[str, bytes]
 ) -> str | None:
@@ -159,10 +141,7 @@ def _refusal(
 
 
 def read_gzip_or_plain(path: Path, limit: int) -> bytes:
-    """Return a file's content, unpacked if it is gzip.
-
-    Raises DataError if it is damaged or longer than `limit` bytes.
-    """
+    """Return a file's content, unpacked if it is gzip. Raises DataError if it is damaged or longer than the limit."""
     try:
         with open_regular(path) as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -183,12 +162,6 @@ def file_size(path: Path) -> int:
         raise DataError(path, error.strerror, "check the path given as --archive") from error
 
 
-def check_size(path: Path, limit: int) -> None:
-    """Raise DataError for a file that is longer than `limit` bytes, before it is read."""
-    if (size := file_size(path)) > limit:
-        raise DataError(path, f"{size:,} bytes, more than the {limit:,} allowed", "not the file it should be")
-
-
 def file_sha256(path: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> str:
     """Return a file's SHA-256, read in pieces. Raises DataError if it cannot be read."""
     digest, done, total = hashlib.sha256(), 0, file_size(path)
@@ -205,7 +178,6 @@ def file_sha256(path: Path, progress: Callable[[int, int], None] = lambda done, 
 
 _DOWNLOAD_BLOCK = 1 << 18
 _TIMEOUT = 30.0
-
 OnBytes = Callable[[int, int], None]
 
 
@@ -228,28 +200,21 @@ class Download:
             if not target.exists():
                 self._download(target, progress)
         except OSError as error:
-            raise DataError(
-                target, f"cannot be written ({error.strerror or error})", "choose another folder"
-            ) from error
-        found = file_sha256(target)
-        if found != self.sha256:
-            raise DataError(
-                target,
-                f"SHA-256 {found} instead of {self.sha256}",
-                "remove it to download it again, or give it as --archive to use it as it is",
-            )
+            reason = f"cannot be written ({error.strerror or error})"
+            raise DataError(target, reason, "choose another folder") from error
+        if (found := file_sha256(target)) != self.sha256:
+            remedy = "remove it to download it again, or give it as --archive to use it as it is"
+            raise DataError(target, f"SHA-256 {found} instead of {self.sha256}", remedy)
         return target
 
     def _download(self, target: Path, progress: OnBytes) -> None:
         part = target.with_name(target.name + ".part")
         with _locked(part) as file:
             self._receive(file, part, progress)
-            found = file_sha256(part)
-            if found != self.sha256:
+            if (found := file_sha256(part)) != self.sha256:
                 part.unlink()
-                raise DataError(
-                    self.url, f"what came has SHA-256 {found} instead of {self.sha256}", "dropped, try again"
-                )
+                reason = f"what came has SHA-256 {found} instead of {self.sha256}"
+                raise DataError(self.url, reason, "dropped, try again")
             os.fsync(file.fileno())
             part.rename(target)
 
@@ -261,7 +226,8 @@ class Download:
             return
         try:
             with self._open(have) as response:
-                if have and not _continues(response, have):
+                there = str(response.headers.get("Content-Range", ""))
+                if have and not (response.status == 206 and there.startswith(f"bytes {have}-")):  # all of the file
                     have = file.truncate(0)
                 have = self._copy(response, file, have, progress)
         except (URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
@@ -271,17 +237,13 @@ class Download:
 
     def _open(self, have: int) -> Any:
         headers = {"User-Agent": "daskcnn", "Accept-Encoding": "identity"}
-        if have:
-            headers["Range"] = f"bytes={have}-"
+        rest = {"Range": f"bytes={have}-"} if have else {}
         try:
-            return urlopen(Request(self.url, headers=headers), timeout=_TIMEOUT)
+            return urlopen(Request(self.url, headers={**headers, **rest}), timeout=_TIMEOUT)
         except HTTPError as error:
             error.close()
-            raise DataError(
-                self.url,
-                f"the server answered {error.code} {error.reason}",
-                "download it by other means and give --archive",
-            ) from None
+            reason = f"the server answered {error.code} {error.reason}"
+            raise DataError(self.url, reason, "download it by other means and give --archive") from None
 
     def _copy(self, response: Any, file: IO[bytes], have: int, progress: OnBytes) -> int:
         progress(have, self.size)
@@ -297,24 +259,16 @@ class Download:
 
     def _interrupted(self, file: IO[bytes], part: Path, reason: object) -> DataError:
         file.flush()
-        return DataError(
-            self.url,
-            f"stopped after {file.tell()} of {self.size} bytes ({reason})",
-            f"the same command goes on from {part}, or give --archive",
-        )
-
-
-def _continues(response: Any, have: int) -> bool:
-    """Return whether the answer is the rest of the file rather than all of it."""
-    return response.status == 206 and str(response.headers.get("Content-Range", "")).startswith(f"bytes {have}-")
+        stopped = f"stopped after {file.tell()} of {self.size} bytes ({reason})"
+        return DataError(self.url, stopped, f"the same command goes on from {part}, or give --archive")
 
 
 @contextmanager
 def _locked(part: Path) -> Iterator[IO[bytes]]:
     """Open the `.part` file for appending, exclusively. Raises DataError while another process writes to it.
 
-    The lock lies on the data themselves, not on a lock file of filelock's: it goes with them when they are renamed, so
-    that one who waited sees that they are finished, and nothing is left beside the archive.
+    The lock lies on the data themselves and goes with them when they are renamed, so that one who waited sees that they
+    are finished, and nothing is left beside the archive.
     """
     with suppress(FileNotFoundError):
         check_regular(part)

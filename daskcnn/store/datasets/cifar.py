@@ -15,7 +15,7 @@ import numpy as np
 
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images
-from daskcnn.store.datasets.archive import Download, check_size, file_sha256, file_size, read_gzip_or_plain, read_tar_gz
+from daskcnn.store.datasets.archive import Download, file_sha256, file_size, read_gzip_or_plain, read_tar_gz
 from daskcnn.store.manifest import Progress, Source, Warn, sha256
 
 _PIXELS = 3 * 32 * 32
@@ -28,8 +28,6 @@ class Cifar:
 
     Attributes
     ----------
-    name, title : in `DATASETS`, and as people write it.
-    folder : of the archive.
     train, test : files of records, with the most records that each may have.
     classes_file : names of the classes, a line each.
     labels : label bytes of a record, by their number of classes. The last one is the class; coarser ones come before.
@@ -91,36 +89,31 @@ class Cifar:
             expected = {**self._needed, **self.others}
             contents = read_tar_gz(archive, self.folder, expected, lambda done, total: progress("unpack", done, total))
         if missing := [name for name in self._needed if name not in contents]:
-            raise DataError(
-                archive, f"{', '.join(missing)} missing", f"give the official archive or its folder {self.folder}"
-            )
+            remedy = f"give the official archive or its folder {self.folder}"
+            raise DataError(archive, f"{', '.join(missing)} missing", remedy)
         return self._source(archive, contents, sources)
 
     def _archive_checksum(self, archive: Path, progress: Progress, warn: Warn) -> str:
         most_packed = sum(self._needed.values()) + sum(self.others.values()) + (16 << 20)  # packing may make it larger
-        check_size(archive, most_packed)
+        if (size := file_size(archive)) > most_packed:
+            reason = f"{size:,} bytes, more than the {most_packed:,} allowed"
+            raise DataError(archive, reason, "not the file it should be")
         found, official = file_sha256(archive, lambda done, total: progress("checksum", done, total)), self.official
         if found != official.sha256:
-            warn(
-                f"{archive} is not the official {self.title} archive: SHA-256 {found}, {file_size(archive)} bytes, "
-                f"instead of {official.sha256}, {official.size} bytes; its content is used as it is"
-            )
+            other = f"SHA-256 {found}, {size} bytes, instead of {official.sha256}, {official.size} bytes"
+            warn(f"{archive} is not the official {self.title} archive: {other}; its content is used as it is")
         return found
 
     def _source(self, archive: Path, contents: Mapping[str, bytes], sources: dict[str, str]) -> Source:
-        names = self._class_names(archive, contents[self.classes_file])
+        names = tuple(contents[self.classes_file].decode("ascii", "replace").split())
+        if len(names) != self.classes:
+            reason = f"{self.classes_file} names {len(names)} classes instead of {self.classes}"
+            raise DataError(archive, reason, "get the archive again")
         files = (*self.train, *self.test)
         records = {name: self._records(f"{archive}: {name}", contents[name]) for name in files}  # before any is copied
         sources |= {name: sha256(contents[name]) for name in self._needed}
         train, test = (self._part([records[name] for name in part]) for part in (self.train, self.test))
         return Source(self.name, names, train, test, sources)
-
-    def _class_names(self, archive: Path, content: bytes) -> tuple[str, ...]:
-        names = tuple(content.decode("ascii", "replace").split())
-        if len(names) != self.classes:
-            reason = f"{self.classes_file} names {len(names)} classes instead of {self.classes}"
-            raise DataError(archive, reason, "get the archive again")
-        return names
 
     def _records(self, where: str, content: bytes) -> Images:
         """Return the records (N, bytes) of a file, not copied. Raises DataError for a part of one, or a wrong label.
@@ -129,11 +122,8 @@ class Cifar:
         """
         count, rest = divmod(len(content), self.record)
         if rest or not count:
-            raise DataError(
-                f"{where}, record {count}",
-                f"{rest} bytes instead of {self.record}, the file is truncated or empty",
-                "get it again",
-            )
+            reason = f"{rest} bytes instead of {self.record}, the file is truncated or empty"
+            raise DataError(f"{where}, record {count}", reason, "get it again")
         records = np.frombuffer(content, np.uint8).reshape(count, self.record)
         for byte, classes in enumerate(self.labels):
             labels = records[:, byte]
@@ -154,12 +144,10 @@ class Cifar:
         return images, np.concatenate([records[:, at - 1] for records in files])
 
 
+_PLACE = "https://www.cs.toronto.edu/~kriz/"
 CIFAR10_ARCHIVE = Download(
-    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    size=170_052_171,
-    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    f"{_PLACE}cifar-10-binary.tar.gz", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 )
-
 CIFAR10 = Cifar(
     name="cifar10",
     title="CIFAR-10",
@@ -173,13 +161,9 @@ CIFAR10 = Cifar(
     training_samples=50_000,
 )
 
-
 CIFAR100_ARCHIVE = Download(
-    url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-    size=168_513_733,
-    sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+    f"{_PLACE}cifar-100-binary.tar.gz", 168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
 )
-
 CIFAR100 = Cifar(
     name="cifar100",
     title="CIFAR-100",

@@ -20,6 +20,7 @@ FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
+_NAMES = [name for pair in FILES.values() for name in pair]
 _SIDE = 28
 _MOST = 16 + 60_000 * _SIDE * _SIDE
 
@@ -28,11 +29,7 @@ _MOST = 16 + 60_000 * _SIDE * _SIDE
 class IdxFiles:
     """A data set in the files of MNIST: 28×28 grey pixels, ten classes, 60,000 to train, 10,000 to test.
 
-    Attributes
-    ----------
-    name, title : in `DATASETS`, and as people write it.
-    class_names : in the order of the labels.
-    official : the publisher's files, packed by gzip; none where no official address is left.
+    `official` has the publisher's files, packed by gzip; none where no official address is left.
     """
 
     name: str
@@ -52,8 +49,7 @@ class IdxFiles:
         Raises DataError where there is no official address, and where a download fails.
         """
         if not self.official:
-            names = ", ".join(name for pair in FILES.values() for name in pair)
-            remedy = f"give --archive FOLDER holding {names} (.gz or not)"
+            remedy = f"give --archive FOLDER holding {', '.join(_NAMES)} (.gz or not)"
             raise DataError(reason=f"{self.name} is not downloaded", remedy=remedy)
         for each in self.official:
             each.fetch(folder / self.name, lambda done, total: progress("download", done, total))
@@ -61,32 +57,22 @@ class IdxFiles:
 
     def archive_at(self, path: Path) -> Path | None:
         """The path, if it is the folder of the four files, packed or not."""
-        names = [name for pair in FILES.values() for name in pair]
-        return path if all((path / name).is_file() or (path / f"{name}.gz").is_file() for name in names) else None
+        return path if all((path / name).is_file() or (path / f"{name}.gz").is_file() for name in _NAMES) else None
 
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
-        """Read the four files of a folder, with a warning for a packed one that is not the official one.
-
-        Raises DataError naming file and value.
-        """
+        """Read the four files of a folder, with a warning for a packed one that is not the official one."""
         assert archive is not None
         sources: dict[str, str] = {}
         parts = {}
         for i, (part, (images, labels)) in enumerate(FILES.items()):
             progress("read", i, len(FILES))
             parts[part] = _pair(_content(archive, images, sources), _content(archive, labels, sources))
-        self._compare(archive, warn)
-        return Source(self.name, self.class_names, parts["train"], parts["test"], sources)
-
-    def _compare(self, folder: Path, warn: Warn) -> None:
-        """Warn of packed files that are not the official ones. Those of another data set have the same names."""
-        for each in self.official:
-            path = folder / each.url.rpartition("/")[2]
+        for each in self.official:  # files of another data set have the same names
+            path = archive / each.url.rpartition("/")[2]
             if path.exists() and (found := file_sha256(path)) != each.sha256:
-                warn(
-                    f"{path} is not the official file of {self.title}: SHA-256 {found} instead of {each.sha256}; its "
-                    "content is used as it is"
-                )
+                other = f"SHA-256 {found} instead of {each.sha256}"
+                warn(f"{path} is not the official file of {self.title}: {other}; its content is used as it is")
+        return Source(self.name, self.class_names, parts["train"], parts["test"], sources)
 
 
 MNIST = IdxFiles("mnist", "MNIST", tuple("0123456789"))
@@ -112,15 +98,12 @@ def _pair(images: tuple[Path, bytes], labels: tuple[Path, bytes]) -> tuple[Image
 
 
 def _idx(path: Path, content: bytes, item: tuple[int, ...]) -> Images:
-    """Return the array of an IDX file: magic 0, 0, type 8 (uint8), dimensions; their sizes as big-endian uint32;
-    then the data.
-    """
+    """The array of an IDX file: magic 0, 0, type 8 (uint8), dimensions; their sizes as big-endian uint32; the data."""
     dimensions = 1 + len(item)
     magic = bytes((0, 0, 8, dimensions))
     if content[:4] != magic:
-        raise DataError(
-            path, f"starts with {content[:4].hex()} instead of {magic.hex()}", "not the IDX file it should be"
-        )
+        reason = f"starts with {content[:4].hex()} instead of {magic.hex()}"
+        raise DataError(path, reason, "not the IDX file it should be")
     head = 4 + 4 * dimensions
     if len(content) < head:
         raise DataError(path, f"{len(content)} bytes, less than its header's {head}, truncated", "get it again")

@@ -27,13 +27,9 @@ _MOST_LETTERS = 200
 
 @dataclass(frozen=True)
 class ImageArray:
-    """Images (N, H, W, C), (N, C, H, W) or (N, H, W) in a zarr array.
+    """Images of shape (H, W, C) in a zarr array (N, H, W, C), (N, C, H, W) or (N, H, W).
 
-    Attributes
-    ----------
-    shape : (H, W, C) of an image
-    chunk : samples that are read, and checked, as a whole: one stored chunk or several
-    digest : SHA-256 of what the metadata say
+    `chunk` samples are read, and checked, as a whole: one stored chunk or several. `digest` is that of the metadata.
     """
 
     path: str
@@ -70,10 +66,7 @@ class ImageArray:
 
 
 def open_images(path: str, layout: Layout) -> ImageArray:
-    """Open the images. Only metadata are read.
-
-    Raises DataError naming what cannot be used, such as the number type, or chunks that cut images.
-    """
+    """Open the images by their metadata. Raises DataError for types and chunks that cannot be used."""
     files = Files.at(path)
     about = foreign_metadata(files)
     if about.dtype is None or about.dtype.name not in get_args(Dtype):
@@ -86,11 +79,10 @@ def open_images(path: str, layout: Layout) -> ImageArray:
     if any(chunk < whole for chunk, whole in zip(about.chunks[1:], about.shape[1:], strict=True)):
         reason = f"its chunks {about.chunks} cut images of shape {about.shape[1:]}, so every image is in several chunks"
         raise DataError(path, reason, "write it anew with daskcnn.prepare, or in chunks along the first axis only")
-    shape = _image_shape(about.shape, layout)
-    many = _run_of_chunks(about)
-    return ImageArray(
-        path, layout, about.shape[0], shape, about.dtype, many, about.digest, _opened(files, about), files
-    )
+    h, w, c = about.shape[1:] if len(about.shape) == 4 else (*about.shape[1:], 1)
+    shape = (w, c, h) if len(about.shape) == 4 and layout == "NCHW" else (h, w, c)
+    many, stored = _run_of_chunks(about), _opened(files, about)
+    return ImageArray(path, layout, about.shape[0], shape, about.dtype, many, about.digest, stored, files)
 
 
 def array_at(path: str) -> ImageArray | None:
@@ -100,12 +92,6 @@ def array_at(path: str) -> ImageArray | None:
     if (found or {}).get("node_type") == "array" or (found is None and files.size(".zarray") is not None):
         return open_images(path, "NHWC")
     return None
-
-
-def _image_shape(shape: tuple[int, ...], layout: Layout) -> tuple[int, int, int]:
-    if len(shape) == 3:
-        return shape[1], shape[2], 1
-    return (shape[2], shape[3], shape[1]) if layout == "NCHW" else (shape[1], shape[2], shape[3])
 
 
 def _run_of_chunks(about: ForeignMetadata) -> int:
@@ -129,10 +115,7 @@ def _opened(files: Files, about: ForeignMetadata) -> zarr.Array[Any]:
 
 
 def read_labels(path: str) -> npt.NDArray[Any]:
-    """Return an array of labels: numbers or text (N,), or numbers (N, L).
-
-    Raises DataError for anything else, and for labels that do not fit memory.
-    """
+    """Return labels, numbers or text (N,), or numbers (N, L). Raises DataError for others, and for too large ones."""
     files = Files.at(path)
     about = foreign_metadata(files)
     itemsize = 16 if about.dtype is None else about.dtype.itemsize

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,12 +38,8 @@ class InPlaceChunks:
     Scattered samples are gathered in blocks, which the cache spares: a chunk is read once for what it has of them, and
     not again with every evaluation.
 
-    Attributes
-    ----------
-    codes : labels of all stored samples
-    checksums : SHA-256 of each stored chunk; None: they are not known
-    order : stored samples, as they are numbered here
-    scattered : the first of them that is scattered
+    `order` has stored samples, as they are numbered here, from `scattered` on the scattered ones; `codes` the labels of
+    all stored samples; `checksums` the SHA-256 of each stored chunk, where they are known.
     """
 
     array: ImageArray
@@ -53,6 +49,7 @@ class InPlaceChunks:
     scattered: int
     name: str
     fingerprint: str
+    arrays: ClassVar[Sequence[str]] = ("images", "labels")
 
     @cached_property
     def cuts(self) -> Indices:
@@ -64,11 +61,6 @@ class InPlaceChunks:
     def chunk_bytes(self) -> int:
         """Bytes of the images of a chunk."""
         return self.array.chunk * self.array.sample_bytes
-
-    @property
-    def arrays(self) -> Sequence[str]:
-        """Names of the arrays that there are."""
-        return ("images", "labels")
 
     def like(self, array: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Return shape and number type of one sample of this array."""
@@ -87,7 +79,8 @@ class InPlaceChunks:
     def held(self, array: str, index: int) -> Block:
         """Return a chunk or block, from the cache if it is there. Raises ArrayChanged where the array has changed."""
         if array == "labels":
-            return self.codes[self._stored(index)]
+            lo = index * self.array.chunk
+            return self.codes[self._in_block(index)] if index < 0 else self.codes[lo : lo + self.array.chunk]
         key = (self.array.path, self.fingerprint, self.name, index)
         if index < 0:
             return CACHE.get(key, lambda: self._gathered(index), spare=True)
@@ -99,23 +92,17 @@ class InPlaceChunks:
         data = self.array.read(index)
         if self.checksums is not None and sha256(data) != self.checksums[index]:
             lo = index * self.array.chunk
-            raise ArrayChanged(
-                self.array.path,
-                f"samples {lo} to {lo + len(data) - 1} (chunk {index}) have changed since the array was read for its "
-                "index",
-                "restore the array and resume the run, or start a new run, which reads it again",
-            )
+            what = f"samples {lo} to {lo + len(data) - 1} (chunk {index})"
+            reason = f"{what} have changed since the array was read for its index"
+            remedy = "restore the array and resume the run, or start a new run, which reads it again"
+            raise ArrayChanged(self.array.path, reason, remedy)
         return self.array.as_images(data)
 
-    def _stored(self, index: int) -> slice | Indices:
-        """Stored samples of a chunk or block."""
-        if index >= 0:
-            return slice(index * self.array.chunk, (index + 1) * self.array.chunk)
-        lo = self.scattered + (-1 - index) * self._block
-        return self.order[lo : lo + self._block]
+    def _in_block(self, index: int) -> Indices:
+        return self.order[self.scattered + (-1 - index) * self._block :][: self._block]
 
     def _gathered(self, index: int) -> Block:
-        stored = self.order[self.scattered + (-1 - index) * self._block :][: self._block]
+        stored = self._in_block(index)
         images = np.empty((len(stored), *self.array.shape), self.array.dtype)
         chunks = stored // self.array.chunk
         for chunk in np.unique(chunks).tolist():
@@ -130,13 +117,11 @@ class InPlaceChunks:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """The arrays that make up a data set.
+    """The arrays that make up a data set, by their paths or URLs.
 
     Attributes
     ----------
-    images, labels : paths or URLs of zarr arrays
     test : part of the samples that are for testing; None where there are arrays of their own
-    nodata : value that stands for no data; then NaN does too
     seed : of the test and validation samples, and of the order of the chunks
     validation : samples at the end of the training part; None: as many as usual
     limit : the most samples of each part
@@ -161,12 +146,9 @@ class Arrays:
 
 @dataclass(frozen=True)
 class IndexWork:
-    """Chunks of an array that are looked at together.
+    """Chunks of an array that are looked at together, and which samples of each count in the statistics; None: all.
 
-    Attributes
-    ----------
-    part : "train" for the array that the training samples are in, "test" for one of its own
-    counted : for each chunk which of its samples count in the statistics; None: all
+    The part is "train" for the array that the training samples are in, "test" for one of its own.
     """
 
     array: ImageArray
@@ -199,7 +181,7 @@ def _seen(piece: IndexWork, chunk: int, counted: npt.NDArray[np.bool_] | None) -
     images = piece.array.as_images(data)
     missing = missing_pixels(images, piece.nodata)
     check_finite(images, missing, where=piece.array.path, first=chunk * piece.array.chunk, option="data.nodata")
-    moments = Moments.none()
+    moments = Moments()
     if piece.part == "train":
         keep = slice(None) if counted is None else counted
         moments = Moments.of(images[keep], None if missing is None else missing[keep])
@@ -210,11 +192,8 @@ def _seen(piece: IndexWork, chunk: int, counted: npt.NDArray[np.bool_] | None) -
 class Outline:
     """Arrays as far as they are known without their images: metadata, labels, and which sample is for what.
 
-    Attributes
-    ----------
-    order : samples of the training part, as they are numbered in training
-    scattered : how many of them come before the validation samples
-    test : samples for testing; None where all of an array of its own are
+    `order` has the samples of the training part, as they are numbered in training; `scattered` of them come before the
+    validation samples.
     """
 
     arrays: Arrays
@@ -249,8 +228,6 @@ class Outline:
         about = [self.identity, *([images.path, storage_version(images.files)] for images in opened)]
         return sha256(json.dumps(about).encode())
 
-    # --- the index ---
-
     def pieces(self) -> Iterator[IndexWork]:
         """Yield the work that an index takes, for `look`."""
         trained = np.ones(self.images.samples, bool)
@@ -269,50 +246,31 @@ class Outline:
         by_place = {(each.part, each.chunk): each for each in seen}
         train = [by_place["train", chunk] for chunk in range(self.images.chunks)]
         test = [by_place["test", chunk] for chunk in range(self.test_images.chunks)] if self.apart else []
-        moments = sum((each.moments for each in train), Moments.none())
-        if not any(moments.deviation):
+        moments = sum((each.moments for each in train), Moments())
+        mean, deviation = moments.mean, moments.deviation
+        if not any(deviation):
             raise plain_colour(self.arrays.images)
-        digests = (tuple(each.digest for each in part) for part in (train, test))
-        return ArrayIndex(
-            identity=self.identity,
-            images=next(digests),
-            test_images=next(digests),
-            mean=moments.mean,
-            deviation=moments.deviation,
-        )
-
-    # --- the data set ---
+        digests, others = (tuple(each.digest for each in part) for part in (train, test))
+        return ArrayIndex(identity=self.identity, images=digests, test_images=others, mean=mean, deviation=deviation)
 
     def dataset(self, index: ArrayIndex | None) -> Dataset:
-        """Return the data set. Without an index it has no statistics, and its chunks are not checked.
-
-        Raises DataError where the index is one of other arrays.
-        """
+        """Return the data set; without an index unchecked and without statistics. Raises DataError for a wrong one."""
         if index is not None:
-            self._check_index(index)
+            C, of_tests = self.images.shape[2], self.test_images.chunks if self.apart else 0
+            counts = [len(each) for each in (index.images, index.test_images, index.mean, index.deviation)]
+            if index.identity != self.identity or counts != [self.images.chunks, of_tests, C, C]:
+                reason = "is another array than its index was made of (other shape, type, labels or split)"
+                raise DataError(self.arrays.images, reason, "give the array as it was, or start a new run")
         manifest = self._manifest(index)
         about = [self.identity, index and index.fingerprint(), self.arrays.validation, self.arrays.limit]
         fingerprint = sha256(json.dumps([*about, self.arrays.seed]).encode())
         sums = (None, None) if index is None else (index.images, index.test_images if self.apart else index.images)
-        train = InPlaceChunks(
-            self.images, self.labels.values, sums[0], self.order, self.scattered, "train", fingerprint
-        )
+        samples = self.order, self.scattered, "train"
+        train = InPlaceChunks(self.images, self.labels.values, sums[0], *samples, fingerprint)
         whole = len(self.test) if len(self.test) == self.test_images.samples else 0
         test = InPlaceChunks(self.test_images, self.test_labels.values, sums[1], self.test, whole, "test", fingerprint)
         parts = Split("train", len(self.order), train), Split("test", len(self.test), test)
         return Dataset(self.arrays.images, manifest, *parts, index=index)
-
-    def _check_index(self, index: ArrayIndex) -> None:
-        C = self.images.shape[2]
-        counts = (len(index.images), len(index.test_images), len(index.mean), len(index.deviation))
-        if index.identity != self.identity or counts != (
-            self.images.chunks,
-            self.test_images.chunks if self.apart else 0,
-            C,
-            C,
-        ):
-            reason = "is another array than its index was made of (other shape, type, labels or split)"
-            raise DataError(self.arrays.images, reason, "give the array as it was, or start a new run")
 
     def _manifest(self, index: ArrayIndex | None) -> Manifest:
         images, C = self.images, self.images.shape[2]
@@ -364,17 +322,12 @@ def outline(arrays: Arrays) -> Outline:
         arrays = replace(arrays, validation=held_out(min(len(rest), arrays.limit or len(rest))))
     order, scattered = _training_order(arrays, labels, rest, images.chunk)
     found = Outline(arrays, images, labels, test_images, test_labels, order, scattered, test)
-    _check_classes(found)
-    return found
-
-
-def _check_classes(found: Outline) -> None:
     manifest = found._manifest(None)
-    path = found.arrays.labels
     for problem in unlearnable(manifest):
-        raise DataError(path, problem, "give labels of two classes or more, or raise data.limit")
+        raise DataError(arrays.labels, problem, "give labels of two classes or more, or raise data.limit")
     if unseen := unseen_classes(manifest):
-        raise strangers(found.arrays.test_labels or path, unseen)
+        raise strangers(arrays.test_labels or arrays.labels, unseen)
+    return found
 
 
 def _check_lengths(path: str, images: ImageArray, where: str, labels: Labelled) -> None:

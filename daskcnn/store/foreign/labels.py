@@ -22,13 +22,7 @@ _REMEDY = "give one integer or string for each image, or a row of 0 and 1"
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """Labels by number, and the names of the numbers.
-
-    Attributes
-    ----------
-    values : (N,) integers, each the number of a class, or (N, L) uint8 of 0 and 1
-    classes : names of the classes, or of the L labels
-    """
+    """Numbers of classes (N,), or (N, L) uint8 of 0 and 1, and the names of the classes, or of the L labels."""
 
     values: npt.NDArray[Any]
     classes: tuple[str, ...]
@@ -49,22 +43,19 @@ class Labelled:
 
 
 def numbered(labels: npt.NDArray[Any], classes: Sequence[str] | None = None) -> Labelled:
-    """Return labels by number.
+    """Return labels, (N,) integers, strings or booleans, or (N, L) of 0 and 1, by number.
 
-    Parameters
-    ----------
-    labels : (N,) integers, strings or booleans, or (N, L) of 0 and 1, one column for each of several labels
-    classes : names, in the order of the numbers or columns. Without them the classes are the values that there are,
-        sorted; the columns are called by their numbers.
-
-    Raises
-    ------
-    DataError : for what is no label, naming the first sample that has it
+    The names of the classes are in the order of the numbers or columns. Without them the classes are the values that
+    there are, sorted; columns are called by their numbers. Raises DataError naming the first sample that has no label.
     """
     if classes is not None:
         _check_names(classes)
     if labels.ndim == 2:
-        return Labelled(_rows(labels), _column_names(labels.shape[1], classes))
+        rows, names = _rows(labels), tuple(map(str, range(labels.shape[1]) if classes is None else classes))
+        if len(names) != labels.shape[1]:
+            reason = f"{len(names)} names for labels with {labels.shape[1]} columns"
+            raise DataError("classes", reason, "give a name for each column, in their order")
+        return Labelled(rows, names)
     if labels.ndim != 1:
         raise DataError("labels", f"an array of shape {labels.shape}", _REMEDY)
     if labels.dtype.kind in "OT" and all(isinstance(value, str) for value in labels.tolist()):
@@ -93,14 +84,6 @@ def _check_names(classes: Sequence[str]) -> None:
         if name in seen:
             raise DataError("classes", f"{name!r:.60} stands there twice", "give each class a name of its own")
         seen.add(name)
-
-
-def _column_names(columns: int, classes: Sequence[str] | None) -> tuple[str, ...]:
-    names = tuple(map(str, range(columns) if classes is None else classes))
-    if len(names) != columns:
-        reason = f"{len(names)} names for labels with {columns} columns"
-        raise DataError("classes", reason, "give a name for each column, in their order")
-    return names
 
 
 def _rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -132,19 +115,13 @@ def _by_name(labels: npt.NDArray[Any], classes: Sequence[str]) -> Labelled:
         wrong = values < 0
     if wrong.any():
         sample = int(np.flatnonzero(wrong)[0])
-        raise DataError(
-            "labels",
-            f"sample {sample} has {labels[sample].item()!r:.60}, which is none of {len(names)} classes",
-            "add it to the classes, or correct the label",
-        )
+        reason = f"sample {sample} has {labels[sample].item()!r:.60}, which is none of {len(names)} classes"
+        raise DataError("labels", reason, "add it to the classes, or correct the label")
     return Labelled(values, names)
 
 
 def array_labels(path: str, like: Labelled | None) -> Labelled:
-    """Read the labels of an array, as uint8 or uint16. The classes are the sorted values, or those of `like`.
-
-    Raises DataError naming the path.
-    """
+    """Read the labels of an array, as uint8 or uint16. The classes are the sorted values, or those of `like`."""
     found = read_labels(path)
     if like is not None and found.shape[1:] != like.values.shape[1:]:
         raise DataError(path, "other labels a sample than those to train on", "give the same kind, in the same order")

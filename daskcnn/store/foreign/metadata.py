@@ -21,7 +21,6 @@ from daskcnn.store.foreign.sized_store import Packing
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, sha256
 
 REWRITE = "write it anew with daskcnn.prepare, or with another codec"
-
 _COMPRESSORS = frozenset({"blosc", "gzip", "lz4", "zlib", "zstd"})
 _FILTERS = frozenset({"adler32", "bitround", "crc32", "crc32c", "delta", "fletcher32", "shuffle", "vlen-utf8"})
 _V3 = frozenset({"bytes", "transpose", "sharding_indexed"})
@@ -33,14 +32,10 @@ _MOST_CODECS = 16
 
 @dataclass(frozen=True, slots=True)
 class Codecs:
-    """The codecs that turn the chunks of an array into stored bytes.
+    """The names of the codecs that turn chunks into stored bytes, and the one that compresses, without its package.
 
-    Attributes
-    ----------
-    names : of all codecs of a chunk
-    compressor : the one that compresses, without the prefix of its package; None where none does
-    index_first : of a sharded array whether the index stands at the beginning of a shard; None: there are no shards
-    index_checksum : bytes of the index's checksum
+    `index_first` is true if a shard begins with its index, None where there are no shards; `index_checksum` is the
+    number of bytes of the index's checksum.
     """
 
     names: tuple[str, ...]
@@ -63,10 +58,7 @@ def codecs_v2(found: Mapping[str, Any], path: str) -> Codecs:
 
 
 def codecs_v3(found: Mapping[str, Any], path: str) -> Codecs:
-    """Return the codecs of an array of format 3; of a sharded one those of the chunks in a shard.
-
-    Raises DataError for those that are not read.
-    """
+    """Return the codecs of an array of format 3, or of chunks in its shards. Raises DataError as `codecs_v2`."""
     names = _names(found.get("codecs"), path, "codecs")
     if "sharding_indexed" not in names:
         return Codecs(names, _compressor(names, path, at_the_end=_AT_THE_END | {"crc32c"}))
@@ -135,15 +127,10 @@ _MOST_IN_A_SHARD = 1 << 18
 
 @dataclass(frozen=True)
 class ForeignMetadata:
-    """A zarr array as its metadata describe it.
+    """A zarr array as its metadata describe it; `dtype` is None for text.
 
-    Attributes
-    ----------
-    zarr_format : 2 or 3
-    chunks : shape of what is decoded as a whole; of a sharded array, of a chunk inside a shard
-    dtype : number type; None for text
-    packing : how large its chunks are, and what compresses them
-    digest : SHA-256 of shape, chunks and type
+    `chunks` is the shape of what is decoded as a whole: of a sharded array, of a chunk inside a shard. `digest` is the
+    SHA-256 of shape, chunks and type.
     """
 
     zarr_format: Literal[2, 3]
@@ -207,29 +194,16 @@ def _checked(path: str, zarr_format: Literal[2, 3], found: Mapping[str, Any], co
         raise DataError(path, reason, "write it anew in smaller chunks, or with daskcnn.prepare")
     outer = chunks if zarr_format == 2 else tuple(found["chunk_grid"]["configuration"]["chunk_shape"])
     about = json.dumps([shape, chunks, "text" if dtype is None else dtype.str])
-    packing = _packing(chunks, outer, dtype, itemsize, codecs, path)
+    packing = Packing(max(chunk_bytes, _TEXT_BYTES if dtype is None else 0), codecs.compressor)
+    if codecs.index_first is not None:
+        several = prod(outer) // prod(chunks)
+        if (shard := several * chunk_bytes) > _MOST_SHARD_BYTES or several > _MOST_IN_A_SHARD:
+            most = f"{_MOST_SHARD_BYTES:,} or {_MOST_IN_A_SHARD:,}"
+            reason = f"shards of {shard:,} bytes in {several:,} chunks, more than {most}"
+            raise DataError(path, reason, "write it anew in smaller ones")
+        shards = several, codecs.index_first, codecs.index_checksum
+        packing = Packing(packing.chunk_bytes, codecs.compressor, *shards)
     return ForeignMetadata(zarr_format, shape, chunks, dtype, packing, sha256(about.encode()))
-
-
-def _packing(
-    chunks: tuple[int, ...],
-    outer: tuple[int, ...],
-    dtype: np.dtype[Any] | None,
-    itemsize: int,
-    codecs: Codecs,
-    path: str,
-) -> Packing:
-    """Sizes of chunks and shards, the least ones of text. Raises DataError for shards that are too large."""
-    chunk = max(prod(chunks) * itemsize, _TEXT_BYTES if dtype is None else 0)
-    if codecs.index_first is None:
-        return Packing(chunk, codecs.compressor)
-    several = prod(outer) // prod(chunks)
-    if (shard := several * prod(chunks) * itemsize) > _MOST_SHARD_BYTES or several > _MOST_IN_A_SHARD:
-        reason = (
-            f"shards of {shard:,} bytes in {several:,} chunks, more than {_MOST_SHARD_BYTES:,} or {_MOST_IN_A_SHARD:,}"
-        )
-        raise DataError(path, reason, "write it anew in smaller ones")
-    return Packing(chunk, codecs.compressor, several, codecs.index_first, codecs.index_checksum)
 
 
 def _chunk_shape(found: Mapping[str, Any], zarr_format: int, path: str) -> Any:
@@ -265,11 +239,8 @@ def _dtype(
     name = found.get("dtype" if zarr_format == 2 else "data_type")
     if isinstance(name, dict) and isinstance(name.get("configuration"), dict):  # text of a fixed length
         size = name["configuration"].get("length_bytes")
-        if (
-            type(size) is int
-            and 0 < size <= 1 << 12
-            and name.get("name") in ("fixed_length_utf32", "fixed_length_ascii")
-        ):
+        fixed = name.get("name") in ("fixed_length_utf32", "fixed_length_ascii")
+        if fixed and type(size) is int and 0 < size <= 1 << 12:
             return None, size
     if not isinstance(name, str):
         raise damaged(path, f"type {name!r:.80}: neither numbers nor text")

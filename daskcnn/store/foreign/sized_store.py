@@ -36,15 +36,10 @@ _ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The form in which a store keeps the chunks of an array.
+    """The bytes of a decoded chunk of an array, and the codec that compresses chunks.
 
-    Attributes
-    ----------
-    chunk_bytes : of a decoded chunk
-    compressor : the codec that compresses chunks; None where none does
-    in_shard : chunks of a shard; 0: there are no shards
-    index_first : true if a shard begins with its index; otherwise it ends with it
-    index_checksum : bytes of the checksum behind the index
+    A shard has `in_shard` chunks; 0: there are no shards. It begins or ends with its index, and a checksum of
+    `index_checksum` bytes stands behind that.
     """
 
     chunk_bytes: int
@@ -73,13 +68,7 @@ class Packing:
 
 
 class SizedStore(WrapperStore[Store]):
-    """Another store, read only.
-
-    Parameters
-    ----------
-    path : of the store, as messages name it
-    packing : of the array in it
-    """
+    """Another store, read only, with an array that is packed like this; messages name its path."""
 
     def __init__(self, store: Store, path: str, packing: Packing) -> None:
         super().__init__(store)
@@ -139,10 +128,7 @@ class SizedStore(WrapperStore[Store]):
 
 
 def unpacked_size(data: memoryview, compressor: str | None, limit: int) -> int:
-    """Return how many bytes this unpacks to at most; of what is beyond `limit` only that it is.
-
-    What its codec will refuse counts as it is.
-    """
+    """Return the most bytes that this unpacks to, or any number beyond `limit`. What its codec refuses counts as is."""
     if compressor in ("gzip", "zlib"):
         return len(data) if len(data) * _WIDEST <= limit else _inflated(data, limit)
     if compressor == "zstd":
@@ -174,17 +160,13 @@ def _frame(data: memoryview, at: int) -> tuple[int, int]:
     descriptor = data[at]
     single, flag, checksum = descriptor >> 5 & 1, descriptor >> 6, descriptor >> 2 & 1
     at += 1
-    most = _MOST_BLOCK if single else min(_MOST_BLOCK, _window(data[at]))
+    base = 1 << 10 + (data[at] >> 3)
+    most = _MOST_BLOCK if single else min(_MOST_BLOCK, base + (base >> 3) * (data[at] & 7))  # the window
     at += (not single) + (0, 1, 2, 4)[descriptor & 3]
     field = (single, 2, 4, 8)[flag]
     declared = int.from_bytes(data[at : at + field], "little") + (256 if flag == 1 else 0)
     by_blocks, at = _blocks(data, at + field, most)
     return declared if field else by_blocks, at + 4 * checksum
-
-
-def _window(exponent_and_mantissa: int) -> int:
-    base = 1 << 10 + (exponent_and_mantissa >> 3)
-    return base + (base >> 3) * (exponent_and_mantissa & 7)
 
 
 def _blocks(data: memoryview, at: int, most: int) -> tuple[int, int]:

@@ -27,7 +27,6 @@ SUFFIXES = (
 """Ends of the names of image files; capital letters are taken for small ones."""
 TRAIN, TEST = "train", "test"
 _NAMES_OF_PARTS = {TRAIN, TEST, "training", "testing", "val", "valid", "validation", "dev"}
-
 _LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini"}
 _NAMED = 5
 _REMEDY = "give a folder with a sub-folder of images for each class"
@@ -35,16 +34,10 @@ _REMEDY = "give a folder with a sub-folder of images for each class"
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a folder, by class and then by name.
+    """The images of a folder, by class and then by name: path and class of each.
 
-    Attributes
-    ----------
-    root : the folder
-    classes : names of the classes, sorted
-    files : path of each image in the folder
-    labels : class of each image, (N,)
-    test : the images of the test part, as a mask (N,); None where the folder does not say so
-    notes : sentences on files that are left out, and on classes that are renamed
+    `test` is a mask (N,) of those in the test part, None where the folder does not say so; `notes` are sentences on
+    files that are left out, and on classes that are renamed.
     """
 
     root: Path
@@ -78,11 +71,8 @@ class _Notes:
     sentences: list[str] = field(default_factory=list)
 
     def told(self) -> tuple[str, ...]:
-        kinds = (
-            ("left out, not the name of an image", self.others),
-            ("left out, in no folder of a class", self.beside),
-        )
-        return (*self.sentences, *(f"{what}: {_few(names)}" for what, names in kinds if names))
+        kinds = {"not the name of an image": self.others, "in no folder of a class": self.beside}
+        return (*self.sentences, *(f"left out, {what}: {_few(names)}" for what, names in kinds.items() if names))
 
 
 def _few(names: Sequence[str]) -> str:
@@ -94,12 +84,8 @@ def list_folder(path: str | Path) -> Listing:
     """Return the images of a folder: `CLASS/…` or `train/CLASS/…` and `test/CLASS/…`.
 
     Images in folders within a class are of that class. Hidden files and folders are passed over. Links are followed;
-    a folder is looked into once, so links that lead in circles end.
-
-    Raises
-    ------
-    DataError : for a folder that is missing, cannot be read or holds no images, for one class only, and for a class of
-        the test part that the training part does not have
+    a folder is looked into once, so links that lead in circles end. Raises DataError for a folder that is missing,
+    cannot be read or holds no images, for one class only, and for a class of the test part alone.
     """
     if is_url(str(path)):
         raise DataError(path, "image files are read from a file system", "copy them to one that every worker reaches")
@@ -197,9 +183,8 @@ def _listing(folder: Path) -> Iterator[None]:
     except NotADirectoryError as error:
         raise DataError(folder, "is a file, not a folder", f"unpack it, if it is an archive, and {_REMEDY}") from error
     except OSError as error:
-        raise DataError(
-            folder, f"cannot be read ({error.strerror or error})", "check the path and its permissions"
-        ) from error
+        reason = f"cannot be read ({error.strerror or error})"
+        raise DataError(folder, reason, "check the path and its permissions") from error
 
 
 def _is_image(file: str) -> bool:
@@ -212,15 +197,11 @@ def _class_names(folders: Iterable[str], root: Path, notes: _Notes) -> dict[str,
     taken = dict[str, str]()
     for folder, name in names.items():
         if (other := taken.setdefault(name, folder)) != folder:
-            raise DataError(
-                root,
-                f"the folders {os.fsencode(other)!r} and {os.fsencode(folder)!r} are both class {name!r}",
-                "rename one of them",
-            )
+            reason = f"the folders {os.fsencode(other)!r} and {os.fsencode(folder)!r} are both class {name!r}"
+            raise DataError(root, reason, "rename one of them")
         if name != folder:
-            notes.sentences.append(
-                f"the folder {os.fsencode(folder)!r} becomes class {name!r}; rename it for another name"
-            )
+            renamed = f"the folder {os.fsencode(folder)!r} becomes class {name!r}"
+            notes.sentences.append(f"{renamed}; rename it for another name")
     return names
 
 
@@ -229,12 +210,8 @@ def _check_classes(listing: Listing) -> None:
         trained = set(listing.labels[~listing.test].tolist())
         for label in listing.labels[listing.test]:
             if label not in trained:
-                name = listing.classes[label]
-                raise DataError(
-                    listing.root / TEST,
-                    f"class {name!r} has no images in {TRAIN}/",
-                    f"add some to {TRAIN}/, or remove it",
-                )
+                reason = f"class {listing.classes[label]!r} has no images in {TRAIN}/"
+                raise DataError(listing.root / TEST, reason, f"add some to {TRAIN}/, or remove it")
     elif {name.lower() for name in listing.classes} <= _NAMES_OF_PARTS and all(
         os.sep in os.path.dirname(file) for file in listing.files
     ):

@@ -32,15 +32,7 @@ from daskcnn.store.split import shuffled_order, stratified
 
 @dataclass(frozen=True, slots=True)
 class ChunkFiles:
-    """The images that become one chunk, and their labels.
-
-    Attributes
-    ----------
-    part : "train" or "test"
-    index : number of the chunk in its part
-    samples : number of each image in the listing, (n,)
-    labels : class of each image, (n,)
-    """
+    """The images that become one chunk of a part, by their numbers in the listing, (n,), and their classes, (n,)."""
 
     part: str
     index: int
@@ -53,13 +45,7 @@ class ChunkFiles:
 
 @dataclass(frozen=True)
 class Plan:
-    """The images of each part, in the order in which they are stored.
-
-    Attributes
-    ----------
-    parts : numbers of the images in the listing, by part
-    chunk : images of one chunk
-    """
+    """The images of each part, by their numbers in the listing, in the order in which they are stored."""
 
     listing: Listing
     parts: Mapping[str, Indices]
@@ -77,15 +63,10 @@ class Plan:
 
     def draft(self, common: Mapping[str, Any]) -> Manifest:
         """Return the manifest as far as it is known: right in shapes and counts, without checksums and statistics."""
-        parts = {
-            name: PartManifest(
-                samples=len(samples),
-                class_counts=class_counts(self.listing.labels[samples], len(self.listing.classes)),
-                images=(),
-                labels=(),
-            )
-            for name, samples in self.parts.items()
-        }
+        parts = {}
+        for name, samples in self.parts.items():
+            counts = class_counts(self.listing.labels[samples], len(self.listing.classes))
+            parts[name] = PartManifest(samples=len(samples), class_counts=counts, images=(), labels=())
         return draft_of({**common, "sources": {}}, parts)
 
     def positions(self) -> tuple[npt.NDArray[np.bool_], Indices]:
@@ -99,14 +80,8 @@ class Plan:
 def plan_folder(listing: Listing, *, test: float, order: Order, seed: int, sample_bytes: int) -> Plan:
     """Split the images into parts, and put each part in order.
 
-    Parameters
-    ----------
-    test : share of the images that becomes the test part, of each class alike; not used where the folder has parts
-    sample_bytes : of an image as it is stored
-
-    Raises
-    ------
-    DataError : where nothing is left for the test part
+    `test` is the share of each class that becomes the test part, where the folder has no parts. Raises DataError where
+    nothing is left for it.
     """
     digests = (hashlib.blake2b(os.fsencode(file), digest_size=8).digest() for file in listing.files)
     keys = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)  # a number of each image's own
@@ -131,14 +106,7 @@ def digest_of(files: Sequence[str], digests: npt.NDArray[np.uint8]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """Size and colours of the images in a data set.
-
-    Attributes
-    ----------
-    size : (H, W)
-    fit : for other proportions, as in `images.decode`
-    grey : true if the result has one channel
-    """
+    """Size (H, W) and colours of the images in a data set, as in `images.decode`."""
 
     size: tuple[int, int]
     fit: Fit = "crop"
@@ -163,12 +131,9 @@ class PieceWork:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The facts of a chunk that is written.
+    """The facts of a chunk that is written, with the SHA-256 of each file's content, (n, 32).
 
-    Attributes
-    ----------
-    digests : SHA-256 of each file's content, (n, 32)
-    bad : the reason why an image cannot be used, by its number in the chunk
+    `bad` has the reason why an image cannot be used, by its number in the chunk.
     """
 
     facts: ChunkFacts
@@ -179,10 +144,7 @@ class Decoded:
 def decode_piece(job: PieceWork, *, root: Path, look: Appearance, draft: Draft) -> Decoded:
     """Decode the images of a chunk and write it. Images that cannot be used are black in it.
 
-    Raises
-    ------
-    DataError : where the folder cannot be seen from here
-    OSError : where the chunk cannot be written
+    Raises DataError where the folder cannot be seen from here, OSError where the chunk cannot be written.
     """
     if not os.path.isdir(root):  # its images are not to blame
         raise DataError(root, "no such folder on this machine", "give one on storage that every worker reaches")
@@ -228,8 +190,3 @@ def repack_piece(job: Repacked, *, source: Draft, target: Draft) -> ChunkFacts:
             decoded = np.asarray(array[index * chunk : (index + 1) * chunk])
             images[wanted] = decoded[job.rows[wanted] - index * chunk]
     return _write(target, job.piece, images)
-
-
-def jobs(pieces: Sequence[ChunkFiles], files: Sequence[str]) -> list[PieceWork]:
-    """Return the pieces with the names of their files."""
-    return [PieceWork(piece, tuple(files[i] for i in piece.samples)) for piece in pieces]

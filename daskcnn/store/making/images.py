@@ -21,22 +21,17 @@ from daskcnn.files import read_regular
 from daskcnn.store.manifest import Fit as Fit
 
 Pixels = npt.NDArray[np.uint8]
-
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 """Those that Pillow decodes by itself; others call programs, such as Ghostscript."""
-
 MAX_BYTES = 64 << 20
 MAX_PIXELS = 24_000_000
 """The largest image that is decoded: a photograph of 24 megapixels. Decoding takes up to twelve bytes a pixel."""
-
 _GAP = 2
-"""How many times the result's size is decoded at least, of a JPEG image that can be decoded at a half, a quarter or an
-eighth of its size.
+"""How many times the result's size is decoded at least, of a JPEG image that can be decoded at a part of its size.
 
 Resizing joins the pixels that this leaves out. In the root mean square the two ways differ by half a level of 256
 to two, measured on grainy images.
 """
-
 _REMEDY = "scale it down first"
 _GIVE = "give a PNG or JPEG file"
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
@@ -78,28 +73,22 @@ def decode(data: bytes, *, name: str, size: tuple[int, int], fit: Fit = "stretch
     that white stays white. The first frame of an animation is taken. A JPEG image of four times the size or more is
     decoded at a part of it, and then resized.
 
-    Parameters
-    ----------
-    data : the file's content
-    name : of the file, for messages
-    size : (H, W) of the result
-    fit : what is done about other proportions. "stretch" changes them, "crop" cuts off what is too much from both
-        sides, "pad" adds black to both sides.
-    grey : whether the result has one channel
-
-    Raises
-    ------
-    DataError : for what is no image, is damaged, has more than `MAX_PIXELS` pixels, or metadata beyond measure
+    Where its proportions are others, "stretch" changes them, "crop" cuts off what is too much from both sides, "pad"
+    adds black to both sides. Raises DataError, with the name of the file, for what is no image, is damaged, has more
+    than `MAX_PIXELS` pixels, or metadata beyond measure.
     """
     with _opened(data, name) as image:
         turn = _turn(image)
         frame = (size[0], size[1]) if turn in _SWAPPING else (size[1], size[0])
-        within = _draft(image, frame, grey)
+        # a JPEG image is decoded small, its last pixels may lie across its border; only its brightness if grey
+        drafted = image.draft("L" if grey else None, (frame[0] * _GAP, frame[1] * _GAP))
+        within = None if drafted is None else drafted[1][2:]
         small = _fitted(_resizable(image), within, frame, fit)
         if turn is not None:
             small = small.transpose(turn)
-        flat = _on_black(small).convert("L" if grey else "RGB")
-        return np.asarray(flat, np.uint8).reshape(*size, 1 if grey else 3).copy()
+        if small.mode == "RGBa":  # on black: its colours are multiplied by the transparency already
+            small = Image.merge("RGB", small.split()[:3])
+        return np.asarray(small.convert("L" if grey else "RGB"), np.uint8).reshape(*size, 1 if grey else 3).copy()
 
 
 @contextmanager
@@ -142,15 +131,6 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     return _TURNS.get(orientation) if isinstance(orientation, int) else None
 
 
-def _draft(image: Image.Image, frame: tuple[int, int], grey: bool) -> tuple[float, float] | None:
-    """Let a JPEG image be decoded small, and its brightness alone where no colours are wanted.
-
-    Returns its (W, H) then: the last pixels may lie across the image's border. None for another image.
-    """
-    drafted = image.draft("L" if grey else None, (frame[0] * _GAP, frame[1] * _GAP))
-    return None if drafted is None else drafted[1][2:]
-
-
 def _resizable(image: Image.Image) -> Image.Image:
     """The image in a mode of 8 bits that can be resized: L, RGB or, where it has transparent parts, RGBa."""
     if image.mode in _DEEP:
@@ -159,11 +139,6 @@ def _resizable(image: Image.Image) -> Image.Image:
         return (image if image.mode == "RGBA" else image.convert("RGBA")).convert("RGBa")  # a copy less
     mode = "L" if image.mode in ("1", "L") else "RGB"
     return image if image.mode == mode else image.convert(mode)
-
-
-def _on_black(image: Image.Image) -> Image.Image:
-    """The image without its transparency. RGBa has its colours multiplied by it already."""
-    return Image.merge("RGB", image.split()[:3]) if image.mode == "RGBa" else image
 
 
 def _eight_bits(image: Image.Image) -> Pixels:

@@ -36,22 +36,22 @@ def prepare(
     is left as it is. Raises DataError if the archive is wrong or `out` holds something else.
     """
     out = str(out)
-    importer = _importer(name)
+    if name not in DATASETS:
+        own = f", or `daskcnn data prepare folder {name}` for images of your own" if Path(name).is_dir() else ""
+        raise DataError(reason=f"data set {name!r} is unknown", remedy=f"one of: {', '.join(sorted(DATASETS))}{own}")
+    importer = DATASETS[name]
     if order not in ("shuffled", "stored"):
         raise DataError(f"order={order!r}: use 'shuffled' or 'stored'")
     if archive is not None and not importer.takes_archive:
-        raise DataError(
-            reason=f"{name} is built in and takes no archive ({archive} given)", remedy="leave --archive out"
-        )
+        reason = f"{name} is built in and takes no archive ({archive} given)"
+        raise DataError(reason=reason, remedy="leave --archive out")
     existing = _existing(out)
     if existing is not None and (existing.name, existing.order, existing.seed) != (name, order, seed):
         raise _refusal(existing)
     if existing is not None and archive is None:
         return _already(existing, progress)
-    source = importer.load(_archive(importer, archive, out, progress), progress, warn)
-    source = _ordered(source, order, seed)
-    images = source.train[0]
-    chunk = chunk_for(len(images), images[0].nbytes)
+    source = _ordered(importer.load(_archive(importer, archive, out, progress), progress, warn), order, seed)
+    chunk = chunk_for(len(source.train[0]), source.train[0][0].nbytes)
     manifest = describe(source, chunk=chunk, order=order, seed=seed, warn=warn)
     return _settle(source, manifest, out, existing, progress)
 
@@ -68,13 +68,6 @@ def _settle(source: Source, manifest: Manifest, out: str, existing: Dataset | No
     if existing.manifest.content() != manifest.content():
         raise _refusal(existing)
     return _already(existing, progress)
-
-
-def _importer(name: str) -> Importer:
-    if name not in DATASETS:
-        own = f", or `daskcnn data prepare folder {name}` for images of your own" if Path(name).is_dir() else ""
-        raise DataError(reason=f"data set {name!r} is unknown", remedy=f"one of: {', '.join(sorted(DATASETS))}{own}")
-    return DATASETS[name]
 
 
 def _archive(importer: Importer, archive: str | Path | None, out: str, progress: Progress) -> Path | None:
@@ -97,10 +90,8 @@ def _existing(out: str) -> Dataset | None:
     try:
         return open_dataset(out)
     except DataError as error:
-        why = error.reason or error
-        raise DataError(
-            out, f"is not empty, and holds no whole data set ({why})", "choose another --out, or remove it"
-        ) from error
+        reason = f"is not empty, and holds no whole data set ({error.reason or error})"
+        raise DataError(out, reason, "choose another --out, or remove it") from error
 
 
 def refuse_occupied(out: str) -> None:
@@ -116,21 +107,16 @@ def _already(existing: Dataset, progress: Progress) -> str:
 
 
 def _refusal(existing: Dataset) -> DataError:
-    return DataError(
-        existing.path,
-        f"already holds a data set ({summary_of(existing)})",
-        "use it as it is (--data), remove it, or choose another --out",
-    )
+    reason = f"already holds a data set ({summary_of(existing)})"
+    return DataError(existing.path, reason, "use it as it is (--data), remove it, or choose another --out")
 
 
 def summary_of(dataset: Dataset) -> str:
     """Return in a line what is in a data set."""
     h, w, c = dataset.shape
-    return (
-        f"{dataset.name}, {len(dataset.train)} training and {len(dataset.test)} test images of {h}x{w}x{c}, "
-        f"{len(dataset.classes)} classes, order {dataset.order}, seed {dataset.seed}, "
-        f"fingerprint {dataset.fingerprint[:12]}"
-    )
+    images = f"{len(dataset.train)} training and {len(dataset.test)} test images of {h}x{w}x{c}"
+    how = f"order {dataset.order}, seed {dataset.seed}, fingerprint {dataset.fingerprint[:12]}"
+    return f"{dataset.name}, {images}, {len(dataset.classes)} classes, {how}"
 
 
 def chunk_for(samples: int, sample_bytes: int) -> int:

@@ -37,10 +37,7 @@ Places = npt.NDArray[np.int64]
 class Bucket:
     """Places lo…hi, and the rows of pass 1 that hold their samples.
 
-    Attributes
-    ----------
-    segments : (block, first row, rows) of each block that has some
-    places : of these rows, one after the other
+    `segments` has (block, first row, rows) of each block that has some; `places` are those of these rows in turn.
     """
 
     lo: int
@@ -101,12 +98,8 @@ class Occupied(Exception):
 class Draft:
     """A data set that is being written: its arrays are there, its manifest is not.
 
-    Its chunks may be written in any order, by any process that reaches the path.
-
-    Attributes
-    ----------
-    path : local folder or URL of the store
-    manifest : the manifest to be, with shapes, types and chunks; the rest is not known yet
+    Its chunks may be written in any order, by any process that reaches the path, a local folder or URL. The manifest to
+    be has shapes, types and chunks; the rest is not known yet.
     """
 
     path: str
@@ -145,12 +138,8 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
 
     Nothing stays if it fails, or of a local draft that was not finished. A local store is a temporary sibling folder,
     flushed to disk, then renamed. At a URL nothing can be renamed, so the manifest, which `Draft.finish` writes, comes
-    last: without it a store is not a data set.
-
-    Raises
-    ------
-    Occupied : if something else was written to the path meanwhile
-    DataError : if it cannot be written
+    last: without it a store is not a data set. Raises Occupied if something else was written to the path meanwhile,
+    DataError if it cannot be written.
     """
     if is_url(out):
         draft = Draft(out, manifest)
