@@ -1,8 +1,7 @@
 """JSON and TOML from outside, in bounds; JSON without NaN for a run's files; pydantic's errors in words.
 
-JSON is bounded before it is parsed: a byte of it can take thirty bytes of memory. A parsed list or table takes 56 bytes
-and more, for the two bytes `[]`. Bytes are counted without memory, and no document has more values than it has commas,
-colons and opening brackets. A bound on these bounds what parsing takes.
+JSON is bounded before it is parsed: a byte of it can take thirty bytes of memory, as in `[]`. Bytes are counted without
+memory, and no document has more values than it has commas, colons and opening brackets.
 """
 
 from __future__ import annotations
@@ -35,14 +34,7 @@ _TABLE = "fields"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most that a document may hold.
-
-    Attributes
-    ----------
-    size : bytes
-    values : keys and values of all kinds, at all depths
-    tables : tables and lists
-    """
+    """The most that a document may hold: bytes, keys and values of all kinds at all depths, tables and lists."""
 
     size: int = 64 << 20
     values: int = 1 << 20
@@ -52,8 +44,7 @@ class Bounds:
 BOUNDS = Bounds()
 """The bounds of a manifest and of a checkpoint's state. They leave room for a manifest of 400,000 chunks.
 
-Each chunk of images, and each of labels, has a checksum of 64 characters, which takes 80 bytes as zarr indents it. In
-chunks of 1000 samples that is a data set of 400 million. Reading such a manifest takes less than 500 MB.
+Two checksums of a chunk take 160 bytes, as zarr indents them. Reading such a manifest takes less than 500 MB.
 """
 
 
@@ -100,11 +91,8 @@ def _may_widen(data: bytes) -> bool:
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """Return what TOML text holds.
-
-    Raises ValueError for what is no TOML, and for keys of very many parts: the parser takes the square of their number.
-    """
-    if any(part.count(b".") > _MOST_DOTS for part in re.split(rb"[={,\n]", data)):
+    """Return what TOML text holds. Raises ValueError for other text, and for keys of very many parts."""
+    if any(part.count(b".") > _MOST_DOTS for part in re.split(rb"[={,\n]", data)):  # parsing takes their square
         raise ValueError(f"a key of more than {_MOST_DOTS} parts")
     try:
         return tomllib.loads(data.decode())
@@ -118,13 +106,7 @@ def unknown_keys(found: Mapping[str, Any], known: Mapping[str, Any]) -> str | No
 
 
 class Problem(NamedTuple):
-    """A value that a model refuses.
-
-    Attributes
-    ----------
-    where : keys to the value, such as `a.b.0`; "fields" of a whole table
-    value : as Python writes it; a long one is cut
-    """
+    """A value that a model refuses, and the keys to it, such as `a.b.0`; "fields" stands for a whole table."""
 
     where: str
     value: str

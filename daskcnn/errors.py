@@ -16,18 +16,14 @@ _LINE = "\n"
 
 
 def escaped(text: str, *, keep: str = "") -> str:
-    """Escape control characters (`\\x1b`), so that a name from outside cannot drive a terminal.
+    """Escape control characters (`\\x1b`) but for `keep`, so that a name from outside cannot drive a terminal.
 
     Characters that turn the direction of writing, have no width, or come from bytes that are no UTF-8 are escaped too.
-    `keep` holds those that stay, such as the line feed.
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep or category(c) == "Zs" else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    kept = (c.isprintable() or c in keep or category(c) == "Zs" for c in text)
+    return "".join(c if stays else c.encode("unicode_escape").decode() for c, stays in zip(text, kept, strict=True))
 
 
 def told(value: str, reason: str, remedy: str) -> str:
@@ -52,27 +48,16 @@ def installing(extra: str) -> str:
 class UserError(Exception):
     """Something outside the program is wrong; shown as "value: reason; remedy", without a traceback.
 
-    Parameters
-    ----------
-    value : a path, an address or a setting that is wrong; a whole message where nothing else is given
-    reason : the fault
-    remedy : the way to mend it
-
-    Attributes
-    ----------
-    value, reason, remedy : str
-        The same; of a whole message, the reason.
+    The value is a path, an address or a setting; a whole message where nothing else is given, kept as the reason. The
+    remedy is the way to mend it.
     """
 
     exit_code = 2
 
     def __init__(self, value: object = "", reason: object = "", remedy: str = "") -> None:
         whole = not str(reason)  # a message of its own may have lines
-        value, reason, remedy = (
-            escaped(str(value), keep=_LINE if whole else ""),
-            escaped(str(reason), keep=_LINE),
-            escaped(remedy, keep=_LINE),
-        )
+        value = escaped(str(value), keep=_LINE if whole else "")
+        reason, remedy = escaped(str(reason), keep=_LINE), escaped(remedy, keep=_LINE)
         super().__init__(told(value, reason, remedy))
         self.value, self.reason, self.remedy = ("", value, remedy) if whole else (value, reason, remedy)
 
@@ -123,9 +108,7 @@ class Lost(UserError):
 class NotKept(UserError):
     """The network is trained, but could not be kept in its run directory; the message names where it is instead.
 
-    Attributes
-    ----------
-    place : the run directory that holds the whole run, None where it could be written nowhere
+    `place` is the run directory that holds the whole run, None where it could be written nowhere.
     """
 
     exit_code = 6
@@ -160,10 +143,7 @@ class Stop(Exception):
 class PushRefused(Exception):
     """The server refuses an event: wrong shape, dtype, worker, session, sequence or version, or a value not finite.
 
-    Attributes
-    ----------
-    code : str
-        Why, as a `daskcnn.ps.Code`; empty where no server has said.
+    `code` is the reason as a `daskcnn.ps.Code`; empty where no server has said.
     """
 
     def __init__(self, message: str, code: str = "") -> None:

@@ -13,12 +13,7 @@ from platformdirs import user_cache_path
 
 from daskcnn.errors import DataError
 
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 REGULAR = "give a regular file"
 
 
@@ -30,10 +25,8 @@ def local_path(path: str | Path) -> Path:
 def check_regular(path: str | Path) -> int:
     """Return the size of a regular file in bytes; symbolic links are followed. The file is not opened.
 
-    Raises
-    ------
-    DataError : for a pipe, a device or a socket: opening one may wait for ever, and reading one may never end
-    OSError : for a file that is not there, and for a folder
+    Raises DataError for a pipe, a device or a socket: opening one may wait for ever, and reading one may never end.
+    Raises OSError for a file that is not there, and for a folder.
     """
     return _checked(os.stat(path), path)
 
@@ -51,10 +44,7 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 
 def read_regular(path: str | Path, limit: int, *, remedy: str = REGULAR) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes.
-
-    Raises DataError for a larger one, before it is read, and otherwise as `check_regular`.
-    """
+    """Return a regular file's content. Raises as `check_regular`, and DataError for more than `limit` bytes."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) <= limit:
             content = file.read(limit + 1)  # it may grow meanwhile, and a file of /proc has no size
@@ -89,10 +79,9 @@ def sync(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a file in place of `path` in one step: a reader, or a crash, finds the old file or the new one.
+    """Put a file in place of `path` in one step. Raises OSError; then, and after a crash, the old file stays.
 
-    Two writers at a time need a lock: they share the name of the temporary file. Raises OSError; then the old file
-    stays.
+    Two writers at a time need a lock: they share the name of the temporary file.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:

@@ -22,12 +22,7 @@ from daskcnn.store.split import shuffled_order, stratified
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenSamples:
-    """Images of one array, which go into one part or both.
-
-    Attributes
-    ----------
-    mask : the samples that are for testing, (N,)
-    """
+    """Images of one array, which go into one part or both, and a mask (N,) of those that are for testing."""
 
     images: ImageSource
     labels: npt.NDArray[Any]
@@ -41,16 +36,6 @@ class ArraySamples:
     given: tuple[GivenSamples, ...]
     classes: tuple[str, ...]
     weights: npt.NDArray[np.float32] | None
-
-    @property
-    def in_memory(self) -> bool:
-        """True if this process holds all images."""
-        return all(part.images.in_memory for part in self.given)
-
-    @property
-    def on_workers(self) -> bool:
-        """True if a worker can read all images itself."""
-        return all(part.images.on_workers for part in self.given)
 
     def count(self, name: str) -> int:
         """Samples of a part."""
@@ -83,7 +68,8 @@ def samples_of(
         if (other.shape[1:], other.dtype, answers.values.ndim) != (source.shape[1:], source.dtype, found.values.ndim):
             told = [f"{s.dtype} {s.shape[1:]}" for s in (other, source)]
             raise DataError("test", f"images of {told[0]}, those for training are {told[1]}", "give images of one kind")
-        given: tuple[GivenSamples, ...] = (_whole(source, found, testing=False), _whole(other, answers, testing=True))
+        train = GivenSamples(source, found.values, np.zeros(len(source), bool))
+        given: tuple[GivenSamples, ...] = (train, GivenSamples(other, answers.values, np.ones(len(other), bool)))
     else:
         given = (GivenSamples(source, found.values, stratified(found.values, _test_count(test, len(source)), seed)),)
         if not given[0].mask.any():
@@ -104,10 +90,6 @@ def _for_testing(labels: npt.NDArray[Any], given: Sequence[str] | None, classes:
     except DataError as error:
         reason = f"{error.reason} (those of the training part)"
         raise DataError("labels of the test part", reason, "train on images of every class") from error
-
-
-def _whole(source: ImageSource, found: Labelled, *, testing: bool) -> GivenSamples:
-    return GivenSamples(source, found.values, np.full(len(source), testing))
 
 
 def _check_lengths(what: str, found: int, source: ImageSource) -> None:
@@ -142,13 +124,9 @@ def _weights(weights: Any, part: GivenSamples) -> npt.NDArray[np.float32] | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """The places of all samples in the data set.
+    """The places of the samples of each array: 0 and up in the training part, then on through the test part.
 
-    Attributes
-    ----------
-    common : what the manifest says besides what its chunks say
-    draft : the manifest to be, with its shapes and types
-    places : of the samples of each array: 0 and up in the training part, then on through the test part
+    `common` has what the manifest says besides what its chunks say; `draft` is the manifest to be.
     """
 
     common: dict[str, Any]
@@ -175,41 +153,31 @@ def arranged(
     counts = {part: samples.count(part) for part in manifest.PARTS}
     chunk = chunk or chunk_for(counts["train"], source.sample_bytes)
     if chunk * source.sample_bytes > manifest.MAX_CHUNK_BYTES:
-        raise DataError(
-            f"chunk={chunk}", f"a chunk has at most {manifest.MAX_CHUNK_BYTES:,} bytes", "give fewer samples"
-        )
-    several = samples.given[0].labels.ndim == 2
+        reason = f"a chunk has at most {manifest.MAX_CHUNK_BYTES:,} bytes"
+        raise DataError(f"chunk={chunk}", reason, "give fewer samples")
     common: dict[str, Any] = {
         "name": name,
         "classes": samples.classes,
         "shape": source.shape[1:],
         "chunk": chunk,
         "dtype": source.dtype.name,
-        "labels": "several" if several else "classes",
+        "labels": "several" if samples.given[0].labels.ndim == 2 else "classes",
         "nodata": nodata,
         "order": order,
         "seed": seed,
         "sources": {"labels": manifest.sha256(np.concatenate([part.labels for part in samples.given]))},
     }
-    weights = ("",) if samples.weights is not None else ()
-    unknown: dict[str, Any] = {"images": (), "labels": ()}
-    train = manifest.PartManifest.model_construct(
-        samples=counts["train"], class_counts=samples.class_counts("train"), weights=weights, **unknown
-    )
-    test = manifest.PartManifest.model_construct(
-        samples=counts["test"], class_counts=samples.class_counts("test"), **unknown
-    )
-    draft = manifest.draft_of(common, {"train": train, "test": test})
-    _check_labels(draft)
-    return Arrangement(common, draft, _places(samples, counts, order, seed), chunk, nodata)
-
-
-def _check_labels(draft: manifest.Manifest) -> None:
-    """Raise DataError where nothing could be learnt from the labels, before any image is read."""
-    for problem in manifest.unlearnable(draft):
+    parts = {}
+    for part, count in counts.items():
+        known: dict[str, Any] = {"samples": count, "class_counts": samples.class_counts(part)}
+        weights = ("",) if part == "train" and samples.weights is not None else ()
+        parts[part] = manifest.PartManifest.model_construct(**known, images=(), labels=(), weights=weights)
+    draft = manifest.draft_of(common, parts)
+    for problem in manifest.unlearnable(draft):  # before any image is read
         raise DataError("labels", problem, "give training samples of two classes or more")
     if unseen := manifest.unseen_classes(draft):
-        raise manifest.strangers(draft.name, unseen)
+        raise manifest.strangers(name, unseen)
+    return Arrangement(common, draft, _places(samples, counts, order, seed), chunk, nodata)
 
 
 def _places(samples: ArraySamples, counts: dict[str, int], order: manifest.Order, seed: int) -> tuple[Places, ...]:

@@ -146,14 +146,9 @@ class SampleBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageSource:
-    """Images (N, H, W, C), wherever they are.
+    """Images of shape (N, H, W, C), wherever they are, as they were given, and the number type that they are kept in.
 
-    Attributes
-    ----------
-    what : the images as they were given
-    shape : (N, H, W, C)
-    dtype : number type that they are kept in
-    layout : of what was given; (N, H, W) has one channel
+    The layout is that of what was given; (N, H, W) has one channel.
     """
 
     what: Any
@@ -244,9 +239,8 @@ def _check_dims(images: Any, layout: Layout) -> None:
         return
     (place,) = found
     other = "NCHW" if place == 1 else "NHWC"
-    last = f"images.transpose(..., {dims[place]!r})"
-    remedy = f"give layout={other!r}" if place == other.index("C") else f"give {last}"
-    raise DataError(f"images of ({', '.join(dims)})", f"layout {layout} has the channels elsewhere", remedy)
+    remedy = f"layout={other!r}" if place == other.index("C") else f"images.transpose(..., {dims[place]!r})"
+    raise DataError(f"images of ({', '.join(dims)})", f"layout {layout} has the channels elsewhere", f"give {remedy}")
 
 
 def channels_elsewhere(images: Any, layout: Layout) -> str | None:

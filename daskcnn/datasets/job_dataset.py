@@ -32,18 +32,9 @@ def find_dataset(
 ) -> Dataset:
     """Return the job's data set, complete: made if it is not there yet, arrays in place with their index.
 
-    The index is that of the run, that of the cache, or a new one.
-
-    Parameters
-    ----------
-    client : of the cluster that reads the arrays where there is no index; None to read them in this process
-    beside : the file that keeps the index of a run which goes on
-    check, warn : called now and then; and with a warning
-
-    Raises
-    ------
-    DataError : where the data set is another one or cannot be made; where arrays are unfit, or others than the run
-        began with
+    The index is that of a run which goes on, in the file `beside` it, that of the cache, or a new one. Then the cluster
+    of the client reads the arrays, or this process without one. Raises DataError where the data set is another one or
+    cannot be made; where arrays are unfit, or others than the run began with.
     """
     if not job.data.in_place:
         return outlined(job, progress=progress, warn=warn)
@@ -88,14 +79,12 @@ def outlined(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
         prepare(data.name, archive=data.archive, out=data.path, order=data.order, progress=progress, warn=warn)
     dataset = _opened(data, data.path)
     if data.name is not None and dataset.name != data.name:
-        raise DataError(
-            reason=f"{data.path} holds {dataset.name}, the job wants {data.name}", remedy="set data.name or data.path"
-        )
+        reason = f"{data.path} holds {dataset.name}, the job wants {data.name}"
+        raise DataError(reason=reason, remedy="set data.name or data.path")
     if dataset.order != data.order:
-        raise DataError(
-            reason=f"{data.path} is stored in order {dataset.order!r}, the job wants {data.order!r}",
-            remedy=f"set data.order, or prepare it anew with --order {data.order} --out another path",
-        )
+        reason = f"{data.path} is stored in order {dataset.order!r}, the job wants {data.order!r}"
+        remedy = f"set data.order, or prepare it anew with --order {data.order} --out another path"
+        raise DataError(reason=reason, remedy=remedy)
     return scaled(data, dataset)
 
 

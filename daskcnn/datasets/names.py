@@ -22,9 +22,6 @@ def name_of(store: str) -> str:
 def path_of(name: str) -> str:
     """Return the usual path of the data set of this name. Raises DataError where the name is no file's."""
     if os.path.basename(name) != name or name in ("", ".", ".."):
-        raise DataError(
-            f"name={name!r}",
-            "the name of no file",
-            "say where the data set goes: out=PATH in Python, --out PATH on the command line",
-        )
+        remedy = "say where the data set goes: out=PATH in Python, --out PATH on the command line"
+        raise DataError(f"name={name!r}", "the name of no file", remedy)
     return f"data/{name}.zarr"

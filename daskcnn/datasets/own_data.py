@@ -33,15 +33,9 @@ _READING = ("layout", "nodata", "test", "order")
 
 @dataclass(frozen=True)
 class OwnData:
-    """Images and labels of an estimator's fit.
+    """Images (N, H, W, C), NumPy or Dask, of an estimator's fit, and labels (N,), places among the classes.
 
-    Attributes
-    ----------
-    images : (N, H, W, C), NumPy or Dask.
-    labels : (N,) places among the classes.
-    classes : names of the classes.
-    weights : (N,), or None.
-    validation : samples that are not trained on.
+    `validation` is the number of samples that are not trained on.
     """
 
     images: Any
@@ -55,10 +49,9 @@ def check_kept(data: Data, run: str | Path) -> None:
     """Raise DataError if the run was given arrays, which were kept only as long as it went on."""
     place = Path(data.path or "")
     if place.name == _STORE and place.parent.name.startswith(_PREFIX) and is_missing(data):
-        remedy = (
-            "give data=(images, labels) again, the path of a data set of the same images, or data.path at the start"
-        )
-        raise DataError(run, "it was trained on arrays that were kept only while it went on", remedy)
+        images = "data=(images, labels) again, the path of a data set of the same images"
+        reason = "it was trained on arrays that were kept only while it went on"
+        raise DataError(run, reason, f"give {images}, or data.path at the start")
 
 
 def new_path(folder: str) -> str:
@@ -74,19 +67,10 @@ def stored(data: OwnData, path: str, *, seed: int, client: Client | None) -> Ite
     """
     first = data.images[:1], data.labels[:1]
     try:
-        prepare(
-            data.images,
-            data.labels,
-            path,
-            classes=data.classes,
-            test=first,
-            seed=seed,
-            weights=data.weights,
-            name=NAME,
-            chunk=len(data.labels) if data.images.nbytes <= _SMALL else None,
-            client=client,
-            warn=silent,  # an estimator takes what it is given
-        )
+        chunk = len(data.labels) if data.images.nbytes <= _SMALL else None
+        how: dict[str, Any] = {"classes": data.classes, "weights": data.weights, "name": NAME, "chunk": chunk}
+        # no warnings: an estimator takes what it is given
+        prepare(data.images, data.labels, path, test=first, seed=seed, client=client, warn=silent, **how)
         yield
     finally:
         remove(path)

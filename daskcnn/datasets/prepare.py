@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from daskcnn import store
 from daskcnn.datasets.array_sources import opened
 from daskcnn.datasets.names import path_of
 from daskcnn.datasets.prepare_arrays import prepare as prepare_arrays
@@ -15,28 +16,15 @@ from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.job.tables import Cluster
 from daskcnn.show.renderers.terminal import shown, warnings_by
-from daskcnn.store import open_dataset
-from daskcnn.store import prepare as prepare_dataset
-from daskcnn.store import verify as verify_dataset
 from daskcnn.store.making.folder_plan import Appearance
-from daskcnn.store.making.images import Fit
 from daskcnn.store.making.prepare import summary_of
-from daskcnn.store.manifest import Order
+from daskcnn.store.manifest import Fit
 
 
-def prepare(
-    name: str, *, archive: str | None, out: str | None, order: Order, seed: int, say: Callable[[str], None]
-) -> str:
+def prepare(name: str, *, out: str | None, say: Callable[[str], None], **options: Any) -> str:
     """Write a data set where workers can read it; returns what was done."""
-    return prepare_dataset(
-        name,
-        archive=archive,
-        out=out or f"data/{name}.zarr",
-        order=order,
-        seed=seed,
-        progress=shown(say),
-        warn=warnings_by(say),
-    )
+    path, warn = out or f"data/{name}.zarr", warnings_by(say)
+    return store.prepare(name, out=path, progress=shown(say), warn=warn, **options)
 
 
 def prepare_array_files(
@@ -52,29 +40,15 @@ def prepare_array_files(
 ) -> str:
     """Write a data set from array files of NumPy; returns what was done."""
     path = out or path_of(name or "arrays")
-    names = None if classes is None else _class_names(classes)
+    names = None if classes is None else [each.strip() for each in classes.split(",")]
+    if names is not None and not all(names):
+        raise DataError(f"--classes {classes}", "a name is empty", "write NAME,NAME with one comma between two names")
     with ExitStack() as stack:
         pixels, answers = (stack.enter_context(opened(file)) for file in (images, labels))
-        factors = None if weights is None else stack.enter_context(opened(weights))
-        dataset = prepare_arrays(
-            pixels,
-            answers,
-            path,
-            classes=names,
-            weights=factors,
-            name=name,
-            progress=shown(say),
-            warn=warnings_by(say),
-            **options,
-        )
+        options["weights"] = None if weights is None else stack.enter_context(opened(weights))
+        options |= {"classes": names, "name": name, "progress": shown(say), "warn": warnings_by(say)}
+        dataset = prepare_arrays(pixels, answers, path, **options)
     return f"wrote {path}: {summary_of(dataset)}"
-
-
-def _class_names(listed: str) -> list[str]:
-    names = [each.strip() for each in listed.split(",")]
-    if not all(names):
-        raise DataError(f"--classes {listed}", "a name is empty", "write NAME,NAME with one comma between two names")
-    return names
 
 
 def prepare_folder(
@@ -97,6 +71,6 @@ def prepare_folder(
 
 def verify(path: str) -> str:
     """Read and check all of a prepared data set. Raises DataError naming what is wrong."""
-    dataset = open_dataset(path)
-    verify_dataset(dataset)
+    dataset = store.open_dataset(path)
+    store.verify(dataset)
     return f"{path}: {dataset.name}, {len(dataset.train):,} + {len(dataset.test):,} images, all chunks as recorded"

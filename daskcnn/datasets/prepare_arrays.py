@@ -28,18 +28,9 @@ from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, mis
 from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.files import is_url
 from daskcnn.store.foreign.array import Layout
+from daskcnn.store.making import writer
 from daskcnn.store.making.prepare import refuse_occupied
-from daskcnn.store.making.writer import (
-    Bucket,
-    Draft,
-    Occupied,
-    Places,
-    buckets,
-    drafted,
-    read_bucket,
-    remove,
-    write_block,
-)
+from daskcnn.store.making.writer import Draft
 from daskcnn.store.manifest import PARTS, Order, Progress, Warn, assemble, silent
 
 BUCKET_BYTES = 64 << 20
@@ -111,11 +102,12 @@ def prepare(
         with scheduler:
             samples = samples_of(images, labels, classes, test, layout, seed, weights)
             plan = arranged(samples, name or name_of(out), order, seed, nodata, chunk)
-            with drafted(out, plan.draft) as draft:
-                writer = _ArrayWriter(samples, plan, draft, progress, check, warn)
-                facts = writer.directly() if samples.in_memory else writer.through_buckets(out, client)
+            with writer.drafted(out, plan.draft) as draft:
+                own = _ArrayWriter(samples, plan, draft, progress, check, warn)
+                in_memory = all(part.images.in_memory for part in samples.given)
+                facts = own.directly() if in_memory else own.through_buckets(out, client)
                 draft.finish(assemble(plan.common, facts, warn=warn))
-    except Occupied:
+    except writer.Occupied:
         refuse_occupied(out)
         raise
     return open_dataset(out)
@@ -143,7 +135,7 @@ class _BlockWork:
     number: int
     block: SampleBlock
     source: ImageSource
-    places: Places
+    places: writer.Places
     folder: str
     nodata: float | None
 
@@ -156,7 +148,7 @@ def _write_block(work: _BlockWork, data: Any = None) -> None:
     images = block.at_rest(work.source, data) if data is not None else block.read(work.source)
     missing = missing_pixels(images, work.nodata)
     check_finite(images, missing, where="images", first=block.lo)
-    write_block(work.folder, work.number, images, work.places)
+    writer.write_block(work.folder, work.number, images, work.places)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +156,7 @@ class _BucketWork:
     """Pass 2 of a bucket: its chunks, with their labels and weights."""
 
     part: str
-    bucket: Bucket
+    bucket: writer.Bucket
     ranges: tuple[tuple[int, int, int], ...]
     labels: npt.NDArray[Any]
     weights: npt.NDArray[np.float32] | None
@@ -175,7 +167,7 @@ class _BucketWork:
 
 def _write_bucket(work: _BucketWork, *, folder: str, draft: Draft) -> list[tuple[int, ChunkFacts]]:
     manifest, lo = draft.manifest, work.bucket.lo
-    images = read_bucket(folder, work.bucket, manifest.shape, np.dtype(manifest.dtype))
+    images = writer.read_bucket(folder, work.bucket, manifest.shape, np.dtype(manifest.dtype))
     found = []
     for index, begin, end in work.ranges:
         cut = slice(begin - lo, end - lo)
@@ -204,18 +196,11 @@ class _ArrayWriter:
     """Writes the samples to a draft, and gives the facts of the chunks of each part in their order."""
 
     def __init__(
-        self,
-        samples: ArraySamples,
-        plan: Arrangement,
-        draft: Draft,
-        progress: Progress,
-        check: Check,
-        warn: Warn,
+        self, samples: ArraySamples, plan: Arrangement, draft: Draft, progress: Progress, check: Check, warn: Warn
     ) -> None:
         self._samples, self._plan, self._draft = samples, plan, draft
         self._progress, self._check, self._warn = progress, check, warn
-        places = np.concatenate(plan.places)
-        self._inverse = np.argsort(places, kind="stable")
+        self._inverse = np.argsort(np.concatenate(plan.places), kind="stable")
         self._labels = np.concatenate([part.labels for part in samples.given])[self._inverse]
         first = samples.weights
         self._weights = None if first is None else first[self._inverse[: plan.draft.train.samples]]
@@ -226,9 +211,8 @@ class _ArrayWriter:
             for block in part.images.blocks():
                 images = block.read(part.images)
                 check_finite(images, missing_pixels(images, self._plan.nodata), where="images", first=block.lo)
-        facts: dict[str, list[ChunkFacts]] = {}
+        facts: dict[str, list[ChunkFacts]] = {name: [] for name in PARTS}
         for name in PARTS:
-            facts[name] = []
             ranges = list(self._plan.ranges(name))
             for index, (lo, hi) in enumerate(ranges):
                 self._check()
@@ -237,7 +221,7 @@ class _ArrayWriter:
                 facts[name].append(_write_chunk(self._draft, name, index, *arrays))
         return facts
 
-    def _gathered(self, at: Places) -> npt.NDArray[Any]:
+    def _gathered(self, at: writer.Places) -> npt.NDArray[Any]:
         """Images of these samples, which are numbered through all arrays."""
         begin, found = 0, np.empty((len(at), *self._plan.draft.shape), self._plan.draft.dtype)
         for part in self._samples.given:
@@ -251,15 +235,14 @@ class _ArrayWriter:
 
     def through_buckets(self, out: str, client: Client | None) -> dict[str, list[ChunkFacts]]:
         """Shuffle in two passes through files, on the workers if they can read the images."""
-        there = client if self._samples.on_workers else None
+        there = client if all(part.images.on_workers for part in self._samples.given) else None
         folder = _beside(out)
         try:
-            places = self._blocks(folder, there)
-            return self._buckets(folder, places, there)
+            return self._buckets(folder, self._blocks(folder, there), there)
         finally:
-            remove(folder)
+            writer.remove(folder)
 
-    def _blocks(self, folder: str, client: Client | None) -> list[Places]:
+    def _blocks(self, folder: str, client: Client | None) -> list[writer.Places]:
         works, total = [], 0
         for part, places in zip(self._samples.given, self._plan.places, strict=True):
             for block in part.images.blocks():
@@ -271,7 +254,7 @@ class _ArrayWriter:
             self._progress("read images", done + 1, total)
         return [work.places for work in works]
 
-    def _buckets(self, folder: str, places: list[Places], client: Client | None) -> dict[str, list[ChunkFacts]]:
+    def _buckets(self, folder: str, places: list[writer.Places], client: Client | None) -> dict[str, list[ChunkFacts]]:
         works = list(self._bucket_works(places))
         write = partial(_write_bucket, folder=folder, draft=self._draft)
         found: dict[str, dict[int, ChunkFacts]] = {name: {} for name in PARTS}
@@ -281,17 +264,15 @@ class _ArrayWriter:
             self._progress("write chunks", done + 1, len(works))
         return {name: [chunk for _, chunk in sorted(facts.items())] for name, facts in found.items()}
 
-    def _bucket_works(self, places: list[Places]) -> Iterator[_BucketWork]:
-        chunk_bytes = self._plan.chunk * self._samples.given[0].images.sample_bytes
-        each = max(1, BUCKET_BYTES // chunk_bytes)
+    def _bucket_works(self, places: list[writer.Places]) -> Iterator[_BucketWork]:
+        each = max(1, BUCKET_BYTES // (self._plan.chunk * self._samples.given[0].images.sample_bytes))
         for name in PARTS:
             ranges = [(index, lo, hi) for index, (lo, hi) in enumerate(self._plan.ranges(name))]
             groups = [tuple(ranges[i : i + each]) for i in range(0, len(ranges), each)]
             edges = [(group[0][1], group[-1][2]) for group in groups]
-            for group, bucket in zip(groups, buckets(places, edges), strict=True):
-                lo, hi = bucket.lo, bucket.hi
-                weights = self._weights_of(name, lo, hi)
-                yield _BucketWork(name, bucket, group, self._labels[lo:hi], weights)
+            for group, bucket in zip(groups, writer.buckets(places, edges), strict=True):
+                weights = self._weights_of(name, bucket.lo, bucket.hi)
+                yield _BucketWork(name, bucket, group, self._labels[bucket.lo : bucket.hi], weights)
 
 
 def _submit_block(client: Client, function: Future, work: _BlockWork, key: str, worker: str) -> Future:

@@ -22,36 +22,27 @@ from daskcnn.datasets.names import check_name, name_of
 from daskcnn.errors import DataError, Interrupted, escaped
 from daskcnn.job.tables import Cluster
 from daskcnn.show.renderers import terminal
-from daskcnn.show.renderers.terminal import Counter
 from daskcnn.store.chunk_facts import ChunkFacts
 from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.files import is_url
 from daskcnn.store.making import folder_plan
 from daskcnn.store.making.folder import Listing, list_folder
-from daskcnn.store.making.images import Fit
 from daskcnn.store.making.prepare import refuse_occupied
 from daskcnn.store.making.writer import Draft, Occupied, drafted
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Order, assemble
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Order, assemble
 
 TEST = 0.2
 """Share of the images that becomes the test part, where neither the user nor the folder says."""
 FEW = 500
 """Images that are decoded in this process, where no cluster is given: starting one takes longer."""
 _SHOWN = 50
+_REMEDY = "mend or remove them, or leave them out with --skip-bad (skip_bad=True)"
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Request:
-    """The data set to be made of a folder.
-
-    Attributes
-    ----------
-    look : size and colours of the images
-    test : share of the test part; None for the folder's own parts, or `TEST`
-    skip_bad : whether images that cannot be read are left out, rather than all refused
-    name : of the data set; None for the store's
-    """
+    """The data set to be made of a folder, as in `prepare_folder`; a test share of None is the folder's, or `TEST`."""
 
     path: str
     out: str
@@ -139,9 +130,8 @@ def check_request(request: Request) -> None:
     """Raise DataError for a size, share or name that cannot be."""
     H, W, C = request.look.shape
     if min(H, W) < 1 or H * W * C > MAX_CHUNK_BYTES:
-        raise DataError(
-            f"size {H}x{W}", f"an image has 1 to {MAX_CHUNK_BYTES:,} bytes", "give HEIGHTxWIDTH, such as 64x64"
-        )
+        reason = f"an image has 1 to {MAX_CHUNK_BYTES:,} bytes"
+        raise DataError(f"size {H}x{W}", reason, "give HEIGHTxWIDTH, such as 64x64")
     if request.test is not None and not 0 < request.test < 1:
         raise DataError(f"test={request.test}", "a share between 0 and 1 is needed", "give one such as 0.2")
     if request.name is not None:
@@ -189,7 +179,7 @@ class _Workers:
         """Yield each item with what the function makes of it, and show how far it is, counted in images."""
         total = sum(len(item.piece.samples) for item in items)
         found = spread(client, function, items, self.cluster, check=self.check, warn=self.warn)
-        with nullcontext() if self.quiet else Counter(what, total) as counter:
+        with nullcontext() if self.quiet else terminal.Counter(what, total) as counter:
             for item, made in found:
                 if counter is not None:
                     counter.add(len(item.piece.samples))
@@ -198,24 +188,14 @@ class _Workers:
 
 @dataclass
 class _Found:
-    """The facts of decoded images.
+    """The facts of each chunk of decoded images, by part and number, and the SHA-256 of each file's content, (N, 32).
 
-    Attributes
-    ----------
-    facts : of each chunk, by part and number
-    digests : SHA-256 of each file's content, (N, 32)
-    bad : what is wrong with each image that cannot be used, by its number in the listing
+    `bad` has what is wrong with each image that cannot be used, by its number in the listing.
     """
 
     digests: npt.NDArray[np.uint8]
     facts: dict[tuple[str, int], ChunkFacts] = field(default_factory=dict)
     bad: dict[int, str] = field(default_factory=dict)
-
-    def take(self, job: folder_plan.PieceWork, decoded: folder_plan.Decoded) -> None:
-        piece = job.piece
-        self.facts[piece.part, piece.index] = decoded.facts
-        self.digests[piece.samples] = decoded.digests
-        self.bad |= {int(piece.samples[index]): reason for index, reason in decoded.bad.items()}
 
 
 def _write(request: Request, listing: Listing, workers: _Workers) -> None:
@@ -227,26 +207,22 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
             if not found.bad:
                 _finish(draft, common, listing, found)
                 return
-            told = _told(listing, found.bad)
+            count, told = _bad(listing, found.bad)
             if not request.skip_bad:
-                raise DataError(listing.root, _count(listing, found.bad), f"{_REMEDY}:\n{told}")
-            workers.warn(f"{listing.root}: {_count(listing, found.bad)} and are left out:\n{told}")
+                raise DataError(listing.root, count, f"{_REMEDY}:\n{told}")
+            workers.warn(f"{listing.root}: {count} and are left out:\n{told}")
             _write_good(request, plan, draft, found, workers, client)
     except Occupied:
         refuse_occupied(request.out)
         raise DataError(request.out, "was written to meanwhile", "choose another path") from None
 
 
-_REMEDY = "mend or remove them, or leave them out with --skip-bad (skip_bad=True)"
-
-
 def _planned(request: Request, listing: Listing) -> tuple[folder_plan.Plan, dict[str, Any]]:
     shape = request.look.shape
     test = TEST if request.test is None else request.test
-    size = int(np.prod(shape))
-    plan = folder_plan.plan_folder(listing, test=test, order=request.order, seed=request.seed, sample_bytes=size)
-    name = request.name or name_of(request.out)
-    return plan, plan.common(name=name, shape=shape, order=request.order, seed=request.seed, fit=request.look.fit)
+    how: dict[str, Any] = {"order": request.order, "seed": request.seed}
+    plan = folder_plan.plan_folder(listing, test=test, sample_bytes=int(np.prod(shape)), **how)
+    return plan, plan.common(name=request.name or name_of(request.out), shape=shape, fit=request.look.fit, **how)
 
 
 def _decoded(
@@ -258,10 +234,12 @@ def _decoded(
         require_sight(client, listing.root, draft.path, workers.check)
     found = _Found(np.zeros((len(listing.files), 32), np.uint8))
     decode = partial(folder_plan.decode_piece, root=listing.root, look=request.look, draft=draft)
-    for job, decoded in workers.over(
-        client, decode, folder_plan.jobs(list(plan.pieces()), listing.files), "decode images"
-    ):
-        found.take(job, decoded)
+    works = [folder_plan.PieceWork(piece, tuple(listing.files[i] for i in piece.samples)) for piece in plan.pieces()]
+    for work, decoded in workers.over(client, decode, works, "decode images"):
+        piece = work.piece
+        found.facts[piece.part, piece.index] = decoded.facts
+        found.digests[piece.samples] = decoded.digests
+        found.bad |= {int(piece.samples[index]): reason for index, reason in decoded.bad.items()}
     return found
 
 
@@ -275,7 +253,8 @@ def _write_good(
         if is_url(request.out):  # nothing lies beside it to read from
             again = _decoded(request, good, target, workers, client)
             if again.bad:
-                raise DataError(listing.root, _count(listing, again.bad), f"{_REMEDY}:\n{_told(listing, again.bad)}")
+                count, told = _bad(listing, again.bad)
+                raise DataError(listing.root, count, f"{_REMEDY}:\n{told}")
         else:
             again = _Found(np.delete(found.digests, list(found.bad), axis=0))
             repack = partial(folder_plan.repack_piece, source=draft, target=target)
@@ -299,11 +278,8 @@ def _finish(draft: Draft, common: Mapping[str, Any], listing: Listing, found: _F
     draft.finish(assemble({**common, "sources": sources}, facts))
 
 
-def _count(listing: Listing, bad: Mapping[int, str]) -> str:
-    return f"{len(bad):,} of {len(listing.files):,} images cannot be used"
-
-
-def _told(listing: Listing, bad: Mapping[int, str]) -> str:
+def _bad(listing: Listing, bad: Mapping[int, str]) -> tuple[str, str]:
+    """The number of images that cannot be used, and the reasons, a line each for the first ones."""
     lines = [f"  {escaped(listing.files[index])}: {escaped(bad[index])}" for index in sorted(bad)[:_SHOWN]]
     more = [f"  … and {len(bad) - _SHOWN:,} more"] if len(bad) > _SHOWN else []
-    return "\n".join([*lines, *more])
+    return f"{len(bad):,} of {len(listing.files):,} images cannot be used", "\n".join([*lines, *more])

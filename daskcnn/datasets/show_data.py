@@ -78,8 +78,7 @@ def as_pictures(images: dict[int, Images], nodata: float | None) -> dict[int, np
     pictures = {}
     for index, image in numbers.items():
         picture = np.broadcast_to(np.clip(image, 0, 255).astype(np.uint8), (*image.shape[:2], 3)).copy()
-        mask = masks[index]
-        if mask is not None:
+        if (mask := masks[index]) is not None:
             picture[mask.any(axis=-1)] = _MISSING
         pictures[index] = picture
     return pictures
@@ -90,7 +89,8 @@ def _scaled(
 ) -> dict[int, npt.NDArray[np.float32]]:
     channels = next(iter(images.values())).shape[2]
     low, high = np.zeros(channels, np.float32), np.ones(channels, np.float32)
-    known = {index: np.isfinite(image) & ~_mask(masks[index], image) for index, image in images.items()}
+    known = {index: np.isfinite(image) for index, image in images.items()}
+    known |= {index: known[index] & ~mask for index, mask in masks.items() if mask is not None}
     for c in range(channels):
         values = np.concatenate([image[..., c][known[index][..., c]] for index, image in images.items()])
         if values.size:
@@ -100,10 +100,6 @@ def _scaled(
         index: np.where(known[index], (np.where(known[index], image, low) - low) / width * 255, 0).astype(np.float32)
         for index, image in images.items()
     }
-
-
-def _mask(mask: npt.NDArray[np.bool_] | None, image: Images) -> npt.NDArray[np.bool_]:
-    return np.zeros(image.shape, bool) if mask is None else mask
 
 
 COLUMNS = 8
@@ -157,9 +153,6 @@ def _weights(stored: StoredChunks) -> dict[str, float] | None:
     return {"least": float(least), "mean": float(total / stored.part.samples), "most": float(most)}
 
 
-# --- contact sheets ---
-
-
 def _checked(picture: str) -> Path:
     path = Path(picture)
     if path.suffix.lower() != ".png":
@@ -207,9 +200,8 @@ def how_shown(dataset: Dataset) -> str:
     """Return a line on the channels and pixels that a picture shows."""
     H, W, C = dataset.shape
     channels = {1: "", 2: "channel 0 of 2 as grey; ", 3: ""}.get(C, f"channels 0, 1, 2 of {C} as red, green, blue; ")
-    values = "values as they are"
-    if dataset.dtype != np.uint8:
-        values = "percentile {} of each channel is black, {} white".format(*SHOWN)
+    scaled = "percentile {} of each channel is black, {} white".format(*SHOWN)
+    values = "values as they are" if dataset.dtype == np.uint8 else scaled
     step = -(-max(H, W) // SAMPLE_CELL)
     pixels = f"; every {step}{'nd' if step == 2 else 'rd' if step == 3 else 'th'} pixel" if step > 1 else ""
     return f"{channels}{values}{pixels}" + ("; magenta: no data" if dataset.nodata is not None else "")
