@@ -29,7 +29,7 @@ from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import jobs
 from daskcnn.launch import training as runner
-from daskcnn.nn.score import Score, area_under_curve
+from daskcnn.nn.score import ClassScores, Score
 from daskcnn.run import main as run
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import open_dataset
@@ -513,7 +513,7 @@ def test_evaluate(trained: Path, path: str) -> None:
 def test_evaluate_gives_the_auc_of_the_probabilities(trained: Path, path: str) -> None:
     network = find_network(str(trained), "last", print).classifier
     images, labels = open_dataset(path).test.read(0, 60)
-    expected = area_under_curve(network.predict(images), labels)
+    expected = ClassScores(network.predict(images), labels).auc
     assert json.loads(invoke(daskcnn, "evaluate", trained, "--json").stdout)["auc"] == pytest.approx(expected)
 
 

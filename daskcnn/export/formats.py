@@ -13,14 +13,7 @@ from daskcnn.training.trained_network import Classifier
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format.
-
-    Attributes
-    ----------
-    suffix : of its file
-    module, writer : where the function lies that writes it
-    package : what it needs besides, a package and at the same time an extra of ours
-    """
+    """A format: its file's suffix, where its writer is, and the package, an extra of ours too, that it needs."""
 
     suffix: str
     module: str
@@ -29,17 +22,14 @@ class Format:
 
     def write(self, classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]:
         """Write the network and return the files. Raises UserError, and OSError where a file cannot be written."""
-        return self._writer()(classifier, run, out)
-
-    def _writer(self) -> Callable[[Classifier, str, Path], tuple[Path, ...]]:
         try:
-            found: Callable[[Classifier, str, Path], tuple[Path, ...]]
-            found = getattr(import_module(self.module), self.writer)
+            writer: Callable[[Classifier, str, Path], tuple[Path, ...]]
+            writer = getattr(import_module(self.module), self.writer)
         except ModuleNotFoundError as error:
             if self.package is None or (error.name or "").partition(".")[0] != self.package:
                 raise
             raise UserError(f"package {self.package}", "it is not installed", installing(self.package)) from error
-        return found
+        return writer(classifier, run, out)
 
 
 FORMATS: Mapping[str, Format] = {

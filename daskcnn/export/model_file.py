@@ -21,7 +21,6 @@ import os
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import save as encode
@@ -35,7 +34,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.nn import leaves
 from daskcnn.nn.spec import spec_of
-from daskcnn.runs.checkpoint import Header, read_arrays, read_header
+from daskcnn.runs.checkpoint import read_arrays, read_header
 from daskcnn.store.image_facts import Facts
 from daskcnn.training.trained_network import Classifier
 
@@ -48,22 +47,17 @@ _BOUNDS = Bounds(size=4 << 20, values=50_000, tables=20_000)
 def write_model(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]:
     """Write the model and return the file. Raises OSError."""
     arrays = {name: a for tree in classifier.layout.views(classifier.weights) for name, a in leaves(tree)}
-    replace_file(out, encode(arrays, _metadata(classifier, run)))
-    return (out,)
-
-
-def _metadata(classifier: Classifier, run: str) -> dict[str, str]:
-    job = classifier.job
-    found = {
+    metadata = {
         "format": FORMAT,
         "layers": spec_of(classifier.model),
-        "dtype": job.model.dtype,
+        "dtype": classifier.job.model.dtype,
         "images": classifier.facts.to_dict(),
-        "loss": job.train.loss,
+        "loss": classifier.job.train.loss,
         "run": run,
         "version": version(),
     }
-    return {key: json.dumps(value) for key, value in found.items()}
+    replace_file(out, encode(arrays, {key: json.dumps(value) for key, value in metadata.items()}))
+    return (out,)
 
 
 def read_model(path: str | Path) -> Classifier:
@@ -78,7 +72,9 @@ def read_model(path: str | Path) -> Classifier:
             size = os.fstat(source.fileno()).st_size
             header, metadata = read_header(source, file, size, remedy=REMEDY)
             job, facts = _described(metadata, file)
-            _check_shapes(header, job, facts, file)
+            stored = sum(prod(array.shape) for array in header.values())
+            if stored != (wanted := _numbers(job, facts, file)):
+                raise _damaged(file, f"{stored:,} weights, its layers have {wanted:,}")
             arrays = read_arrays(source, header, size)
     except OSError as error:
         raise DataError(file, error.strerror or error, "give a model that `daskcnn export` wrote") from error
@@ -98,17 +94,16 @@ def _described(metadata: Mapping[str, str], file: Path) -> tuple[Job, Facts]:
     """Return the job that makes the network, as far as it matters to a trained one, and its images."""
     if "format" not in metadata or "layers" not in metadata:
         raise DataError(file, "not a model of daskcnn (its metadata name no layers)", REMEDY)
-    found = {key: _parsed(metadata[key], key, file) for key in _KEYS if key in metadata}
+    given = {key: metadata[key].encode(errors="replace") for key in _KEYS if key in metadata}
+    found = {k: parse_json(text, f"{file}: {k}", remedy=REMEDY, bounds=_BOUNDS) for k, text in given.items()}
     if found["format"] != FORMAT:
         raise DataError(file, f"format {found['format']!r:.80}, this version reads {FORMAT!r}", REMEDY)
     if not isinstance(found["layers"], list) or not isinstance(found.get("images"), dict):
         raise _damaged(file, "its metadata describe no layers and images")
-    tables = {
-        "model": {"layers": found["layers"], "dtype": found.get("dtype")},
-        "train": {"loss": found.get("loss")},
-    }
+    model = {"layers": found["layers"], "dtype": found.get("dtype")}
     try:
-        job, facts = resolve(tables), Facts.from_dict(found["images"])
+        job = resolve({"model": model, "train": {"loss": found.get("loss")}})
+        facts = Facts.from_dict(found["images"])
         loss_of(job, facts)
         return job, facts
     except JobError as error:
@@ -117,19 +112,11 @@ def _described(metadata: Mapping[str, str], file: Path) -> tuple[Job, Facts]:
         raise _damaged(file, error.reason) from error
 
 
-def _parsed(text: str, key: str, file: Path) -> Any:
-    return parse_json(text.encode(errors="replace"), f"{file}: {key}", remedy=REMEDY, bounds=_BOUNDS)
-
-
-def _check_shapes(header: Header, job: Job, facts: Facts, file: Path) -> None:
-    """Raise DataError where the arrays cannot be those of the layers."""
-    stored = sum(prod(array.shape) for array in header.values())
+def _numbers(job: Job, facts: Facts, file: Path) -> int:
     try:
-        wanted = network_of(job, facts).numbers(facts.shape)
+        return network_of(job, facts).numbers(facts.shape)
     except ValueError as error:
         raise _damaged(file, f"its layers do not fit its images: {error}") from error
-    if wanted != stored:
-        raise _damaged(file, f"{stored:,} weights, its layers have {wanted:,}")
 
 
 def _damaged(file: Path, what: str) -> DataError:

@@ -62,11 +62,10 @@ def add_layer(graph: Graph, trained: TrainedLayer, x: str) -> str:
 
 
 def _conv(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    layer, name = trained.layer, trained.name
-    inputs = [x, graph.constant(f"{name}.w", trained.values["w"].transpose(3, 2, 0, 1))]
-    if layer.bias:
+    s, name, inputs = problem_of(trained), trained.name, [x]
+    inputs.append(graph.constant(f"{name}.w", trained.values["w"].transpose(3, 2, 0, 1)))
+    if trained.layer.bias:
         inputs.append(graph.constant(f"{name}.b", trained.values["b"]))
-    s = problem_of(trained)
     pads = [*s.pad, s.pad[0] + s.pad_end[0], s.pad[1] + s.pad_end[1]]
     window = {"kernel_shape": [s.R, s.S], "strides": s.stride, "pads": pads, "dilations": s.dilation}
     return graph.add("Conv", name, *inputs, group=s.groups, **window)
@@ -87,9 +86,8 @@ def _dense(graph: Graph, trained: TrainedLayer, x: str) -> str:
 def _tied(graph: Graph, trained: TrainedLayer, owner: TrainedLayer, x: str) -> str:
     """Add a product with the owner's constant, transposed. That of a map comes in the order of channels-first maps."""
     name, of_map = trained.name, len(owner.in_shape) == 3
-    y = graph.add(
-        "Gemm", f"{name}.product" if of_map or "b" in trained.values else name, x, f"{owner.name}.w", transB=1
-    )
+    product = f"{name}.product" if of_map or "b" in trained.values else name
+    y = graph.add("Gemm", product, x, f"{owner.name}.w", transB=1)
     if of_map:
         H, W, C = owner.in_shape
         y = graph.add("Reshape", f"{name}.map", y, graph.constant(f"{name}.shape", [-1, C, H, W], int))
@@ -98,11 +96,6 @@ def _tied(graph: Graph, trained: TrainedLayer, owner: TrainedLayer, x: str) -> s
     if "b" not in trained.values:
         return y
     return graph.add("Add", name, y, graph.constant(f"{name}.b", trained.values["b"]))
-
-
-def _flatten(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    rows = graph.add("Transpose", f"{trained.name}.nhwc", x, perm=[0, 2, 3, 1])
-    return graph.add("Flatten", trained.name, rows)
 
 
 def _lrn(graph: Graph, trained: TrainedLayer, x: str) -> str:
@@ -143,11 +136,6 @@ def node(kind: str, attributes: Callable[[Any], dict[str, Any]] = lambda layer: 
 
 def _window(layer: Any) -> dict[str, Any]:
     return {"kernel_shape": [layer.size] * 2, "strides": [layer.step] * 2}
-
-
-def _globalpool(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    pixel = graph.add("GlobalAveragePool", f"{trained.name}.pixel", x)
-    return graph.add("Flatten", trained.name, pixel)
 
 
 def _gelu(graph: Graph, trained: TrainedLayer, x: str) -> str:
@@ -204,10 +192,14 @@ CONVERTERS: dict[str, Converter] = {
     "maxpool": node("MaxPool", _window),
     "averagepool": node("AveragePool", _window),
     "l2pool": node("LpPool", lambda layer: _window(layer) | {"p": 2}),
-    "globalpool": _globalpool,
+    "globalpool": lambda graph, layer, x: graph.add(
+        "Flatten", layer.name, graph.add("GlobalAveragePool", f"{layer.name}.pixel", x)
+    ),
     "dense": _dense,
     "dropout": lambda graph, trained, x: x,
-    "flatten": _flatten,
+    "flatten": lambda graph, layer, x: graph.add(
+        "Flatten", layer.name, graph.add("Transpose", f"{layer.name}.nhwc", x, perm=[0, 2, 3, 1])
+    ),
     "reshape": _reshape,
     "upsample": _upsample,
     "scale": lambda graph, trained, x: graph.add(
@@ -241,19 +233,17 @@ def onnx_model(classifier: Classifier, run: str = "") -> ModelProto:
     `probabilities` is (N, classes). Classes, kind of labels, run and version are in its metadata. The output of a
     network that reconstructs images is `reconstructed` (N, H, W, C), in float32 and the scale of the input.
     """
-    if classifier.weights.size * 4 > _MOST:
-        raise UserError(
-            "--to onnx", f"{classifier.weights.size:,} weights, more than a file of ONNX holds", "use --to safetensors"
-        )
+    if (count := classifier.weights.size) * 4 > _MOST:
+        raise UserError("--to onnx", f"{count:,} weights, more than a file of ONNX holds", "use --to safetensors")
     graph, facts = Graph(), classifier.facts
     x = reduce(lambda x, trained: add_layer(graph, trained, x), trained_layers(classifier), _normalised(graph, facts))
-    images = helper.make_tensor_value_info(INPUT, _element_type(facts.dtype), ["N", *facts.shape])
+    images = helper.make_tensor_value_info(INPUT, helper.np_dtype_to_tensor_dtype(facts.dtype), ["N", *facts.shape])
     shape: tuple[int, ...] = facts.shape if classifier.reconstructs else (len(facts.classes),)
     if classifier.reconstructs:
         name = _reconstructed(graph, classifier, x)
     else:
         name = graph.add("Softmax", OUTPUT, x, axis=1) if facts.labels == "classes" else graph.add("Sigmoid", OUTPUT, x)
-    found = helper.make_tensor_value_info(name, _element_type(np.dtype(np.float32)), ["N", *shape])
+    found = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
     model = helper.make_model(
         helper.make_graph(graph.nodes, "daskcnn", [images], [found], graph.constants),
         opset_imports=[helper.make_opsetid("", OPSET)],
@@ -282,7 +272,7 @@ def _reconstructed(graph: Graph, classifier: Classifier, x: str) -> str:
 
 def _normalised(graph: Graph, facts: Described) -> str:
     """Add nodes from images at rest to maps (N, C, H, W), as `store.normalise` does it."""
-    x = graph.add("Cast", "numbers", INPUT, to=_element_type(np.dtype(np.float32)))
+    x = graph.add("Cast", "numbers", INPUT, to=TensorProto.FLOAT)
     x = graph.add("Sub", "centred", x, graph.constant("mean", facts.mean))
     x = graph.add("Mul", "normalised", x, graph.constant("per_deviation", 1 / facts.deviation))
     if facts.nodata is not None:
@@ -296,12 +286,7 @@ def _missing(graph: Graph, facts: Described) -> str:
     mark, unknown = mark_of(facts.nodata, facts.dtype), graph.add("IsNaN", "not_numbers", "numbers")
     if mark is None:
         return unknown
-    if facts.dtype == np.float64:  # float32 has no room for what tells such values apart
-        same = graph.add("Equal", "marked", INPUT, graph.constant("nodata", mark, np.float64))
-    else:
-        same = graph.add("Equal", "marked", "numbers", graph.constant("nodata", mark))
+    # float32 has no room for what tells values of float64 apart
+    value, dtype = (INPUT, np.float64) if facts.dtype == np.float64 else ("numbers", np.float32)
+    same = graph.add("Equal", "marked", value, graph.constant("nodata", mark, dtype))
     return graph.add("Or", "missing", same, unknown)
-
-
-def _element_type(dtype: np.dtype[np.generic]) -> int:
-    return helper.np_dtype_to_tensor_dtype(dtype)

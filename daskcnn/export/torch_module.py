@@ -6,10 +6,11 @@ makes a line of each kind of layer. Maps are (N, C, H, W) there, vectors (N, F).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from keyword import iskeyword
 from pathlib import Path
+from textwrap import indent
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,13 +38,9 @@ from daskcnn.training.trained_network import Classifier
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A layer in PyTorch.
+    """A layer in PyTorch: an expression of its input x, and what makes its module, where it has one.
 
-    Attributes
-    ----------
-    forward : an expression of x, the layer's input
-    module : what makes the layer's module, where it has one
-    tensors : the module's parameters and buffers by their names in PyTorch
+    tensors: the module's parameters and buffers by their names in PyTorch.
     """
 
     forward: str
@@ -61,8 +58,7 @@ def attribute(trained: TrainedLayer) -> str:
 
 
 def _conv(trained: TrainedLayer) -> Lines:
-    layer = trained.layer
-    s = problem_of(trained)
+    layer, s = trained.layer, problem_of(trained)
     (top, left), (below, right) = s.pad, s.pad_end
     uneven = below or right  # nn.Conv2d has the same padding on both sides
     options = {
@@ -139,11 +135,7 @@ def line(forward: str | Callable[[Any], str]) -> Converter:
     return lambda trained: Lines(forward if isinstance(forward, str) else forward(trained.layer))
 
 
-def _upsample(layer: Any) -> str:
-    mode = "mode='nearest'" if layer.mode == "nearest" else "mode='bilinear', align_corners=False"
-    return f"F.interpolate(x, scale_factor={layer.factor}, {mode})"
-
-
+_MODES = {"nearest": "mode='nearest'", "bilinear": "mode='bilinear', align_corners=False"}
 CONVERTERS: dict[str, Converter] = {
     "conv": _conv,
     "relu": line("torch.relu(x)"),
@@ -162,7 +154,7 @@ CONVERTERS: dict[str, Converter] = {
     "dropout": lambda trained: Lines(f"self.{attribute(trained)}(x)", f"nn.Dropout({trained.layer.rate!r})"),
     "flatten": line("x.permute(0, 2, 3, 1).flatten(1)"),
     "reshape": line(lambda layer: "x.reshape(-1, {}, {}, {}).permute(0, 3, 1, 2)".format(*layer.shape)),
-    "upsample": line(_upsample),
+    "upsample": line(lambda layer: f"F.interpolate(x, scale_factor={layer.factor}, {_MODES[layer.mode]})"),
     "scale": line(lambda layer: f"x * {float(layer.factor)!r}"),
     "pad": line(lambda layer: f"F.pad(x, {(*[layer.size] * 4, 0, layer.channels)!r})"),
     "auxiliary": line("x"),
@@ -170,13 +162,9 @@ CONVERTERS: dict[str, Converter] = {
 """Converters by the kinds of `LAYERS`. A new layer is a new entry."""
 
 
-def _sum(names: Sequence[str]) -> str:
-    return " + ".join(names)
-
-
 JOINS: dict[str, Callable[[Sequence[str]], str]] = {
-    "residual": _sum,
-    "add": _sum,
+    "residual": " + ".join,
+    "add": " + ".join,
     "branches": lambda names: f"torch.cat([{', '.join(names)}], 1)",
 }
 """What layers of paths make of the paths' outputs: an expression of their names."""
@@ -266,8 +254,8 @@ def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, 
         version=ascii(version()),
         names="[\n" + "".join(f"    {name!a},\n" for name in facts.classes) + "]",  # ASCII alone
         C=C,
-        modules=_indented(network.modules),
-        forward=_indented(network.forward),
+        modules=indent("\n".join(network.modules), " " * 8),
+        forward=indent("\n".join(network.forward), " " * 8),
         dtype=dtype,
         suffix=WEIGHTS,
     )
@@ -342,7 +330,3 @@ def _normalised(facts: Described) -> str:
     mark = mark_of(facts.nodata, facts.dtype)
     missing = "missing = torch.isnan(x)" if mark is None else f"missing = (x == {float(mark)!r}) | torch.isnan(x)"
     return f"{missing}\n        x = ({scaled}).masked_fill(missing, 0.0)"
-
-
-def _indented(lines: Iterable[str]) -> str:
-    return "\n".join(f"        {line}" for line in lines)

@@ -25,8 +25,7 @@ class TrainedLayer:
 
     Attributes
     ----------
-    name : the layer's path in the network with dots, such as "conv1" or "residual1.path.conv1"
-    layer : its hyper-parameters; converters know its kind, by which they are found
+    name : the layer's path in the network with dots, such as "residual1.path.conv1"
     in_shape : shape of its input without N: (H, W, C) or (F,)
     values : parameters and state by name, on the host; nested like them for a layer of layers
     owner : the layer before it whose weights it uses, transposed; None: they are its own
@@ -56,11 +55,10 @@ def trained_layers(classifier: Classifier) -> Iterator[TrainedLayer]:
 
 def _joined(params: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Return two trees as one."""
+    found = {**params, **{name: value for name, value in state.items() if name not in params}}
     return {
-        name: _joined(params.get(name, {}), state.get(name, {}))
-        if isinstance(params.get(name, state.get(name)), Mapping)
-        else params.get(name, state.get(name))
-        for name in (*params, *(name for name in state if name not in params))
+        name: _joined(params.get(name, {}), state.get(name, {})) if isinstance(value, Mapping) else value
+        for name, value in found.items()
     }
 
 

@@ -1,5 +1,8 @@
 """Layers, networks, losses, optimizers, schedules and the flat vector of a network's weights."""
 
+# mypy: implicit-reexport
+# ruff: noqa: F401
+
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State, walk
 from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.losses import LOSSES, Loss, correct, labels_for
@@ -11,44 +14,3 @@ from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import SpecError, sequential_from_spec
 from daskcnn.nn.summary import LayerSummary, describe, summarise
 from daskcnn.nn.vector import Layout, inside, layout_of, leaves, map_leaves
-
-__all__ = [
-    "LAYERS",
-    "LOSSES",
-    "MODELS",
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "SGD",
-    "Context",
-    "Descent",
-    "Layer",
-    "LayerSummary",
-    "Layout",
-    "Loss",
-    "Optimizer",
-    "OptimizerState",
-    "Params",
-    "RateSchedule",
-    "Sequential",
-    "Shape",
-    "SpecError",
-    "State",
-    "StepPace",
-    "build_model",
-    "correct",
-    "describe",
-    "first_not_finite",
-    "freeze",
-    "init_network",
-    "inside",
-    "labels_for",
-    "layout_of",
-    "leaves",
-    "loss_and_gradients",
-    "map_leaves",
-    "model_problem",
-    "predict",
-    "sequential_from_spec",
-    "summarise",
-    "walk",
-]

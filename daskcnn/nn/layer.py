@@ -39,10 +39,7 @@ def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int
 
 
 def uniform_by_inputs(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Array:
-    """Draw from a uniform distribution of variance 1 / (3 · fan_in): PyTorch's own start.
-
-    It matters where normalising follows: steps turn small weights further than large ones.
-    """
+    """Draw from a uniform distribution of variance 1 / (3 · fan_in): PyTorch's start. It suits normalised layers."""
     limit = 1 / np.sqrt(fan_in)
     return rng.uniform(-limit, limit, shape)
 
@@ -62,20 +59,15 @@ def passing_through(w: Array) -> Array:
 Params: TypeAlias = dict[str, Any]
 State: TypeAlias = dict[str, Any]
 Shape: TypeAlias = tuple[int, ...]
+Initial: TypeAlias = tuple[Params, State, Shape]
+"""(params, state, shape of the output), float64 on the host."""
 Residual: TypeAlias = Any
 Keys: TypeAlias = npt.NDArray[np.uint64]
 
 
 @dataclass
 class Head:
-    """A head in the middle of a network in a pass of training.
-
-    Attributes
-    ----------
-    weight : of its loss
-    scores : its output
-    gradient : of the whole loss by the scores, once the loss is known
-    """
+    """A head in the middle of a network in a pass; `gradient`, of the whole loss, comes once that is known."""
 
     weight: float
     scores: Array
@@ -88,7 +80,6 @@ class Context:
 
     Attributes
     ----------
-    device : where the pass is computed
     training : whether the pass is followed by a backward pass
     keys : (N,) uint64 on the host; each identifies one presentation of a sample. Random layers draw from keys and salt.
     salt : identifies the layer's path in the network
@@ -135,9 +126,9 @@ class LayerError(ValueError):
 class Layer(ABC):
     """Base of all layers. A subclass is a frozen dataclass of hyper-parameters without hidden state."""
 
-    @abstractmethod
     def out_shape(self, in_shape: Shape) -> Shape:
-        """Return the shape of the output without N. Raises ValueError if the layer does not fit this input."""
+        """Return the output's shape without N, by default the input's. Raises ValueError if the input does not fit."""
+        return in_shape
 
     @abstractmethod
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
@@ -147,13 +138,8 @@ class Layer(ABC):
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Any, Params]:
         """Return (dx or None if not `ctx.need_dx`, gradients nested like params) for the pass of this residual."""
 
-    def init(
-        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
-    ) -> tuple[Params, State, Shape]:
-        """Return (params, state, out_shape), float64 on the host, weights drawn by `initial`.
-
-        By default: no parameters.
-        """
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
+        """Return the initial numbers, weights drawn by `initial`. By default there are none."""
         return {}, {}, self.out_shape(in_shape)
 
     def numbers(self, in_shape: Shape) -> int:
@@ -161,14 +147,11 @@ class Layer(ABC):
         return 0
 
     def children(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
-        """Yield the layers that this one is made of, in order, each with its name and its input's shape.
-
-        Raises LayerError naming the one that does not fit. By default there are none.
-        """
+        """Yield name, layer and input's shape of what it is made of, in order. Raises LayerError naming a misfit."""
         yield from ()
 
-    def mapped(self, function: Callable[[str, Layer], Layer]) -> Self:
-        """Return the layer with `function` of each child's name and the child in the child's place."""
+    def mapped(self, function: Callable[[str, Any], Any]) -> Self:
+        """Return the layer with `function` of each child's name and the child in its place. A path remains a path."""
         return self
 
     def with_relu(self) -> Layer | None:
@@ -183,7 +166,7 @@ class Layer(ABC):
     def reach(self) -> int | None:
         """Number of channels to each side that an output channel depends on, besides its own; None: any number.
 
-        A layer of reach 0 may be cut by channels. Its parameters and state then lie along the channels too.
+        A layer of reach 0 may be cut by channels, along which its parameters and state lie too.
         """
         return None
 
@@ -200,8 +183,7 @@ class Layer(ABC):
     def initial_before(self, after: Initializer) -> Initializer:
         """Return the initializer for weights in front of this layer; `after` is the one that the next layer asks for.
 
-        Layers that preserve the scale of their input (pooling, normalisation, dropout) return `after`. A ReLU returns
-        He's initializer. Layers with weights and saturating activations return Glorot's.
+        Layers that preserve the scale of their input return `after`, a ReLU He's initializer, others Glorot's.
         """
         return after
 
@@ -211,21 +193,17 @@ def walk(layer: Layer, in_shape: Shape, *, composite: bool = False) -> Iterator[
 
     composite: those too that are made of others, each behind them. Raises LayerError naming the one that does not fit.
     """
-    yield from _walk(layer, in_shape, "", composite)
-
-
-def _walk(layer: Layer, in_shape: Shape, path: str, composite: bool) -> Iterator[tuple[str, Layer, Shape]]:
     for name, child, shape in layer.children(in_shape):
         alone = True
         try:
-            for each in _walk(child, shape, f"{path}{name}/", composite):
+            for path, each, given in walk(child, shape, composite=composite):
                 alone = False
-                yield each
+                yield f"{name}/{path}", each, given
             child.out_shape(shape)
         except ValueError as error:
             raise LayerError.inside(name, error) from error
         if composite or alone:
-            yield f"{path}{name}", child, shape
+            yield name, child, shape
 
 
 def check_at_least(layer: Layer, minimum: float, *fields: str) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from daskcnn import compiled
 from daskcnn.arrays import Array, Device
 from daskcnn.compiled.program import AVERAGE, MAX, RELU, SCALE, TANH, Operation, Program
-from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
+from daskcnn.nn.layer import Context, Layer, Params, Residual, State
 from daskcnn.nn.scaled import THREAD_PARTS, Pass, PooledPass, ScaledPass, Scaling, WholePass, rows_of
 
 ALL = slice(None)
@@ -37,15 +37,10 @@ ALL = slice(None)
 class LocalLayer(Layer):
     """Base of layers without parameters, each pixel of whose output depends on a window of pixels of the input.
 
-    code: the compiled loop that it is in a chain, one of `compiled.program`. Without one it runs by array expressions
-    everywhere.
+    code: of its compiled loop, one of `compiled.program`. Without one it runs by array expressions everywhere.
     """
 
     code: ClassVar[int | None] = None
-
-    def out_shape(self, in_shape: Shape) -> Shape:
-        """Return the shape of the input, that of most local layers."""
-        return in_shape
 
     @property
     def reach(self) -> int | None:
@@ -140,8 +135,7 @@ class Chain:
         head, scaling = self.layers[0], None
         if isinstance(head, ScalingLayer):
             scaling, state = head.scaling(params, state, x, contexts[0])
-        way = pass_of(self._operations(contexts), x, contexts[0], goes_back=False)
-        return way.forward(scaling), state, (x, scaling)
+        return self._pass(x, contexts, goes_back=False).forward(scaling), state, (x, scaling)
 
     def backward(
         self,
@@ -159,18 +153,18 @@ class Chain:
         in cache costs less than a larger dy or dx in memory.
         """
         (x, scaling), head = residual, self.layers[0]
-        way = pass_of(self._operations(contexts), x, contexts[0], goes_back=True, given=given, wanted=wanted)
+        way = self._pass(x, contexts, goes_back=True, given=given, wanted=wanted)
         if not isinstance(head, ScalingLayer):
             return way.backward(dy, None, None), {}
         total, product = way.sums(dy, scaling)
         grads, back = head.gradients(params, scaling, total, product, x.size // x.shape[-1])
         return way.backward(dy, scaling, back) if contexts[0].need_dx else None, grads
 
-    def _operations(self, contexts: Sequence[Context]) -> tuple[Operation, ...]:
-        """Return what the layers are in a loop."""
+    def _pass(self, x: Array, contexts: Sequence[Context], **options: Any) -> Pass:
         found = [la.operation(ctx) for la, ctx in zip(self.layers, contexts, strict=True) if isinstance(la, LocalLayer)]
         head = (Operation(SCALE),) if isinstance(self.layers[0], ScalingLayer) else ()
-        return (*head, *(operation for operation in found if operation is not None))
+        operations = (*head, *(operation for operation in found if operation is not None))
+        return pass_of(operations, x, contexts[0], **options)
 
 
 def first_run(layers: Sequence[Layer]) -> tuple[Chain | Layer, int]:
@@ -228,19 +222,16 @@ def pass_of(
 
 
 class BlockPass(Pass):
-    """A pass of a map, or of vectors, through a chain in blocks that stay in cache, on the device's threads.
-
-    given, wanted: the channels that dy has, and those that dx is needed for.
-    """
+    """A pass through a chain in blocks that stay in cache; `given` channels of dy, those `wanted` of dx."""
 
     def __init__(
         self, operations: tuple[Operation, ...], x: Array, ctx: Context, goes_back: bool, given: slice, wanted: slice
     ) -> None:
-        self._shape, self._device, self._operations = x.shape, ctx.device, operations
-        x = self._device.backend.contiguous(x)
-        self._x = x if x.ndim == 4 else x[None, None]
+        self._is_map, self._device, self._operations = x.ndim == 4, ctx.device, operations
         self._goes_back, self._given, self._wanted = goes_back, given, wanted
-        self._keys = np.zeros(0, np.uint64) if ctx.keys is None else self._device.backend.contiguous(ctx.keys)
+        contiguous = self._device.backend.contiguous
+        self._x = contiguous(x) if self._is_map else contiguous(x)[None, None]
+        self._keys = np.zeros(0, np.uint64) if ctx.keys is None else contiguous(ctx.keys)
         self._place = np.array([ctx.channel, x.ndim == 2], np.int64)
 
     @cached_property
@@ -248,7 +239,8 @@ class BlockPass(Pass):
         return self._composed(self._operations, goes_back=self._goes_back)
 
     def _composed(self, operations: tuple[Operation, ...], *, goes_back: bool) -> Program:
-        return _program(operations, self._x.shape, self._x.dtype, self._device.backend.block_bytes, goes_back)
+        limit = self._device.backend.block_bytes
+        return _program_of(operations, self._x.shape, self._x.dtype, limit, goes_back=goes_back)
 
     def forward(self, scaling: Scaling | None) -> Array:
         """Return y."""
@@ -309,11 +301,7 @@ class BlockPass(Pass):
         return np.empty((0, self._x.shape[-1]), self._x.dtype) if scaling is None else rows_of(scaling, back)
 
     def _as_given(self, y: Array) -> Array:
-        return y if len(self._shape) == 4 else y[0, 0]
+        return y if self._is_map else y[0, 0]
 
 
-@lru_cache(maxsize=1024)
-def _program(
-    operations: tuple[Operation, ...], shape: Shape, dtype: np.dtype[Any], limit: int, goes_back: bool
-) -> Program:
-    return Program.of(operations, shape, dtype, limit, goes_back=goes_back)
+_program_of = lru_cache(maxsize=1024)(Program.of)

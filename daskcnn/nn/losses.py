@@ -2,9 +2,7 @@
 
 A data set has one label a sample (`labels` is "classes"), or several: a row of 0 and 1, one for each class. The losses
 say which of the two they are for. Networks with several labels a sample answer each by itself: a score above 0 is yes.
-
-A loss may also compare the network's output with the image that it was given. It needs no labels, and nothing that the
-network answers is right or wrong: such a network has a loss and no accuracy.
+A network whose loss compares its output with the image that it was given has no accuracy: no answer is right or wrong.
 """
 
 from __future__ import annotations
@@ -26,11 +24,8 @@ class Loss(Protocol):
 
     weights (N,): the loss is the mean over N of weight times the sample's loss. None: every weight is 1.
 
-    Attributes
-    ----------
-    labels
-        What it takes for labels: "classes" (N,), "several" (N, classes) of 0 and 1, or "image": the images
-        (H, W, N, C) as the network was given them. The scores are then (N, H·W·C) or a map (H, W, N, C).
+    labels: "classes" (N,), "several" (N, classes) of 0 and 1, or "image": the images (H, W, N, C) as the network was
+    given them. The scores are then (N, H·W·C) or a map (H, W, N, C).
     """
 
     labels: ClassVar[Target]
@@ -40,11 +35,19 @@ class Loss(Protocol):
     ) -> tuple[Any, Array]: ...
 
     def probabilities(self, scores: Array) -> Array:
-        """Return what scores (N, classes) on the host mean, as probabilities of the same shape.
+        """Return the probabilities that scores (N, classes) on the host mean; pixels where the labels are images."""
 
-        Where the labels are images: the pixels that the scores stand for, as the network is given them.
-        """
-        ...
+
+def softmax(scores: Array) -> Array:
+    """Return the probability of each class, (N, classes), from scores (N, classes) on the host."""
+    exp = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return exp / exp.sum(axis=1, keepdims=True)
+
+
+def sigmoid(scores: Array) -> Array:
+    """Return 1 / (1 + exp(-score)) of each score on the host, without overflow."""
+    small = np.exp(-np.abs(scores))
+    return np.asarray(np.where(scores >= 0, 1, small) / (1 + small), scores.dtype)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class SoftmaxCrossEntropy:
 
     smoothing: float = 0.0
     labels: ClassVar[Target] = "classes"
+    probabilities = staticmethod(softmax)
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing <= 1:
@@ -74,36 +78,29 @@ class SoftmaxCrossEntropy:
         dscores[rows, labels] -= own
         return _mean(each, dscores, weights)
 
-    def probabilities(self, scores: Array) -> Array:
-        """Return the probability of each class; those of a sample add up to 1."""
-        return softmax(scores)
-
 
 @dataclass(frozen=True)
 class SquaredError:
     """Half the squared distance of the scores from the right class's unit vector, averaged over the batch."""
 
     labels: ClassVar[Target] = "classes"
+    probabilities = staticmethod(softmax)
 
     def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
         dscores = scores.copy()
         dscores[xp.arange(len(scores)), labels] -= 1
         return _mean((dscores * dscores).sum(axis=1) * 0.5, dscores, weights)
 
-    def probabilities(self, scores: Array) -> Array:
-        """Return the softmax of the scores."""
-        return softmax(scores)
-
 
 @dataclass(frozen=True)
 class SigmoidCrossEntropy:
     """-log of the sigmoid's probability of the right answers, summed over the labels, averaged over the batch, in nats.
 
-    The sum makes a score's gradient p - y, as with softmax, so the same learning rates suit however many labels there
-    are. It is -log of the probability of the sample's whole row, if its labels do not depend on one another.
+    The sum makes a score's gradient p - y, as with softmax, so the same learning rates suit any number of labels.
     """
 
     labels: ClassVar[Target] = "several"
+    probabilities = staticmethod(sigmoid)
 
     def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
         yes = labels > 0
@@ -112,10 +109,6 @@ class SigmoidCrossEntropy:
         each = xp.log1p(small) + xp.maximum(-margin, 0)
         wrong = xp.where(margin >= 0, small, xp.ones_like(small)) / (1 + small)  # probability of the wrong answer
         return _mean(each.sum(axis=1), xp.where(yes, -wrong, wrong), weights)
-
-    def probabilities(self, scores: Array) -> Array:
-        """Return the probability of each label by itself."""
-        return sigmoid(scores)
 
 
 @dataclass(frozen=True)
@@ -143,6 +136,7 @@ class SigmoidReconstruction:
     """
 
     labels: ClassVar[Target] = "image"
+    probabilities = staticmethod(sigmoid)
 
     def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
         pixels = _like(labels, scores)
@@ -151,10 +145,6 @@ class SigmoidReconstruction:
         dscores = xp.where(scores >= 0, xp.ones_like(small), small) / (1 + small) - pixels
         dscores *= len(each) / dscores.size
         return _mean(each, dscores, weights)
-
-    def probabilities(self, scores: Array) -> Array:
-        """Return the sigmoid of the scores: pixels in [0, 1]."""
-        return sigmoid(scores)
 
 
 LOSSES: dict[str, Loss] = {
@@ -232,15 +222,3 @@ def correct(scores: Array, labels: Array) -> Any | None:
     if labels.ndim == 2:
         return ((scores > 0) == (labels > 0)).sum()
     return (scores.argmax(axis=1) == labels).sum()
-
-
-def softmax(scores: Array) -> Array:
-    """Return the probability of each class, (N, classes), from scores (N, classes) on the host."""
-    exp = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return exp / exp.sum(axis=1, keepdims=True)
-
-
-def sigmoid(scores: Array) -> Array:
-    """Return 1 / (1 + exp(-score)) of each score on the host, without overflow."""
-    small = np.exp(-np.abs(scores))
-    return np.asarray(np.where(scores >= 0, 1, small) / (1 + small), scores.dtype)

@@ -52,8 +52,7 @@ def loss_and_gradients(
     Returns
     -------
     The mean loss, with that of heads in the middle of the network; the number of right answers, None where there are
-    none; the gradients; the new state. The first two are 0-d arrays of the device, so that the pass does not wait for
-    it. `backend.scalar` fetches them.
+    none; the gradients; the new state. The first two are 0-d on the device: `backend.scalar` waits for them.
     """
     backend, ctx = ctx.device.backend, replace(ctx, training=True, need_dx=False, heads={})
     images, others = backend.from_host(x), partners and on_device(partners, backend)
@@ -70,18 +69,14 @@ def loss_and_gradients(
 
 @np.errstate(over="ignore", invalid="ignore")
 def first_not_finite(model: Sequential, params: Params, state: State, x: Array, ctx: Context) -> str | None:
-    """Return the place of the first value that is not finite in a pass over a host batch; None: there is none.
-
-    All weights come first: "weights of conv1", then "output of conv2".
-    """
+    """Return where a pass over a host batch is not finite first, such as "output of conv2"; weights come first."""
     xp, images = ctx.device.xp, ctx.device.backend.from_host(x)
     for path, array in leaves(params):
         if not bool(xp.isfinite(array).all()):
             return f"weights of {path.rpartition('/')[0]}"
     if not bool(xp.isfinite(images).all()):
         return "images"
-    ctx = replace(ctx, heads={})
-    outputs = model.outputs(params, state, images, ctx)
+    outputs = model.outputs(params, state, images, replace(ctx, heads={}))
     return next((f"output of {name}" for name, y in outputs if not bool(xp.isfinite(y).all())), None)
 
 
@@ -99,9 +94,7 @@ def predict(model: Layer, params: Params, state: State, x: Array, ctx: Context) 
 
 
 def freeze(model: Sequential, patterns: Sequence[str], in_shape: Shape) -> Sequential:
-    """Return the network with the layers frozen whose paths match one of the patterns, such as `conv*`.
-
-    A pattern of a composite layer's path freezes what is inside it.
+    """Return the network with the layers frozen whose paths, or those of layers around them, match one of the patterns.
 
     Frozen layers keep their parameters. Batch normalising among them is fixed: it goes by its running mean and
     variance, and keeps them. Raises ValueError for a pattern that matches no layer with weights, or if all are frozen.
@@ -109,24 +102,19 @@ def freeze(model: Sequential, patterns: Sequence[str], in_shape: Shape) -> Seque
     if not patterns:
         return model
     weighted = [path for path, layer, shape in walk(model, in_shape) if layer.numbers(shape)]
-    for pattern in patterns:
-        if not any(_matches(name, pattern) for name in weighted):
+    found = {p: {w for w in weighted if fnmatchcase(w, p) or fnmatchcase(w, f"{p}/*")} for p in patterns}
+    for pattern, matched in found.items():
+        if not matched:
             known = ", ".join(weighted) or "none"
             raise ValueError(f"freeze = {pattern!r}: matches no layer with weights; there are {known}")
-    frozen = frozenset(name for name in weighted if any(_matches(name, pattern) for pattern in patterns))
+    frozen = frozenset[str]().union(*found.values())
     if len(frozen) == len(weighted):
         raise ValueError(f"freeze = {list(patterns)!r}: leaves no layer to train; there are {', '.join(weighted)}")
-    changed = _frozen(model, frozen)
-    assert isinstance(changed, Sequential), "as it was before"
+    changed: Sequential = _frozen(model, frozen)
     return changed
 
 
-def _matches(path: str, pattern: str) -> bool:
-    """Return whether the pattern is of this layer's path, or of that of a layer around it."""
-    return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}/*")
-
-
-def _frozen(layer: Layer, paths: frozenset[str]) -> Layer:
+def _frozen(layer: Layer, paths: frozenset[str]) -> Any:
     """Return the layer with the layers of these paths inside it frozen; "" is the layer itself."""
     if isinstance(layer, BatchNorm):
         return replace(layer, fixed=True) if "" in paths else layer
@@ -146,9 +134,9 @@ Views: TypeAlias = Literal["none", "mirror", "mirror-translate"]
 def predict_views(model: Layer, params: Params, state: State, x: Array, ctx: Context, views: Views) -> Array:
     """Return the mean scores (N, classes), on the device, over the views of a host batch x (H, W, N, C).
 
-    `mirror` is the mean of the image and its mirror image. `mirror-translate` gives half of the weight to these two and
-    half to both after a shift by one pixel to the upper left and to the lower right, where pixels at the edges are
-    mirrored: 2 views of weight 1/4 and 4 of 1/8 (airbench94, Jordan 2024). Scores are averaged, not probabilities.
+    `mirror` is the mean of the image and its mirror image. `mirror-translate` has both of the image, of weight 1/4, and
+    of its shifts by one pixel to the upper left and the lower right, with mirrored edges, of weight 1/8
+    (airbench94, Jordan 2024). Scores are averaged, not probabilities.
     """
     if views == "none":
         return predict(model, params, state, x, ctx)
@@ -161,24 +149,17 @@ def weighted_views(x: Array, views: Views) -> Iterator[tuple[Array, float]]:
     if views == "none":
         yield x, 1.0
         return
-    part = 1 / 2 if views == "mirror" else 1 / 4
-    yield from _both_ways(x, part)
+    weighted = [(x, 1 / 2 if views == "mirror" else 1 / 4)]
     if views == "mirror-translate":
         padded = np.pad(x, ((1, 1), (1, 1), (0, 0), (0, 0)), "reflect")
-        for shifted in (padded[:-2, :-2], padded[2:, 2:]):
-            yield from _both_ways(shifted, part / 2)
-
-
-def _both_ways(x: Array, weight: float) -> Iterator[tuple[Array, float]]:
-    yield np.ascontiguousarray(x), weight
-    yield np.ascontiguousarray(x[:, ::-1]), weight
+        weighted += [(padded[:-2, :-2], 1 / 8), (padded[2:, 2:], 1 / 8)]
+    for view, weight in weighted:
+        yield np.ascontiguousarray(view), weight
+        yield np.ascontiguousarray(view[:, ::-1]), weight
 
 
 def views_problem(views: Views, in_shape: Shape, *, reconstructs: bool = False) -> str | None:
-    """Return why a network for images (H, W, C) cannot look at these views of them, None if it can.
-
-    reconstructs: true if it answers an image with an image; the answers to two views show different things.
-    """
+    """Return why a network for images (H, W, C) cannot average these views of them, None if it can."""
     H, W = in_shape[:2]
     if reconstructs and views != "none":
         return f"{views!r}: views average scores of classes, and this network reconstructs images; use 'none'"

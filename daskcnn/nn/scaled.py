@@ -28,13 +28,7 @@ THREAD_NUMBERS = 1 << 14
 
 @dataclass(frozen=True)
 class Scaling:
-    """The numbers of a batch normalisation y = (x - mean) · factor + shift, each (C,).
-
-    Attributes
-    ----------
-    rest : what rounding left of the mean
-    deviation : inverse of x's standard deviation
-    """
+    """Numbers (C,) of y = (x - mean) · factor + shift; `rest` is what rounding left of the mean, deviation 1 / σ."""
 
     mean: Array
     rest: Array
@@ -59,17 +53,11 @@ class Pass(ABC):
 
     @abstractmethod
     def sums(self, dy: Array, scaling: Scaling) -> tuple[Array, Array]:
-        """Return the sums over pixels and samples of d and of d·(x - mean), each (C,).
-
-        d is the gradient of the scaling's output.
-        """
+        """Return the sums (C,) over pixels and samples of d, the scaling's output's gradient, and of d·(x - mean)."""
 
     @abstractmethod
     def backward(self, dy: Array, scaling: Scaling | None, back: Scaling | None) -> Array:
-        """Return dx. With a scaling it is d·factor + (x - mean)·by_x + by_all.
-
-        by_x is the factor of `back`, and by_all its shift.
-        """
+        """Return dx. With a scaling it is d·factor + (x - mean)·by_x + by_all, factor and shift of `back`."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +176,8 @@ class PooledPass(WholePass):
 
     def forward(self, scaling: Scaling | None) -> Array:
         """Return y."""
-        y, tiled = np.empty(self._out_shape, self.x.dtype), self._tiled(scaling, None)
+        H, W, *rest = self.x.shape
+        y, tiled = np.empty((H // 2, W // 2, *rest), self.x.dtype), self._tiled(scaling, None)
         x, out = _lines(self.x), _lines(y)
         self._each(lambda lo, hi: compiled.pooled.forward(self.pool, self.activation, x, tiled, out, lo, hi))
         return y
@@ -207,11 +196,6 @@ class PooledPass(WholePass):
         self._each(lambda lo, hi: compiled.pooled.backward(*own, lo, hi))
         return dx
 
-    @property
-    def _out_shape(self) -> tuple[int, ...]:
-        H, W, *rest = self.x.shape
-        return H // 2, W // 2, *rest
-
     @cached_property
     def _run(self) -> int:
         N, C = self.x.shape[2:]
@@ -219,8 +203,8 @@ class PooledPass(WholePass):
 
     @property
     def _runs(self) -> int:
-        H, W, N, C = self._out_shape
-        return H * W * -(-N * C // self._run)
+        H, W, N, C = self.x.shape
+        return (H // 2) * (W // 2) * -(-N * C // self._run)
 
 
 def _lines(a: Array) -> Array:
@@ -250,10 +234,7 @@ def channel_sum(x: Array, device: Device) -> Array:
 
 
 def moments(x: Array, device: Device) -> tuple[Array, Array, Array]:
-    """Return mean, what rounding leaves of it, and variance of each channel of x (..., N, C): (C,) each.
-
-    Squares are taken about the mean, so they are exact however far it lies from 0.
-    """
+    """Return mean, what rounding leaves of it, and variance about it, of each channel of x (..., N, C): (C,) each."""
     if not device.backend.compiled:
         axes = tuple(range(x.ndim - 1))
         mean = x.mean(axis=axes)

@@ -8,11 +8,10 @@ from typing import Protocol, TypeAlias
 
 
 class RateSchedule(Protocol):
-    """The learning rate at a moment of the run, from the job's `lr`."""
+    """The learning rate at a moment of the run."""
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
-        """Return the rate after `progress` of the run and `epoch` epochs."""
-        ...
+        """Return the rate, from the job's `lr`, after `progress` of the run and `epoch` epochs."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,8 @@ class ConstantRate:
 ROUNDING = 1e-9
 """Of a period: an epoch this near to a change counts as there.
 
-Epochs are computed as progress · epochs, which may round below the whole number that it stands for: by about
-4e-16 · epochs, so this holds for 2 million periods. A minibatch that truly begins before the change does so by more, in
-periods of fewer than 1e9 minibatches.
+Epochs, computed as progress · epochs, round by about 4e-16 · epochs, so this holds for 2 million periods. A minibatch
+that truly begins before the change does so by more, in periods of fewer than 1e9 minibatches.
 """
 
 
@@ -73,7 +71,7 @@ class CosineDecay:
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_share(self, "final")
+        _check_shares(self, "final")
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
         """Return lr · (final + (1 - final) · (1 + cos(π · progress)) / 2)."""
@@ -89,8 +87,7 @@ class OneCycle:
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("peak", "first", "final"):
-            _check_share(self, name)
+        _check_shares(self, "peak", "first", "final")
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
         """Return the rate on the line up or down."""
@@ -112,10 +109,10 @@ class WarmUp:
         return self.then.rate(lr, progress, epoch) * min(1.0, epoch / self.epochs)
 
 
-def _check_share(schedule: object, name: str) -> None:
-    value = getattr(schedule, name)
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value}: the schedule needs 0 <= {name} <= 1")
+def _check_shares(schedule: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= (value := getattr(schedule, name)) <= 1:
+            raise ValueError(f"{name}={value}: the schedule needs 0 <= {name} <= 1")
 
 
 Decay: TypeAlias = ConstantRate | StepDecay | PolyDecay | CosineDecay | OneCycle

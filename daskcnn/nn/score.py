@@ -1,14 +1,15 @@
 """The result of judging a network on some samples: loss, accuracy, AUC, and counts of answers by class.
 
 AUC says how well a classifier's scores tell the classes apart, whatever the threshold. It does not add up over parts of
-a split, because it compares samples of one part with those of another. The class scores themselves (`ClassScores`) do.
-So the workers that judge parts return those, and their sum has the AUC of the whole, to the last bit. Their size is
-bounded: of a split with more than `MOST` numbers (samples × classes) every n-th sample is kept.
+a split, because it compares samples of one part with those of another. So the workers that judge parts return the class
+scores themselves (`ClassScores`), whose sum has the AUC of the whole, to the last bit. Their size is bounded: of a
+split with more than `MOST` numbers (samples × classes) every n-th sample is kept.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,22 +24,24 @@ MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassScores:
-    """The class scores of samples, (N, classes) float32, and their labels; adds up over parts of a split.
+    """Class scores (N, classes) float32 and labels, (N,) or (N, classes) of 0 and 1; adds up over parts of a split."""
 
-    Labels are (N,), or (N, classes) of 0 and 1 where a sample has several.
-    """
-
-    scores: npt.NDArray[np.float32]
+    scores: npt.NDArray[np.floating]
     labels: npt.NDArray[np.integer]
 
     def __add__(self, other: ClassScores) -> ClassScores:
-        both = (self.scores, other.scores), (self.labels, other.labels)
-        return ClassScores(np.concatenate(both[0]), np.concatenate(both[1]))
+        return ClassScores.joined([self, other])
+
+    @classmethod
+    def joined(cls, parts: Sequence[ClassScores]) -> ClassScores:
+        """Return the parts as one."""
+        return cls(np.concatenate([part.scores for part in parts]), np.concatenate([part.labels for part in parts]))
 
     @property
     def auc(self) -> float | None:
-        """Macro AUC of these samples, the same in whatever order the parts were added; None where a score is NaN."""
-        return _mean(self.areas)
+        """Macro AUC of these samples, the mean of `areas` that there are; None without any, or where a score is NaN."""
+        known = [area for area in self.areas if area is not None]
+        return sum(known) / len(known) if known else None
 
     @property
     def areas(self) -> list[float | None]:
@@ -49,13 +52,7 @@ class ClassScores:
 
 
 class Collected:
-    """Takes in the class scores of a part of a split, batch by batch.
-
-    Parameters
-    ----------
-    begin : the part's first sample in the split
-    whole : samples of the split that are judged, all parts together
-    """
+    """Takes in the scores of a part of a split, from sample `begin` on, batch by batch. whole: samples of all parts."""
 
     def __init__(self, begin: int, whole: int) -> None:
         self._next, self._whole = begin, whole
@@ -70,24 +67,11 @@ class Collected:
 
     def done(self) -> ClassScores | None:
         """Return all that was kept; None where there was no batch."""
-        if not self._kept:
-            return None
-        scores, labels = ([getattr(kept, name) for kept in self._kept] for name in ("scores", "labels"))
-        return ClassScores(np.concatenate(scores), np.concatenate(labels))
-
-
-def area_under_curve(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> float | None:
-    """Return the macro AUC of scores (N, classes) for labels (N,) or (N, classes): the mean over the classes.
-
-    A class without samples, or without other samples, is left out. Returns None if all are left out.
-    """
-    return _mean(areas_under_curves(scores, labels))
+        return ClassScores.joined(self._kept) if self._kept else None
 
 
 def areas_under_curves(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> list[float | None]:
     """Return the AUC of each class of scores (N, classes) for labels (N,), or (N, classes) of 0 and 1.
-
-    Higher scores mean likelier.
 
     The AUC of one class against the rest is the chance that a sample of the class scores higher than one of the rest;
     ties count half. A class without samples, or without other samples, has None.
@@ -96,25 +80,15 @@ def areas_under_curves(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.
     return [_one_against_rest(scores[:, c], labels[:, c] > 0 if labels.ndim == 2 else labels == c) for c in classes]
 
 
-def _mean(each: list[float | None]) -> float | None:
-    known = [area for area in each if area is not None]
-    return sum(known) / len(known) if known else None
-
-
 def _one_against_rest(scores: npt.NDArray[np.floating], positive: npt.NDArray[np.bool_]) -> float | None:
     """Return the AUC from the sum of the positives' ranks (Mann and Whitney's U), in the time of sorting."""
     n = int(positive.sum())
     others = len(positive) - n
     if not n or not others:
         return None
-    return float((_ranks(scores)[positive].sum() - n * (n + 1) / 2) / (n * others))
-
-
-def _ranks(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Return each score's place in ascending order, from 1. Equal scores share the mean of their places."""
     _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[which]
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]  # from 1; equal scores share the mean of their places
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +159,14 @@ MOST_CONFUSED = 1000
 
 
 class ClassAnswers:
-    """Counts of samples that have one class each.
-
-    Parameters
-    ----------
-    classes : how many there are
+    """Counts of samples that have one of this number of classes each.
 
     Attributes
     ----------
-    present, answered, hits
-        Samples of each class; that were answered with it; both.
-    confusion
-        Samples (classes, classes): of the class of the row, answered with the class of the column. None of more than
-        `MOST_CONFUSED` classes.
-    in_top
-        Samples whose class is among the `TOP` highest scores; of equal scores the first ones count as higher.
+    present, answered, hits : samples of each class; that were answered with it; both
+    confusion : samples (classes, classes) of the class of the row, answered with the class of the column; None of more
+        than `MOST_CONFUSED` classes
+    in_top : samples whose class is among the `TOP` highest scores; of equal scores the first ones count as higher
     """
 
     def __init__(self, classes: int) -> None:
@@ -223,16 +190,9 @@ class ClassAnswers:
 
 
 class LabelAnswers:
-    """Counts of samples that have several labels each.
+    """Counts of samples that have several of this number of labels each.
 
-    Parameters
-    ----------
-    labels : how many there are
-
-    Attributes
-    ----------
-    present, answered, hits
-        Samples that have each label; that were answered with it, by a score above 0; both.
+    present, answered, hits: samples that have each label; that were answered with it, by a score above 0; both.
     """
 
     def __init__(self, labels: int) -> None:

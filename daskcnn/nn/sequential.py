@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array
-from daskcnn.nn.layer import Context, Initializer, Layer, LayerError, Params, Residual, Shape, State, glorot_uniform
+from daskcnn.nn.layer import (
+    Context,
+    Initial,
+    Initializer,
+    Layer,
+    LayerError,
+    Params,
+    Residual,
+    Shape,
+    State,
+    glorot_uniform,
+)
 from daskcnn.nn.local import Chain, first_run
 from daskcnn.nn.tying import Ties, check_tie, given_back, lent, ties_of
 from daskcnn.nn.vector import map_leaves
@@ -22,12 +33,10 @@ from daskcnn.nn.vector import map_leaves
 class Sequential(Layer):
     """Named layers, each fed by the one before. It is a layer itself, so it nests.
 
-    params, state and gradients are dicts by child name that leave out children without any. The residual is a tuple
-    with one entry for each child or chain of children; outside training it is None and nothing is kept. Neighbouring
-    local layers run as one chain on processors. Weights before a ReLU (pooling, normalisation and dropout may lie
-    between) start He normal, others Glorot uniform. The gradients of layers inside it whose paths are `frozen` are 0.
-    Without `ctx.need_dx` the way back ends at the first child that is trained. Children may use the weights of earlier
-    ones (`nn.tying`).
+    params, state and gradients are dicts by child name that leave out children without any. The residual has one entry
+    for each child or chain of children, and is None outside training. Neighbouring local layers run as one chain on
+    processors. The gradients of layers inside it whose paths are `frozen` are 0. Without `ctx.need_dx` the way back
+    ends at the first child that is trained. Children may use the weights of earlier ones (`nn.tying`).
     """
 
     layers: tuple[tuple[str, Layer], ...]
@@ -48,37 +57,35 @@ class Sequential(Layer):
 
     def children(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
         """Yield every child with its input's shape, in order. Raises LayerError for a layer that does not fit."""
+        return ((name, layer, shape) for name, layer, shape, _ in self._shapes(in_shape))
+
+    def _shapes(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape, Shape]]:
+        """Yield every child with the shapes of its input and of its output."""
         ins: dict[str, Shape] = {}
         outs: dict[str, Shape] = {}
         for name, layer in self.layers:
             ins[name] = in_shape
-            in_shape = outs[name] = self._out_shape(name, layer, in_shape)
+            try:
+                in_shape = outs[name] = layer.out_shape(in_shape)
+            except ValueError as error:
+                raise LayerError.inside(name, error) from error
             check_tie(self.ties, name, ins, outs)
-            yield name, layer, ins[name]
+            yield name, layer, ins[name], in_shape
 
-    def mapped(self, function: Callable[[str, Layer], Layer]) -> Sequential:
+    def mapped(self, function: Callable[[str, Any], Any]) -> Sequential:
         """Return the same layers in turn, each changed by `function`."""
         return replace(self, layers=tuple((name, function(name, layer)) for name, layer in self.layers))
 
     def out_shape(self, in_shape: Shape) -> Shape:
         """Return the shape of the last layer's output. Raises LayerError naming the layer that does not fit."""
-        *_, (name, layer, last) = self.children(in_shape)
-        return self._out_shape(name, layer, last)
+        *_, (_, _, _, shape) = self._shapes(in_shape)
+        return shape
 
     def numbers(self, in_shape: Shape) -> int:
         """Return the numbers of all children."""
         return sum(layer.numbers(shape) for _, layer, shape in self.children(in_shape))
 
-    @staticmethod
-    def _out_shape(name: str, layer: Layer, in_shape: Shape) -> Shape:
-        try:
-            return layer.out_shape(in_shape)
-        except ValueError as error:
-            raise LayerError.inside(name, error) from error
-
-    def init(
-        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
-    ) -> tuple[Params, State, Shape]:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
         """Return params and state of all children by name, and the shape of the output."""
         params: Params = {}
         state: State = {}
@@ -89,10 +96,7 @@ class Sequential(Layer):
         return params, state, self.out_shape(in_shape)
 
     def _initial(self, after: Initializer) -> list[Initializer]:
-        """Return for each child the initializer that the layers behind it ask for.
-
-        The network's end asks for `after`.
-        """
+        """Return the initializer that the layers behind each child ask for; the network's end asks for `after`."""
         behind = accumulate(reversed(self.layers[1:]), lambda a, child: child[1].initial_before(a), initial=after)
         return list(behind)[::-1]
 
@@ -112,7 +116,7 @@ class Sequential(Layer):
         first, given = self._first_with(params), lent(params, self.ties)
         for run in self._runs(ctx):
             own = given.get(run.name, {}), state.get(run.name, {})
-            x, kept, residual = run.forward(*own, x, run.contexts(ctx, first))
+            x, kept, residual = run.work.forward(*own, x, run.contexts(ctx, first))
             new_state |= {run.name: kept} if kept else {}
             residuals.append(residual)
         return x, new_state, tuple(residuals) if ctx.training else None
@@ -128,21 +132,19 @@ class Sequential(Layer):
         """Return (dx, gradients). Without `ctx.need_dx` it ends at the first child whose parameters are trained."""
         first, given = self._first_with(params), lent(params, self.ties)
         grads: Params = {}
+        dx: Any = dy
         for run, kept in zip(reversed(self._runs(ctx)), reversed(residual), strict=True):
             if run.start < first and not ctx.need_dx:
                 break
-            dy, own = run.backward(given.get(run.name, {}), kept, dy, run.contexts(ctx, first))
+            dx, own = run.work.backward(given.get(run.name, {}), kept, dx, run.contexts(ctx, first))
             grads |= {run.name: own} if own else {}
-        return dy if ctx.need_dx else None, self._complete(given_back(grads, self.ties), params, ctx.device.xp)
+        return dx if ctx.need_dx else None, self._complete(given_back(grads, self.ties), params, ctx.device.xp)
 
     def _complete(self, grads: Params, params: Params, xp: Any) -> Params:
         """Return the gradients, with zeros that take no memory for children that are frozen or were not reached."""
-
-        def zeros(own: Params) -> Params:
-            return map_leaves(lambda a: xp.broadcast_to(xp.zeros((), a.dtype), a.shape), own)
-
-        found = grads.keys() - self.frozen
-        return {name: grads[name] if name in found else zeros(own) for name, own in params.items()}
+        rest = {name: own for name, own in params.items() if name in self.frozen or name not in grads}
+        zeros = map_leaves(lambda a: xp.broadcast_to(xp.zeros((), a.dtype), a.shape), rest)
+        return {name: zeros[name] if name in zeros else grads[name] for name in params}
 
     def _runs(self, ctx: Context) -> tuple[_Run, ...]:
         """Return what runs in one go: chains on processors, single children elsewhere."""
@@ -170,16 +172,11 @@ class Sequential(Layer):
     def backward_of(
         self, params: Params, residual: Residual, dy: Array, ctx: Context, *, given: slice, of: int, wanted: slice
     ) -> tuple[Array, Params]:
-        """Run `backward` for a dy that has only the channels `given` out of `of` (0 elsewhere).
-
-        Return the channels `wanted` of dx.
-        """
+        """Run `backward` for the channels `given` out of `of` of dy (0 elsewhere); return those `wanted` of dx."""
         run, *others = self._runs(ctx)
         if isinstance(run.work, Chain) and not others:
-            contexts = run.contexts(ctx, self._first_with(params))
-            back, own = run.work.backward(
-                params.get(run.name, {}), residual[0], dy, contexts, given=given, wanted=wanted
-            )
+            args = params.get(run.name, {}), residual[0], dy, run.contexts(ctx, self._first_with(params))
+            back, own = run.work.backward(*args, given=given, wanted=wanted)
             assert back is not None, "asked for"
             return back, self._complete({run.name: own}, params, ctx.device.xp)
         whole = ctx.device.xp.zeros((*dy.shape[:-1], of), dy.dtype)
@@ -206,18 +203,7 @@ class _Run:
         """The first child's name: no other of a chain has parameters."""
         return self.names[0]
 
-    def contexts(self, ctx: Context, first: int) -> list[Context]:
-        """Return the context of each child; `first` is the network's first one that is trained."""
-        return [ctx.child(name, need_dx=ctx.need_dx or self.start > first) for name in self.names]
-
-    def forward(self, params: Params, state: State, x: Array, contexts: list[Context]) -> tuple[Array, State, Residual]:
-        """Run the chain, or the only child."""
-        if isinstance(self.work, Chain):
-            return self.work.forward(params, state, x, contexts)
-        return self.work.forward(params, state, x, contexts[0])
-
-    def backward(self, params: Params, residual: Residual, dy: Array, contexts: list[Context]) -> tuple[Any, Params]:
-        """Run it backward."""
-        if isinstance(self.work, Chain):
-            return self.work.backward(params, residual, dy, contexts)
-        return self.work.backward(params, residual, dy, contexts[0])
+    def contexts(self, ctx: Context, first: int) -> Any:
+        """Return what `work` takes: a context for each child of a chain. first: the first trained child's number."""
+        found = [ctx.child(name, need_dx=ctx.need_dx or self.start > first) for name in self.names]
+        return found if isinstance(self.work, Chain) else found[0]

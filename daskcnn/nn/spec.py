@@ -15,7 +15,7 @@ repeat = 3
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
@@ -37,19 +37,18 @@ class BlockOfLayers(Protocol):
     @property
     def layers(self) -> list[dict[str, Any]]:
         """The layers, in order."""
-        ...
 
     @property
     def defaults(self) -> dict[str, Any]:
         """Values of parameters by name."""
-        ...
 
 
 def expand(layers: Sequence[Mapping[str, Any]], blocks: Mapping[str, BlockOfLayers]) -> tuple[Spec, list[str]]:
     """Return the list of layers with blocks and repetitions written out, and all that is wrong with it, with places."""
     work = _Expansion(blocks)
-    for name in blocks:
-        work.check_uses(name)
+    for name, block in blocks.items():
+        for unused in sorted(block.defaults.keys() - set(_parameters(block.layers))):
+            work.problems.append(f"blocks.{name}.defaults.{unused}: no layer of the block has ${unused}; remove it")
     return list(work.entries(layers, "layers", {}, ())), work.problems
 
 
@@ -58,12 +57,6 @@ class _Expansion:
 
     def __init__(self, blocks: Mapping[str, BlockOfLayers]) -> None:
         self.blocks, self.problems, self._made = blocks, list[str](), 0
-
-    def check_uses(self, name: str) -> None:
-        """Note defaults of a block that its layers do not use."""
-        used = set(_parameters(self.blocks[name].layers))
-        for unused in sorted(self.blocks[name].defaults.keys() - used):
-            self.problems.append(f"blocks.{name}.defaults.{unused}: no layer of the block has ${unused}; remove it")
 
     def entries(
         self, layers: Sequence[Mapping[str, Any]], place: str, values: Mapping[str, Any], within: tuple[str, ...]
@@ -80,14 +73,11 @@ class _Expansion:
                 if self._made > MOST_LAYERS:
                     self._note(f"{here}: the network has more than {MOST_LAYERS:,} layers; repeat less")
                     return
-                yield from self._entry(given, here, within)
-
-    def _entry(self, entry: dict[str, Any], here: str, within: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-        if "block" in entry:
-            yield from self._block(entry, here, within)
-            return
-        self._made += 1
-        yield {key: self._inner(value, f"{here}.{key}", within) for key, value in entry.items()}
+                if "block" in given:
+                    yield from self._block(given, here, within)
+                else:
+                    self._made += 1
+                    yield {key: self._inner(value, f"{here}.{key}", within) for key, value in given.items()}
 
     def _inner(self, value: Any, here: str, within: tuple[str, ...]) -> Any:
         """Expand the lists of layers inside a layer."""
@@ -136,10 +126,8 @@ class _Expansion:
 
 def _parameters(value: Any) -> Iterator[str]:
     """Yield the names of the parameters in a block's layers."""
-    if isinstance(value, str):
-        if value.startswith("$"):
-            yield value[1:]
-        return
+    if isinstance(value, str) and value.startswith("$"):
+        yield value[1:]
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     for each in inner:
         yield from _parameters(each)
@@ -149,26 +137,21 @@ _MOST = 1 << 31
 """The largest number that a layer takes: sizes beyond it fit no machine, and no real number needs more."""
 
 
-def sequential_from_spec(spec: Sequence[Mapping[str, Any]]) -> Sequential:
+def sequential_from_spec(spec: Sequence[Mapping[str, Any]], key: str = "layers") -> Sequential:
     """Return the network of these layers, named by kind and number: conv1, relu1, conv2, ...
 
-    Raises SpecError with all unknown layers and options (naming the nearest right ones), missing and wrong ones.
+    The list is under `key`. Raises SpecError with all unknown, missing and wrong layers and options, the nearest right
+    ones named.
     """
-    return _sequential(spec, "layers")
-
-
-def _sequential(spec: Sequence[Mapping[str, Any]], key: str) -> Sequential:
-    """Return the layers of a list, which is under this key."""
     seen: Counter[str] = Counter()
     layers, problems = [], list[str]()
     for position, entry in enumerate(spec):
         try:
             kind, layer = _layer(entry)
-        except SpecError as error:
-            problems += [f"{key}[{position}].{problem}" for problem in error.problems]
         except ValueError as error:
-            own = error.problems if isinstance(error, _OptionsError) else (error,)
-            problems += [f"{key}[{position}]: {problem}" for problem in own]
+            mark = "." if type(error) is SpecError else ": "
+            own = error.problems if isinstance(error, SpecError) else (error,)
+            problems += [f"{key}[{position}]{mark}{problem}" for problem in own]
         else:
             seen[kind] += 1
             layers.append((f"{kind}{seen[kind]}", layer))
@@ -191,19 +174,12 @@ class SpecError(ValueError):
         return type(self), (self.problems,)
 
 
-class _OptionsError(ValueError):
-    """All that is wrong with the options of one layer."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(problems))
+class _OptionsError(SpecError):
+    """All that is wrong with the options of one layer, which have no places."""
 
 
 def spec_of(network: Sequential) -> list[dict[str, Any]]:
-    """Invert `sequential_from_spec`: return the network's layers as tables, every option included.
-
-    Raises ValueError for a layer that `LAYERS` does not have.
-    """
+    """Return the layers as tables, every option included. Raises ValueError for one that `LAYERS` does not have."""
     tables = []
     for name, layer in network.layers:
         if (kind := kind_of(layer)) is None:
@@ -239,16 +215,22 @@ def _layer(entry: Mapping[str, Any]) -> tuple[str, Layer]:
     wrong += _of_wrong_types(kind, hints, {name: value for name, value in options.items() if name in known})
     if wrong:
         raise _OptionsError(wrong)
-    problems = list[str]()
-    for name, hint in hints.items():
-        if name in options and (convert := _PATHS.get(hint)):
-            try:
-                options[name] = convert(name, options[name])
-            except SpecError as error:
-                problems += error.problems
+    reads = {name: _PATHS[hint] for name, hint in hints.items() if name in options and hint in _PATHS}
+    options |= _each((name, convert, options[name]) for name, convert in reads.items())
+    return kind, layer(**{name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
+
+
+def _each(paths: Iterable[tuple[str, Callable[[str, Any], Any], Any]]) -> dict[str, Any]:
+    """Return what is read from values, by key. Raises SpecError with all that is wrong with them."""
+    found, problems = dict[str, Any](), list[str]()
+    for key, convert, value in paths:
+        try:
+            found[key] = convert(key, value)
+        except SpecError as error:
+            problems += error.problems
     if problems:
         raise SpecError(problems)
-    return kind, layer(**{name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
+    return found
 
 
 _ELSEWHERE = {
@@ -294,11 +276,10 @@ def _path(key: str, value: Any) -> Sequential | None:
     """Return the layers of a list of tables; None for an empty one."""
     if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
         raise ValueError(f"{key} = {value!r:.60}: write a list of layers, each a table")
-    return _sequential(value, key) if value else None
+    return sequential_from_spec(value, key) if value else None
 
 
 def _own_path(key: str, value: Any) -> Sequential:
-    """Return the layers of a list that is not empty."""
     if (path := _path(key, value)) is None:
         raise ValueError(f"{key} = []: it needs a layer at least")
     return path
@@ -308,15 +289,7 @@ def _paths(key: str, value: Any) -> tuple[Sequential | None, ...]:
     """Return the paths of a list of lists."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"{key} = {value!r:.60}: write a list of lists of layers")
-    paths, problems = list[Sequential | None](), list[str]()
-    for i, each in enumerate(value):
-        try:
-            paths.append(_path(f"{key}[{i}]", each))
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(problems)
-    return tuple(paths)
+    return tuple(_each((f"{key}[{i}]", _path, each) for i, each in enumerate(value)).values())
 
 
 _PATHS: Mapping[Any, Callable[[str, Any], Any]] = {
@@ -329,9 +302,8 @@ _PATHS: Mapping[Any, Callable[[str, Any], Any]] = {
 
 def _of_wrong_types(kind: str, hints: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
-        if hints[name] in _PATHS:
+        if (hint := hints[name]) in _PATHS:
             continue
-        hint = hints[name]
         allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if not any(_is_a(value, kind) for kind in allowed):
             wanted = " or ".join(_said(t) for t in allowed if t is not NoneType)

@@ -17,9 +17,7 @@ class LayerSummary:
 
     Attributes
     ----------
-    name : its path
-    layer : kind and options
-    out_shape : shape of its output, without N
+    name, layer : its path; kind and options
     parameters : numbers that are trained; 0 for a layer of layers, which have rows of their own
     forward, backward : floating-point operations of its products for one sample; other operations are not counted
     outputs : numbers that it puts out for one sample; 0 for a layer of layers
@@ -49,9 +47,8 @@ def summarise(model: Sequential, in_shape: Shape) -> tuple[LayerSummary, ...]:
         forward = 0 if inner else layer.operations(shape)
         backward = forward * (2 if trained else 1)
         trained = trained or bool(params)
-        count = sum(leaf.size for _, leaf in leaves(params))
-        outputs = 0 if inner else prod(out_shape)
-        rows.append(LayerSummary(path, label(layer), out_shape, count, forward, backward, outputs))
+        numbers = sum(leaf.size for _, leaf in leaves(params)), forward, backward, 0 if inner else prod(out_shape)
+        rows.append(LayerSummary(path, label(layer), out_shape, *numbers))
     return tuple(rows)
 
 

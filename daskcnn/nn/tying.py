@@ -1,8 +1,7 @@
 """Layers that use the weights of an earlier layer of the same `Sequential`, transposed.
 
-The weights are parameters of the earlier layer, their owner, and of no other: they are drawn, stored, exchanged and
-moved by the optimiser once. A pass lends them to the tied layer, and the way back adds the tied layer's gradients to
-the owner's.
+The weights are parameters of the earlier layer alone, their owner. A pass lends them to the tied layer, and the way
+back adds the tied layer's gradients to the owner's.
 """
 
 from __future__ import annotations

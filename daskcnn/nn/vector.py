@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.layer import Layer, Params, Shape, State
+from daskcnn.nn.layer import Initial, Layer, Params, Shape, State
 
 
 def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Array]]:
@@ -45,15 +45,7 @@ _LARGE = 1 << 20
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of the arrays in the vector: the parameters, then the state.
-
-    Attributes
-    ----------
-    names : paths of the arrays, such as "conv1/w"
-    shapes : of the arrays
-    dtype : of the vector
-    parameters : number of names that are parameters; the others are state
-    """
+    """The order of the arrays, by paths such as "conv1/w", in the vector: first `parameters` parameters, then state."""
 
     names: tuple[str, ...]
     shapes: tuple[Shape, ...]
@@ -62,10 +54,7 @@ class Layout:
 
     @classmethod
     def of(cls, params: Params, state: State) -> Layout:
-        """Return the layout of these.
-
-        Raises ValueError if their dtypes differ, or a parameter has the name of a state.
-        """
+        """Return the layout of these. Raises ValueError if dtypes differ, or a parameter has the name of a state."""
         named = [*leaves(params), *leaves(state)]
         names = tuple(name for name, _ in named)
         dtypes = {leaf.dtype.name for _, leaf in named}
@@ -96,17 +85,15 @@ class Layout:
 
     def places(self) -> Iterator[tuple[str, slice]]:
         """Yield every parameter's path and place in the vector, in order."""
-        for name, edges in zip(self.names[: self.parameters], pairwise(self._edges), strict=False):
-            yield name, slice(*edges)
+        return zip(self.names[: self.parameters], starmap(slice, pairwise(self._edges)), strict=False)
 
     def spans(self, layers: Collection[str]) -> tuple[slice, ...]:
         """Return the places in the vector of the layers of these paths, with their state. Neighbours are joined."""
-        edges, found = self._edges, list[slice]()
-        for name, start, stop in zip(self.names, edges, edges[1:], strict=False):
-            if name.rpartition("/")[0] not in layers or start == stop:
-                continue
-            joined = found and found[-1].stop == start
-            found[-1:] = [slice(found[-1].start, stop)] if joined else [*found[-1:], slice(start, stop)]
+        found = list[slice]()
+        for name, (start, stop) in zip(self.names, pairwise(self._edges), strict=True):
+            if name.rpartition("/")[0] in layers and start < stop:
+                joined = found and found[-1].stop == start
+                found[-1:] = [slice(found[-1].start, stop)] if joined else [*found[-1:], slice(start, stop)]
         return tuple(found)
 
     def flatten(
@@ -125,19 +112,15 @@ class Layout:
         paths. Raises ValueError if params and state do not have this layout.
         """
         named = [*leaves(params), *leaves(state)]
-        self._check([(name, leaf.shape) for name, leaf in named])
-        edges = self._edges[: len(named) + 1]
-        vector = xp.empty(edges[-1], self.dtype) if out is None else out
-        for (name, leaf), start, stop in zip(named, edges, edges[1:], strict=False):
-            if name not in but:
-                _copy(leaf.reshape(-1), vector[start:stop], device)
-        return vector
-
-    def _check(self, found: list[tuple[str, Shape]]) -> None:
-        expected = list(zip(self.names, self.shapes, strict=True))
+        found, expected = [(name, leaf.shape) for name, leaf in named], list(zip(self.names, self.shapes, strict=True))
         if found not in (expected, expected[: self.parameters]):
             wrong = next((pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1]), "their number")
             raise ValueError(f"arrays do not fit the layout: {wrong} (found, expected); the network is another one")
+        vector = xp.empty(self._edges[len(named)], self.dtype) if out is None else out
+        for (name, leaf), (start, stop) in zip(named, pairwise(self._edges), strict=False):
+            if name not in but:
+                _copy(leaf.reshape(-1), vector[start:stop], device)
+        return vector
 
     def views(self, vector: Array) -> tuple[Params, State]:
         """Return (params, state) as views of the vector: writing to one writes to the other."""
@@ -157,15 +140,13 @@ class _Zeros(np.random.Generator):
     """A generator whose weights are zeros without memory of their own, where shapes alone count."""
 
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
-        """Return zeros."""
         return np.broadcast_to(np.zeros(()), size)
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        """Return zeros."""
         return np.broadcast_to(np.zeros(()), size)
 
 
-def undrawn(layer: Layer, in_shape: Shape) -> tuple[Params, State, Shape]:
+def undrawn(layer: Layer, in_shape: Shape) -> Initial:
     """Return what `init` returns, with zeros in place of random numbers. They take neither time nor memory."""
     return layer.init(_Zeros(np.random.PCG64(0)), in_shape)
 

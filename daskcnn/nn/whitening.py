@@ -34,24 +34,18 @@ def check_whitening(model: Sequential, in_shape: Shape) -> None:
     found = whitened_layer(model)
     for path, layer, _ in walk(model, in_shape):
         if isinstance(layer, Conv) and layer.initial == WHITENING and (found is None or path != found[0]):
-            raise ValueError(
-                f"layer {path}: initial = {WHITENING!r} is for the network's first layer, as it is made of patches of "
-                "the images; remove it there"
-            )
+            of_first = "is for the network's first layer, as it is made of patches of the images; remove it there"
+            raise ValueError(f"layer {path}: initial = {WHITENING!r} {of_first}")
     if found is None:
         return
     (name, conv), (H, W, C) = found, in_shape
+    said = f"layer {name}: initial = {WHITENING!r}"
     if not isinstance(conv.size, int) or conv.groups > 1:
-        raise ValueError(f"layer {name}: initial = {WHITENING!r} is for square kernels that see all channels")
+        raise ValueError(f"{said} is for square kernels that see all channels")
     if conv.size > min(H, W):
-        raise ValueError(
-            f"layer {name}: initial = {WHITENING!r}: images of {H}x{W} have no patches of size {conv.size}; lower size"
-        )
-    if conv.kernels != (wanted := 2 * conv.size**2 * C):
-        raise ValueError(
-            f"layer {name}: initial = {WHITENING!r} makes 2·size²·channels = {wanted} kernels, not {conv.kernels}; set "
-            f"kernels = {wanted}"
-        )
+        raise ValueError(f"{said}: images of {H}x{W} have no patches of size {conv.size}; lower size")
+    if conv.kernels != (n := 2 * conv.size**2 * C):
+        raise ValueError(f"{said} makes 2·size²·channels = {n} kernels, not {conv.kernels}; set kernels = {n}")
 
 
 def patch_moments(x: Array, size: int) -> tuple[Moments, int]:

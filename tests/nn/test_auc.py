@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from daskcnn.events import Judged
 from daskcnn.nn import score
 from daskcnn.nn.losses import softmax
-from daskcnn.nn.score import ClassScores, Collected, Score, area_under_curve, areas_under_curves
+from daskcnn.nn.score import ClassScores, Collected, Score, areas_under_curves
 
 
 def counted(scores: np.ndarray, labels: np.ndarray) -> float | None:
@@ -36,22 +36,22 @@ def test_auc_is_the_share_of_pairs_in_order_ties_counting_half(data: st.DataObje
     scores = np.array(data.draw(st.lists(few, min_size=samples * classes, max_size=samples * classes)), np.float32)
     labels = np.array(data.draw(st.lists(st.integers(0, classes - 1), min_size=samples, max_size=samples)))
     scores = scores.reshape(samples, classes)
-    expected, found = counted(scores, labels), area_under_curve(scores, labels)
+    expected, found = counted(scores, labels), ClassScores(scores, labels).auc
     assert found == expected if expected is None else found == pytest.approx(expected, abs=1e-12)
 
 
 def test_right_order_is_1_wrong_order_0_and_no_order_one_half() -> None:
     labels = np.array([0, 0, 1, 1])
     right = np.array([[4.0, 1], [3, 2], [2, 3], [1, 4]])
-    assert area_under_curve(right, labels) == 1
-    assert area_under_curve(-right, labels) == 0
-    assert area_under_curve(np.ones((4, 2)), labels) == 0.5
+    assert ClassScores(right, labels).auc == 1
+    assert ClassScores(-right, labels).auc == 0
+    assert ClassScores(np.ones((4, 2)), labels).auc == 0.5
 
 
 def test_a_class_that_is_not_there_does_not_count_and_one_alone_has_no_auc() -> None:
     scores = np.array([[3.0, 1, 9], [1.0, 3, 9], [2.0, 2, 9]])
-    assert area_under_curve(scores, np.array([0, 1, 1])) == area_under_curve(scores[:, :2], np.array([0, 1, 1]))
-    assert area_under_curve(scores, np.array([1, 1, 1])) is None
+    assert ClassScores(scores, np.array([0, 1, 1])).auc == ClassScores(scores[:, :2], np.array([0, 1, 1])).auc
+    assert ClassScores(scores, np.array([1, 1, 1])).auc is None
 
 
 def test_several_labels_have_the_auc_of_each_by_itself() -> None:
@@ -60,8 +60,8 @@ def test_several_labels_have_the_auc_of_each_by_itself() -> None:
     labels[:, 2] = 1
     each = [counted(scores[:, [c]] * [[-1, 1]], labels[:, c]) for c in (0, 1)]  # of two classes it is the same twice
     assert areas_under_curves(scores, labels) == [*(pytest.approx(area) for area in each), None]
-    assert area_under_curve(scores, labels) == pytest.approx(np.mean([area or 0.0 for area in each]))
-    assert area_under_curve(scores[:, 2:], labels[:, 2:]) is None
+    assert ClassScores(scores, labels).auc == pytest.approx(np.mean([area or 0.0 for area in each]))
+    assert ClassScores(scores[:, 2:], labels[:, 2:]).auc is None
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -102,7 +102,7 @@ def test_parts_add_up_to_the_auc_of_the_whole_to_the_last_bit_in_any_order(data:
     cuts = sorted(data.draw(st.lists(st.integers(0, samples), max_size=4)))
     parts = collected(scores, labels, cuts, data.draw(st.integers(1, 20)))
     known = [part for part in data.draw(st.permutations(parts)) if part is not None]
-    assert reduce(operator.add, known).auc == area_under_curve(scores, labels)
+    assert reduce(operator.add, known).auc == ClassScores(scores, labels).auc
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.lists(st.integers(0, 200), max_size=5))
@@ -115,7 +115,7 @@ def test_of_a_large_split_every_nth_sample_counts_however_it_is_cut(batch: int, 
     total = reduce(operator.add, parts)
     np.testing.assert_array_equal(total.scores, scores[::step])
     assert total.scores.size <= max(200 * 10 // every, 10)
-    assert total.auc == area_under_curve(scores[::step], labels[::step])
+    assert total.auc == ClassScores(scores[::step], labels[::step]).auc
 
 
 def test_more_classes_than_are_kept_leave_one_sample_of_each_stride() -> None:
@@ -134,7 +134,7 @@ def test_scores_add_up_with_their_classes_and_only_where_every_part_has_them() -
     scores, labels = np.array([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], np.float32), np.array([0, 1, 1])
     one, two = (Score(1.0, 1, n, ClassScores(scores[a:b], labels[a:b])) for n, a, b in ((2, 0, 2), (1, 2, 3)))
     assert (Score(0.0, 0, 0) + one + two).judged == Judged(
-        accuracy=2 / 3, loss=2 / 3, auc=area_under_curve(scores, labels)
+        accuracy=2 / 3, loss=2 / 3, auc=ClassScores(scores, labels).auc
     )
     assert (one + Score(1.0, 1, 1)).judged.auc is None
     assert (Score(0.0, 0, 0) + Score(0.0, 0, 0)).judged == Judged()

@@ -18,7 +18,7 @@ from daskcnn.cli import main as daskcnn
 from daskcnn.errors import installing
 from daskcnn.job.resolve import resolve
 from daskcnn.nn import Context, predict, score
-from daskcnn.nn.score import area_under_curve
+from daskcnn.nn.score import ClassScores
 from daskcnn.runs.summary import kept_evaluation
 from daskcnn.show.renderers.drawing import draw_confusion
 from daskcnn.show.renderers.network_text import confusion_table, readable_evaluation
@@ -194,7 +194,7 @@ def test_several_labels_have_figures_each_and_no_matrix(by_label: tuple[Path, Da
         assert each["samples"] == rows[:, c].sum()
         assert each["recall"] == pytest.approx(hits / rows[:, c].sum())
         assert each["precision"] == (pytest.approx(hits / yes[:, c].sum()) if yes[:, c].any() else None)
-        assert each["auc"] == area_under_curve(probabilities[:, [c]], rows[:, [c]])
+        assert each["auc"] == ClassScores(probabilities[:, [c]], rows[:, [c]]).auc
     lines = _evaluate(run).splitlines()
     assert lines[0].startswith("accuracy by label ")
     assert lines[3].split() == ["label", "samples", "precision", "recall", "AUC"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from daskcnn.arrays import Array
 from daskcnn.nn.layer import (
     Context,
     Head,
+    Initial,
     Initializer,
     Layer,
     LayerError,
@@ -29,8 +31,8 @@ from daskcnn.nn.vector import map_leaves
 class Auxiliary(Layer):
     """Passes its input on. In training `path` makes scores of it too, whose loss counts `weight` times.
 
-    Szegedy et al. 2015, section 5. Prediction leaves the path out. The path ends in as many outputs as there are
-    classes. Where `ctx.heads` is None the path is not trained.
+    Szegedy et al. 2015, section 5. Prediction leaves the path out, and so does training without `ctx.heads`. The path
+    ends in as many outputs as there are classes.
     """
 
     path: Sequential
@@ -44,11 +46,9 @@ class Auxiliary(Layer):
         """Yield the path."""
         yield "path", self.path, in_shape
 
-    def mapped(self, function: Callable[[str, Layer], Layer]) -> Auxiliary:
+    def mapped(self, function: Callable[[str, Any], Any]) -> Auxiliary:
         """Return the layer with its path changed."""
-        path = function("path", self.path)
-        assert isinstance(path, Sequential), "a path's layers are changed, not the path itself"
-        return replace(self, path=path)
+        return replace(self, path=function("path", self.path))
 
     def out_shape(self, in_shape: Shape) -> Shape:
         """Return the shape of the input. Raises LayerError if the path does not fit it."""
@@ -66,9 +66,7 @@ class Auxiliary(Layer):
         """Return the path's numbers."""
         return self.path.numbers(in_shape)
 
-    def init(
-        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
-    ) -> tuple[Params, State, Shape]:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
         """Return params and state of the path."""
         params, state, _ = self.path.init(rng, in_shape)
         return ({"path": params} if params else {}), ({"path": state} if state else {}), in_shape

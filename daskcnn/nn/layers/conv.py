@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from daskcnn.conv import BothForms, BoundPlan, ConvSpec, bound
 from daskcnn.conv.spec import check_divides, same_padding
 from daskcnn.nn.layer import (
     Context,
+    Initial,
     Initializer,
     Layer,
     Params,
@@ -29,16 +30,8 @@ from daskcnn.nn.layer import (
 from daskcnn.nn.scaled import channel_sum
 
 
-@dataclass(frozen=True, slots=True)
-class KernelPart:
-    """Kernels of a shard that make one convolution: of whole groups, or of one group some.
-
-    Attributes
-    ----------
-    kernels : those of the shard
-    channels : those of the map that they see
-    groups : the number of their groups
-    """
+class KernelPart(NamedTuple):
+    """Kernels of a shard that make one convolution, the channels that they see, and the number of their groups."""
 
     kernels: slice
     channels: slice
@@ -46,10 +39,7 @@ class KernelPart:
 
 
 def kernel_parts(first: int, count: int, *, kernels: int, channels: int, groups: int) -> list[KernelPart]:
-    """Return the parts of a shard of `count` kernels from `first` on, out of all `kernels` over `channels`.
-
-    A shard is cut at the borders of groups: its first and its last group may be another worker's too.
-    """
+    """Return the parts of a shard of `count` kernels from `first` on, cut at the borders of all kernels' groups."""
     if groups == 1:
         return [KernelPart(slice(0, count), slice(0, channels), 1)]
     of_group, seen, last = kernels // groups, channels // groups, first + count
@@ -58,8 +48,8 @@ def kernel_parts(first: int, count: int, *, kernels: int, channels: int, groups:
         group = at // of_group
         several = max(1, (last - at) // of_group) if at % of_group == 0 else 1
         end = min(last, (group + several) * of_group)
-        part = slice(at - first, end - first), slice(group * seen, (group + several) * seen)
-        found.append(KernelPart(*part, several))
+        channels_seen = slice(group * seen, (group + several) * seen)
+        found.append(KernelPart(slice(at - first, end - first), channels_seen, several))
         at = end
     return found
 
@@ -75,12 +65,8 @@ class Conv(Layer):
 
     Attributes
     ----------
-    kernels : number of kernels
-    size : rows and columns of a kernel
-    stride : rows and columns from one output to the next
     pad : rows of zeros above and below the map, and columns at each side; "same" for ceil(H / stride) rows of output,
         with one more row of zeros below than above where their number is odd
-    bias : True if a number is added to each kernel's output
     groups : equal parts of the channels and of the kernels; a kernel sees the channels of its group alone. With as many
         groups as channels the convolution is depthwise
     dilation : rows and columns from one tap of a kernel to the next
@@ -106,17 +92,11 @@ class Conv(Layer):
         check_divides(self.groups, "kernels", self.kernels)
 
     def spec(self, x_shape: Shape, kernels: int, dtype: str = "float32", *, groups: int | None = None) -> ConvSpec:
-        """Return the convolution problem of an input (H, W, N, C) and this number of kernels, of all groups by default.
-
-        Raises ValueError where the layer does not fit the input.
-        """
+        """Return the problem of an input (H, W, N, C) and these kernels. Raises ValueError where it does not fit."""
         return _problem(self, tuple(x_shape), kernels, dtype, self.groups if groups is None else groups)
 
     def out_shape(self, in_shape: Shape) -> Shape:
-        """Return (out_H, out_W, kernels).
-
-        Raises ValueError if the kernel does not fit the map, or if the groups do not divide its channels.
-        """
+        """Return (out_H, out_W, K). Raises ValueError if kernels do not fit the map, or groups not its channels."""
         H, W, C = map_shape(self, in_shape)
         spec = self.spec((H, W, 1, C), self.kernels)
         return spec.out_H, spec.out_W, self.kernels
@@ -130,9 +110,7 @@ class Conv(Layer):
         H, W, C = map_shape(self, in_shape)
         return self.spec((H, W, 1, C), self.kernels).flops
 
-    def init(
-        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
-    ) -> tuple[Params, State, Shape]:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
         """Return weights w (R, S, C / groups, K) and, with `bias`, zeros b (K,)."""
         out_shape = self.out_shape(in_shape)
         (R, S), seen = _pair(self.size), in_shape[-1] // self.groups
@@ -157,26 +135,20 @@ class Conv(Layer):
         own = w[..., part.kernels]
         spec = self.spec(x.shape, own.shape[-1], x.dtype.name, groups=part.groups)
         conv = bound(spec, ctx.device, need_dx=ctx.need_dx)
-        return _Passed(part, conv, x, self._prepared(conv, part, w, ctx))
-
-    def _prepared(self, conv: BoundPlan, part: KernelPart, w: Array, ctx: Context) -> BothForms:
-        """Return the part's kernels in the algorithms' forms, made once for all passes that share `ctx.kept`."""
-        own = w[..., part.kernels]
         if ctx.kept is None:
-            return conv.prepare(own, ctx.device)
+            return _Passed(part, conv, x, conv.prepare(own, ctx.device))
         key = id(w), part.kernels.start, conv.plan.algorithm, replace(conv.plan.spec, N=1)
         if key not in ctx.kept:
             # w is held too, so that its id stays its own
             ctx.kept[key] = w, conv.prepare(own, ctx.device, keep=True)
-        return ctx.kept[key][1]
+        return _Passed(part, conv, x, ctx.kept[key][1])
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         """Return y = x ⋆ w + b; the residual holds the plan, x and the prepared kernels."""
-        residual = _, passed = self.residual(params, x, ctx)
-        b = params.get("b")
-        ys = [
-            p.conv.forward(p.x, p.prepared, ctx.device, bias=None if b is None else b[p.part.kernels]) for p in passed
-        ]
+        residual, b, ys = self.residual(params, x, ctx), params.get("b"), []
+        for p in residual[1]:
+            own = None if b is None else b[p.part.kernels]
+            ys.append(p.conv.forward(p.x, p.prepared, ctx.device, bias=own))
         return _side_by_side(ys, ctx), state, residual
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
@@ -190,8 +162,12 @@ class Conv(Layer):
                 dws.append(p.conv.backward_filter(p.x, own, ctx.device))
                 continue
             of_part, dw = p.conv.backward(p.x, own, p.prepared, ctx.device)
-            dx = of_part if p.x is x else _added(dx, of_part, p.part.channels, x, ctx)
             dws.append(dw)
+            if p.x is x:
+                dx = of_part
+                continue
+            dx = ctx.device.xp.zeros(x.shape, x.dtype) if dx is None else dx
+            dx[..., p.part.channels] += of_part  # two parts may see the same channels
         dw = _side_by_side(dws, ctx)
         return dx, {"w": dw, "b": channel_sum(dy, ctx.device)} if self.bias else {"w": dw}
 
@@ -200,8 +176,7 @@ class Conv(Layer):
         return glorot_uniform
 
 
-@dataclass(frozen=True, slots=True)
-class _Passed:
+class _Passed(NamedTuple):
     """A part's way there: its plan, the channels that it sees, and its prepared kernels."""
 
     part: KernelPart
@@ -228,10 +203,3 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 
 def _side_by_side(parts: list[Array], ctx: Context) -> Array:
     return parts[0] if len(parts) == 1 else ctx.device.xp.concatenate(parts, axis=-1)
-
-
-def _added(dx: Array | None, part: Array, channels: slice, x: Array, ctx: Context) -> Array:
-    """Return the gradient of x with that of these channels added; two parts may see the same ones."""
-    whole = ctx.device.xp.zeros(x.shape, x.dtype) if dx is None else dx
-    whole[..., channels] += part
-    return whole

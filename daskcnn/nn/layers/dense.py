@@ -11,6 +11,7 @@ import numpy as np
 from daskcnn.arrays import Array, Device
 from daskcnn.nn.layer import (
     Context,
+    Initial,
     Initializer,
     Layer,
     Params,
@@ -39,8 +40,7 @@ class Dense(Layer):
     added up, without a copy into vectors, unless there are many units for each channel. Reshaped to (H·W·C, units), w
     is that of the same layer behind `Flatten`.
 
-    tied: name of an earlier dense layer of the same `Sequential`. Its w, transposed, stands for a w of this layer,
-    which has a bias only. The network lends it, as `nn.tying` says.
+    tied: name of an earlier dense layer of the same `Sequential`, whose w it uses, transposed (`nn.tying`).
     """
 
     units: int
@@ -71,9 +71,7 @@ class Dense(Layer):
         """Return those of one product."""
         return 2 * prod(in_shape) * self.units
 
-    def init(
-        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
-    ) -> tuple[Params, State, Shape]:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
         """Return weights w (*in_shape, units), unless they are another layer's, and, with `bias`, zeros b (units,)."""
         params: Params = {}
         if self.tied is None:
@@ -117,17 +115,11 @@ class Dense(Layer):
 class Bias(Layer):
     """Adds b (units,) to every output of a `Dense` layer whose own `bias` is off: (N, units) to (N, units)."""
 
-    def out_shape(self, in_shape: Shape) -> Shape:
-        """Return the shape of the input."""
-        return in_shape
-
     def numbers(self, in_shape: Shape) -> int:
         """Return the size of b."""
         return prod(in_shape)
 
-    def init(
-        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
-    ) -> tuple[Params, State, Shape]:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
         """Return zeros b of the input's shape."""
         return {"b": np.zeros(in_shape)}, {}, in_shape
 
@@ -143,20 +135,17 @@ class Bias(Layer):
 def _blocks(x: Array, w: Array, device: Device) -> tuple[Array, Array, list[slice]]:
     """Return views of x as (P, N, F) and of w as (P, F, units), and slices of range(P).
 
-    P counts the pixels of a map. Long vectors are cut into pieces that count as pixels, so that threads can share
-    the work. The slices are the same for any number of threads.
+    P counts the pixels of a map, or the pieces of long vectors, for threads to share. The slices are the same for any
+    number of threads.
     """
     if x.ndim == 4 and w.shape[-1] >= _WIDE * x.shape[-1]:
         x, w = as_vectors(x), w.reshape(-1, w.shape[-1])
-    weights = w.reshape(-1, *w.shape[-2:])
-    pixels = x.reshape(-1, *x.shape[-2:])
-    limit = device.backend.block_bytes
+    pixels, weights, limit = x.reshape(-1, *x.shape[-2:]), w.reshape(-1, *w.shape[-2:]), device.backend.block_bytes
     if x.ndim == 2 and w.nbytes > limit:
         pieces = next(p for p in range(max(1, len(w) // _PIECE), 0, -1) if len(w) % p == 0)
         pixels = x.reshape(len(x), pieces, -1).swapaxes(0, 1)
         weights = w.reshape(pieces, -1, w.shape[-1])
-    count = len(weights)
-    size = w.nbytes + x.nbytes
+    count, size = len(weights), w.nbytes + x.nbytes
     few = min(_PARTS, size // _PART_BYTES) if device.backend.compiled else 1
     parts = max(1, min(count, max(few, size // limit)))
     return pixels, weights, [slice(a, b) for a, b in pairwise(count * i // parts for i in range(parts + 1))]

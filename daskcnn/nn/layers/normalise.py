@@ -9,7 +9,18 @@ import numpy as np
 
 from daskcnn.arrays import Array
 from daskcnn.compiled.program import LRN as LRN_LOOP
-from daskcnn.nn.layer import Context, Initializer, Layer, Params, Residual, Shape, State, check_at_least, glorot_uniform
+from daskcnn.nn.layer import (
+    Context,
+    Initial,
+    Initializer,
+    Layer,
+    Params,
+    Residual,
+    Shape,
+    State,
+    check_at_least,
+    glorot_uniform,
+)
 from daskcnn.nn.local import LocalLayer, ScalingLayer
 from daskcnn.nn.scaled import Scaling, moments
 
@@ -83,19 +94,12 @@ class BatchNorm(ScalingLayer):
     scale: bool = True
     shift: bool = True
 
+    reach = 0
+
     def __post_init__(self) -> None:
         check_at_least(self, 0, "momentum")
         if self.epsilon <= 0:
             raise ValueError(f"epsilon={self.epsilon}: BatchNorm divides by its root, so it needs to be above 0")
-
-    def out_shape(self, in_shape: Shape) -> Shape:
-        """Return the shape of the input."""
-        return in_shape
-
-    @property
-    def reach(self) -> int | None:
-        """0: each channel depends on itself alone."""
-        return 0
 
     @property
     def mixes_samples(self) -> bool:
@@ -106,9 +110,7 @@ class BatchNorm(ScalingLayer):
         """Return the size of scale and shift, as far as it has them, mean and variance."""
         return (2 + self.scale + self.shift) * in_shape[-1]
 
-    def init(
-        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
-    ) -> tuple[Params, State, Shape]:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
         """Return scale 1 and shift 0, as far as it has them, running mean 0 and variance 1, each (C,)."""
         C = in_shape[-1]
         params = ({"scale": np.ones(C)} if self.scale else {}) | ({"shift": np.zeros(C)} if self.shift else {})
@@ -119,21 +121,18 @@ class BatchNorm(ScalingLayer):
         xp = ctx.device.xp
         mean, rest, variance = state["mean"], xp.zeros_like(state["mean"]), state["variance"]
         if ctx.training and not self.fixed:
-            count = x.size // x.shape[-1]
+            count, kept, part = x.size // x.shape[-1], 1 - self.momentum, self.momentum
             mean, rest, variance = moments(x, ctx.device)
-            state = self._moved(state, mean, variance * (count / max(1, count - 1)))
+            unbiased = variance * (count / max(1, count - 1))
+            state = {
+                "mean": kept * state["mean"] + part * mean,
+                "variance": kept * state["variance"] + part * unbiased,
+            }
         # Merging replicas' statistics out of order may leave a running variance below 0.
         deviation = 1 / xp.sqrt(xp.maximum(variance, 0) + self.epsilon)
         factor = params["scale"] * deviation if self.scale else deviation
         shift = params["shift"] - rest * factor if self.shift else -rest * factor
         return Scaling(mean, rest, deviation, factor, shift), state
-
-    def _moved(self, state: State, mean: Array, variance: Array) -> State:
-        kept = 1 - self.momentum
-        return {
-            "mean": kept * state["mean"] + self.momentum * mean,
-            "variance": kept * state["variance"] + self.momentum * variance,
-        }
 
     def gradients(
         self, params: Params, scaling: Scaling, total: Array, product: Array, count: int
@@ -159,19 +158,11 @@ class Multiply(Layer):
     """y = factor · x, of maps and of vectors. Behind the last layer it tempers the scores."""
 
     factor: float
+    reach = 0
 
     def __post_init__(self) -> None:
         if not abs(self.factor) > 0:
             raise ValueError(f"factor={self.factor}: Multiply needs one that is not 0, which would leave nothing of x")
-
-    def out_shape(self, in_shape: Shape) -> Shape:
-        """Return the shape of the input."""
-        return in_shape
-
-    @property
-    def reach(self) -> int | None:
-        """0: each channel depends on itself alone."""
-        return 0
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         """Return factor · x; nothing is kept."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.layer import Context, Initializer, Layer, LayerError, Params, Shape, State, glorot_uniform
+from daskcnn.nn.layer import Context, Initial, Initializer, Layer, LayerError, Params, Shape, State, glorot_uniform
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.local import LocalLayer, ScalingLayer
 from daskcnn.nn.scaled import THREAD_NUMBERS, ScaledPass
@@ -25,9 +25,10 @@ Path = tuple[str, Sequential | None]
 class Parallel(Layer):
     """Base of layers whose paths all take the layer's input, and whose outputs are joined: by default, added.
 
-    params, state and gradients are dicts by path, as `Sequential`'s are. The residual holds each path's, and how many
-    channels each has put out.
+    params, state and gradients are dicts by path. The residual holds each path's, and the channels that each put out.
     """
+
+    _remedy: ClassVar[str] = ""
 
     @property
     @abstractmethod
@@ -39,18 +40,16 @@ class Parallel(Layer):
         (first, shape), *others = shapes
         for name, other in others:
             if other != shape:
-                raise ValueError(f"{first} gives {_times(shape)} and {name} {_times(other)}: a sum needs equal shapes")
+                remedy = f"a sum needs equal shapes{self._remedy}"
+                raise ValueError(f"{first} gives {_times(shape)} and {name} {_times(other)}: {remedy}")
         return shape
 
     def _join(self, parts: Sequence[Array], given: Array, device: Device) -> Array:
         """Return the outputs joined. `given` is the layer's input, which is not written to."""
-        return added(parts, given if self._fresh else parts[0], device)
-
-    @property
-    def _fresh(self) -> bool:
-        """True if nothing else needs the first path's output: layers of these kinds keep their input alone."""
         path = self.paths[0][1]
-        return path is not None and isinstance(path.layers[-1][1], Conv | LocalLayer | ScalingLayer)
+        # nothing else needs the output of a path that ends so: layers of these kinds keep their input alone
+        fresh = path is not None and isinstance(path.layers[-1][1], Conv | LocalLayer | ScalingLayer)
+        return added(parts, given if fresh else parts[0], device)
 
     def _split(self, dy: Array, channels: Sequence[int], device: Device) -> list[Array]:
         """Return the part of the gradient that belongs to each path."""
@@ -64,15 +63,19 @@ class Parallel(Layer):
 
     def out_shape(self, in_shape: Shape) -> Shape:
         """Return the shape of the joined outputs. Raises ValueError if a path does not fit, or paths do not."""
-        return self._out_shape([(name, _of_path(name, path, in_shape)) for name, path in self.paths])
+        shapes = []
+        for name, path in self.paths:
+            try:
+                shapes.append((name, in_shape if path is None else path.out_shape(in_shape)))
+            except ValueError as error:
+                raise LayerError.inside(name, error) from error
+        return self._out_shape(shapes)
 
     def numbers(self, in_shape: Shape) -> int:
         """Return the numbers of all paths."""
         return sum(path.numbers(shape) for _, path, shape in self.children(in_shape))
 
-    def init(
-        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
-    ) -> tuple[Params, State, Shape]:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
         """Return params and state of the paths by name, leaving out those without any, and the output's shape."""
         params: Params = {}
         state: State = {}
@@ -127,16 +130,17 @@ class Residual(Parallel):
 
     path: Sequential
     shortcut: Sequential | None = None
+    _remedy = "; a shortcut of a 1×1 convolution can change channels and stride"
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The path and the shortcut."""
         return ("path", self.path), ("shortcut", self.shortcut)
 
-    def mapped(self, function: Callable[[str, Layer], Layer]) -> Residual:
+    def mapped(self, function: Callable[[str, Any], Any]) -> Residual:
         """Return both changed by `function`."""
-        shortcut = None if self.shortcut is None else _sequential(function("shortcut", self.shortcut))
-        return Residual(_sequential(function("path", self.path)), shortcut)
+        changed: dict[str, Any] = {name: path and function(name, path) for name, path in self.paths}
+        return Residual(**changed)
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Any]:
         """Return (y, new state, residual)."""
@@ -160,19 +164,10 @@ class Residual(Parallel):
         """Return the block with the ReLU in the pass that adds, if its path ends with batch normalising."""
         return NormalisedSum(self, rectified=True) if self.ends_scaled else None
 
-    def _out_shape(self, shapes: Sequence[tuple[str, Shape]]) -> Shape:
-        try:
-            return super()._out_shape(shapes)
-        except ValueError as error:
-            raise ValueError(f"{error}; a shortcut of a 1×1 convolution can change channels and stride") from error
-
 
 @dataclass(frozen=True)
 class NormalisedSum(Layer):
-    """A residual block whose path ends with batch normalising, on processors: that, the sum and a ReLU are one pass.
-
-    params, state and gradients are the block's. rectified: whether a ReLU follows the block.
-    """
+    """A block that ends with batch normalising, on processors: that, the sum and a ReLU (`rectified`) in one pass."""
 
     block: Residual
     rectified: bool
@@ -190,7 +185,8 @@ class NormalisedSum(Layer):
         """Return (y, new state, residual)."""
         own, kept, path = params.get("path", {}), state.get("path", {}), ctx.child("path")
         z, moved, of_body = self._body.forward(own, kept, x, path)
-        name, norm = self._norm
+        name, norm = self.block.path.layers[-1]
+        assert isinstance(norm, ScalingLayer), "the block ends with one"
         scaling, of_norm = norm.scaling(own.get(name, {}), kept.get(name, {}), z, path.child(name))
         new = {"path": moved | {name: of_norm}}
         other, of_shortcut, shortcut = x, None, self.block.shortcut
@@ -204,7 +200,8 @@ class NormalisedSum(Layer):
     def backward(self, params: Params, residual: Any, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """Return (dx, gradients)."""
         of_body, of_shortcut, z, scaling, y = residual
-        (name, norm), own = self._norm, params.get("path", {})
+        (name, norm), own = self.block.path.layers[-1], params.get("path", {})
+        assert isinstance(norm, ScalingLayer), "the block ends with one"
         way = ScaledPass(z, ctx.device, self.rectified)
         change = np.empty_like(dy, order="C") if self.rectified else dy
         total, product = way.sums(dy, scaling, y, change if self.rectified else None)
@@ -225,12 +222,6 @@ class NormalisedSum(Layer):
         assert other is not None, "asked for"
         return added([dx, other], dy, ctx.device), found
 
-    @property
-    def _norm(self) -> tuple[str, ScalingLayer]:
-        name, norm = self.block.path.layers[-1]
-        assert isinstance(norm, ScalingLayer), "the block ends with one"
-        return name, norm
-
 
 @dataclass(frozen=True)
 class _Branches(Parallel):
@@ -247,10 +238,9 @@ class _Branches(Parallel):
         """The branches."""
         return tuple((f"branch{i}", branch) for i, branch in enumerate(self.branches, 1))
 
-    def mapped(self, function: Callable[[str, Layer], Layer]) -> Any:
+    def mapped(self, function: Callable[[str, Any], Any]) -> Any:
         """Return the branches changed by `function`."""
-        changed = (None if path is None else _sequential(function(name, path)) for name, path in self.paths)
-        return replace(self, branches=tuple(changed))
+        return type(self)(tuple(path and function(name, path) for name, path in self.paths))
 
 
 @dataclass(frozen=True)
@@ -284,10 +274,7 @@ class Add(_Branches):
 
 
 def added(parts: Sequence[Array], given: Array, device: Device) -> Array:
-    """Return the sum of arrays of one shape, in their order. `given` is not written to.
-
-    On processors the first part that is of memory of its own takes the sum, on threads.
-    """
+    """Return the sum of arrays of one shape, in their order: in the first one's memory, unless that is `given`'s."""
     total, *others = parts
     if not device.backend.compiled:
         for other in others:
@@ -308,23 +295,9 @@ def added(parts: Sequence[Array], given: Array, device: Device) -> Array:
     return out
 
 
-def _of_path(name: str, path: Sequential | None, in_shape: Shape) -> Shape:
-    if path is None:
-        return in_shape
-    try:
-        return path.out_shape(in_shape)
-    except ValueError as error:
-        raise LayerError.inside(name, error) from error
-
-
 def _times(shape: Shape) -> str:
     return "×".join(map(str, shape))
 
 
 def _slices(channels: Sequence[int]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(accumulate(channels, initial=0))]
-
-
-def _sequential(layer: Layer) -> Sequential:
-    assert isinstance(layer, Sequential), "a path's layers are changed, not the path itself"
-    return layer

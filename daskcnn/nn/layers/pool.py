@@ -27,9 +27,7 @@ class _Pool(LocalLayer):
     """Pixels from one window to the next; None for the size."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "size")
-        if self.stride is not None:
-            check_at_least(self, 1, "stride")
+        check_at_least(self, 1, "size", *(("stride",) if self.stride is not None else ()))
 
     @abstractmethod
     def reduce(self, places: list[Array], xp: Any) -> tuple[Array, Residual]:
@@ -127,14 +125,11 @@ class L2Pool(_Pool):
 class GlobalPool(Layer):
     """Mean of each channel over its whole map: (H, W, N, C) to (N, C). Lin, Chen and Yan 2014, section 3.2."""
 
+    reach = 0
+
     def out_shape(self, in_shape: Shape) -> Shape:
         """Return (C,). Raises ValueError for a vector."""
         return map_shape(self, in_shape)[2:]
-
-    @property
-    def reach(self) -> int | None:
-        """0: each channel depends on itself alone."""
-        return 0
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         """Return the means; the residual is x's shape."""
@@ -144,7 +139,6 @@ class GlobalPool(Layer):
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
         """Return dy / (H · W) at every pixel."""
-        H, W = residual[:2]
         dx = ctx.device.xp.empty(residual, dy.dtype)
-        dx[...] = dy * (1 / (H * W))
+        dx[...] = dy * (1 / (residual[0] * residual[1]))
         return dx, {}

@@ -30,8 +30,8 @@ class Flatten(Layer):
 def as_vectors(x: Array) -> Array:
     """Return a copy of a map (H, W, N, C) as vectors (N, H·W·C)."""
     H, W, N, C = x.shape
-    y = x.transpose(2, 0, 1, 3).copy(order="C")  # even a single pixel's, which reshape alone would not copy
-    return y.reshape(N, H * W * C)
+    # even a single pixel's is copied, which reshape alone would not
+    return x.transpose(2, 0, 1, 3).copy(order="C").reshape(N, H * W * C)
 
 
 def as_map(y: Array, shape: Shape) -> Array:
@@ -61,12 +61,12 @@ class Reshape(Layer):
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         """Return a copy of x as a map; nothing is kept."""
-        return x.reshape(len(x), *self.shape).transpose(1, 2, 0, 3).copy(order="C"), state, None
+        H, W, C = self.shape
+        return as_map(x, (H, W, len(x), C)), state, None
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
         """Return a copy of dy as vectors."""
-        N = dy.shape[2]
-        return dy.transpose(2, 0, 1, 3).copy(order="C").reshape(N, -1), {}
+        return as_vectors(dy), {}
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Pad(Layer):
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         """Return x among zeros; the residual is its shape."""
         H, W, N, C = x.shape
-        (rows, columns, channels), xp = self.out_shape((H, W, C)), ctx.device.xp
-        y = xp.zeros((rows, columns, N, channels), x.dtype)
+        rows, columns, channels = self.out_shape((H, W, C))
+        y = ctx.device.xp.zeros((rows, columns, N, channels), x.dtype)
         y[self._inner(x.shape)] = x
         return y, state, x.shape
 
@@ -122,6 +122,7 @@ class Upsample(Layer):
 
     factor: int = 2
     mode: Literal["nearest", "bilinear"] = "nearest"
+    reach = 0
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "factor")
@@ -131,17 +132,12 @@ class Upsample(Layer):
         H, W, C = map_shape(self, in_shape)
         return self.factor * H, self.factor * W, C
 
-    @property
-    def reach(self) -> int | None:
-        """0: each channel depends on itself alone."""
-        return 0
-
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         """Return the larger map; nothing is kept."""
         xp, f = ctx.device.xp, self.factor
         if self.mode == "bilinear":
-            taller = _stretched(x, f, xp)
-            return _turned(_stretched(_turned(taller), f, xp), xp), state, None
+            taller = _stretched(x, f, xp).swapaxes(0, 1)
+            return xp.ascontiguousarray(_stretched(taller, f, xp).swapaxes(0, 1)), state, None
         H, W, N, C = x.shape
         y = xp.empty((H, f, W, f, N, C), x.dtype)
         y[...] = x[:, None, :, None]
@@ -151,7 +147,7 @@ class Upsample(Layer):
         """Return dx: the sum of dy over the pixels that each pixel was spread to, by its share in them."""
         xp, f = ctx.device.xp, self.factor
         if self.mode == "bilinear":
-            narrower = _turned(_shrunk(_turned(dy), f, xp))
+            narrower = _shrunk(dy.swapaxes(0, 1), f, xp).swapaxes(0, 1)
             return _shrunk(narrower, f, xp), {}
         H, W, N, C = dy.shape
         parts = dy.reshape(H // f, f, W // f, f, N, C)
@@ -159,12 +155,6 @@ class Upsample(Layer):
         for place in range(1, f * f):
             dx += parts[:, place // f, :, place % f]
         return dx, {}
-
-
-def _turned(x: Array, xp: Any = None) -> Array:
-    """Return a view of the map with rows and columns exchanged; of one in C order if `xp` is given."""
-    y = x.swapaxes(0, 1)
-    return y if xp is None else xp.ascontiguousarray(y)
 
 
 def _share(phase: int, factor: int) -> float:

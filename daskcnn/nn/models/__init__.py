@@ -1,5 +1,7 @@
 """The networks that have a name."""
 
+# mypy: implicit-reexport
+
 from __future__ import annotations
 
 import re
@@ -10,49 +12,10 @@ from typing import Any
 from daskcnn.errors import similar
 from daskcnn.nn.layer import LayerError, Shape, walk
 from daskcnn.nn.layers.auxiliary import Auxiliary
-from daskcnn.nn.models.networks import (
-    CASES,
-    NamedModel,
-    Spec,
-    alexnet,
-    fast,
-    googlenet,
-    lenet5,
-    quick,
-    resnet_for_photographs,
-    resnet_for_small_images,
-    sae,
-    two_convolutions,
-    vgg,
-)
+from daskcnn.nn.models.networks import CIFAR10, MODELS, Spec, two_convolutions
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import sequential_from_spec
 from daskcnn.nn.whitening import check_whitening
-
-CIFAR10 = (32, 32, 3)
-"""Images that Marques et al. train C1:C2 on."""
-PHOTOGRAPHS = (224, 224, 3), 1000
-"""Images and classes of ImageNet."""
-
-MODELS: Mapping[str, NamedModel] = {
-    "quick": NamedModel(quick, "cuda-convnet and Caffe, CIFAR-10"),
-    "lenet5": NamedModel(lenet5, "LeCun et al. 1998, Fig. 2", (28, 28, 1)),
-    "fast": NamedModel(fast, "airbench94 (Jordan 2024, section 3)"),
-    **CASES,
-    "sae": NamedModel(sae, "Marques 2016, thesis, appendix A", (28, 28, 1), reconstructs=True),
-    "resnet20": NamedModel(resnet_for_small_images(3), "He et al. 2016, section 4.2"),
-    "resnet32": NamedModel(resnet_for_small_images(5), "He et al. 2016, section 4.2"),
-    "resnet56": NamedModel(resnet_for_small_images(9), "He et al. 2016, section 4.2"),
-    "resnet18": NamedModel(resnet_for_photographs((2, 2, 2, 2)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
-    "resnet34": NamedModel(resnet_for_photographs((3, 4, 6, 3)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
-    "vgg11": NamedModel(vgg("A"), "Simonyan & Zisserman 2015, Table 1, A", *PHOTOGRAPHS),
-    "vgg11-bn": NamedModel(vgg("A", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
-    "vgg16": NamedModel(vgg("D"), "Simonyan & Zisserman 2015, Table 1, D", *PHOTOGRAPHS),
-    "vgg16-bn": NamedModel(vgg("D", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
-    "alexnet": NamedModel(alexnet, "Krizhevsky et al. 2012, Fig. 2", *PHOTOGRAPHS),
-    "googlenet": NamedModel(googlenet, "Szegedy et al. 2015, Table 1", *PHOTOGRAPHS),
-}
-"""A new network is a function in a file here, and a line of this."""
 
 
 def model_problem(name: str) -> str | None:

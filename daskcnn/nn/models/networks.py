@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 from daskcnn.nn.layer import Shape
 
@@ -20,15 +20,7 @@ LARGE = 64
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A network that has a name.
-
-    Attributes
-    ----------
-    layers : makes its list of layers
-    origin : where it is from
-    image, classes : what it was described for: the usual shape (H, W, C) and number of classes
-    reconstructs : true if it answers images with images
-    """
+    """A network that has a name; `image` (H, W, C) and `classes` are those that it was described for."""
 
     layers: Builder
     origin: str
@@ -79,50 +71,40 @@ def quick(in_shape: Shape, classes: int) -> Spec:
 
 def lenet5(in_shape: Shape, classes: int) -> Spec:
     """LeCun et al. 1998, Fig. 2, with plain averages and full connections. 28×28 images are padded to its 32×32."""
-    hidden = [layer for units in (120, 84) for layer in (dense(units), *only("tanh"))]
     return [
         *(conv(6, 5, pad=0 if min(in_shape[:2]) >= 32 else 2), *only("tanh"), pool("averagepool")),
         *(conv(16, 5, pad=0), *only("tanh"), pool("averagepool")),
-        *hidden,
-        dense(classes),
+        *(dense(120), *only("tanh"), dense(84), *only("tanh"), dense(classes)),
     ]
 
 
 def alexnet(in_shape: Shape, classes: int) -> Spec:
     """Krizhevsky et al. 2012, Fig. 2, with its two groups. Images of 224×224 are padded by 2, for maps of 55×55."""
     lrn = only("lrn", size=5, alpha=1e-4, beta=0.75, k=2.0)
-    hidden = [layer for _ in range(2) for layer in (*only("dropout", rate=0.5), dense(4096), *only("relu"))]
+    hidden = [*only("dropout", rate=0.5), dense(4096), *only("relu")]
     return [
         *(conv(96, 11, stride=4, pad=2), *only("relu"), *lrn, pool("maxpool", 3)),
         *(conv(256, 5, pad=2, groups=2), *only("relu"), *lrn, pool("maxpool", 3)),
         *(conv(384, 3, pad=1), *only("relu")),
         *(conv(384, 3, pad=1, groups=2), *only("relu")),
         *(conv(256, 3, pad=1, groups=2), *only("relu"), pool("maxpool", 3)),
-        *hidden,
-        dense(classes),
+        *(*hidden, *hidden, dense(classes)),
     ]
 
 
-_STAGES = {"A": (1, 1, 2, 2, 2), "D": (2, 2, 3, 3, 3)}
+VGG_A, VGG_D = (1, 1, 2, 2, 2), (2, 2, 3, 3, 3)
 """Convolutions of each stage, by the table's columns."""
 
 
-def vgg(column: Literal["A", "D"], *, batchnorm: bool = False) -> Builder:
-    """3×3 convolutions of 64 to 512 kernels in five stages. With `batchnorm` each is normalised, without a bias.
-
-    Small images have no hidden layers of 4,096 units.
-    """
-    return partial(_vgg, _STAGES[column], batchnorm)
-
-
-def _vgg(stages: tuple[int, ...], batchnorm: bool, in_shape: Shape, classes: int) -> Spec:
+def vgg(stages: tuple[int, ...], batchnorm: bool, in_shape: Shape, classes: int) -> Spec:
+    """3×3 convolutions in five stages, `batchnorm` behind each; small images have no hidden layers of 4,096 units."""
     layers: Spec = []
     for kernels, count in zip((64, 128, 256, 512, 512), stages, strict=True):
         for _ in range(count):
             layers += [*(normalised(kernels, 3, pad=1) if batchnorm else [conv(kernels, 3, pad=1)]), *only("relu")]
         layers.append(pool("maxpool"))
     if is_large(in_shape):
-        layers += [layer for _ in range(2) for layer in (dense(4096), *only("relu"), *only("dropout", rate=0.5))]
+        layers += [dense(4096), *only("relu"), *only("dropout", rate=0.5)] * 2
     return [*layers, dense(classes)]
 
 
@@ -146,17 +128,13 @@ def googlenet(in_shape: Shape, classes: int) -> Spec:
     Its pools of 3 round map sizes up. Zeros around maps give the same sizes, with windows one pixel further up and
     left. Behind a ReLU zeros change no maximum.
     """
-
-    def modules(*names: str) -> Spec:
-        return [inception(*MODULES[name]) for name in names]
-
-    lrn = only("lrn", size=5, alpha=1e-4, beta=0.75, k=1.0)
+    lrn, modules = only("lrn", size=5, alpha=1e-4, beta=0.75, k=1.0), {n: inception(*MODULES[n]) for n in MODULES}
     return [
         *(*_relu(64, 7, stride=2, pad=3), *_halved(), *lrn),
         *(*_relu(64, 1), *_relu(192, 3, pad=1), *lrn, *_halved()),
-        *(*modules("3a", "3b"), *_halved()),
-        *(*modules("4a"), _head(classes), *modules("4b", "4c", "4d"), _head(classes), *modules("4e"), *_halved()),
-        *modules("5a", "5b"),
+        *(modules["3a"], modules["3b"], *_halved()),
+        *(modules["4a"], _head(classes), modules["4b"], modules["4c"], modules["4d"], _head(classes), modules["4e"]),
+        *(*_halved(), modules["5a"], modules["5b"]),
         *(*only("globalpool"), *only("dropout", rate=0.4), dense(classes)),
     ]
 
@@ -186,51 +164,36 @@ def _halved() -> Spec:
     return [*only("pad", size=1), pool("maxpool", 3)]
 
 
-def resnet_for_small_images(blocks: int) -> Builder:
+def resnet_for_small_images(blocks: int, in_shape: Shape, classes: int) -> Spec:
     """Section 4.2: 6·blocks + 2 layers, three stages of 16, 32 and 64 kernels, shortcuts without parameters (A)."""
-    return partial(_small, blocks)
+    stages = [(kernels, blocks, [pool("maxpool", 1), *only("pad", channels=kernels // 2)]) for kernels in (16, 32, 64)]
+    return [*normalised(16, 3, pad=1), *only("relu"), *_blocks(stages), *only("globalpool"), dense(classes)]
 
 
-def resnet_for_photographs(blocks: tuple[int, int, int, int]) -> Builder:
-    """Table 1: four stages of 64 to 512 kernels, with projections (B). Small images keep their size at first.
-
-    blocks: of each stage.
-    """
-    return partial(_large, blocks)
-
-
-def _small(blocks: int, in_shape: Shape, classes: int) -> Spec:
-    layers = [*normalised(16, 3, pad=1), *only("relu")]
-    before = 16
-    for kernels in (16, 32, 64):
-        for i in range(blocks):
-            halved = i == 0 and kernels > before
-            shortcut = [pool("maxpool", 1), *only("pad", channels=kernels - before)] if halved else []
-            layers += _basic(kernels, 2 if halved else 1, shortcut)
-        before = kernels
-    return [*layers, *only("globalpool"), dense(classes)]
-
-
-def _large(blocks: tuple[int, int, int, int], in_shape: Shape, classes: int) -> Spec:
+def resnet_for_photographs(blocks: tuple[int, int, int, int], in_shape: Shape, classes: int) -> Spec:
+    """Table 1: four stages of `blocks`, with projections (B). Small images keep their size at first."""
     if is_large(in_shape):
-        layers = [*normalised(64, 7, stride=2, pad=3), *only("relu"), *only("pad", size=1), pool("maxpool", 3)]
+        first = [*normalised(64, 7, stride=2, pad=3), *only("relu"), *_halved()]
     else:
-        layers = [*normalised(64, 3, pad=1), *only("relu")]
-    before = 64
-    for kernels, count in zip((64, 128, 256, 512), blocks, strict=True):
+        first = [*normalised(64, 3, pad=1), *only("relu")]
+    kernels = (64, 128, 256, 512)
+    stages = [(k, count, normalised(k, 1, stride=2)) for k, count in zip(kernels, blocks, strict=True)]
+    return [*first, *_blocks(stages), *only("globalpool"), dense(classes)]
+
+
+def _blocks(stages: list[tuple[int, int, Spec]]) -> Spec:
+    """Fig. 2: blocks of two 3×3 convolutions beside a shortcut. stages: kernels, blocks, the first one's shortcut.
+
+    The first block of every stage but the first halves the map. The shortcut of the others is the input.
+    """
+    layers: Spec = []
+    for stage, (kernels, count, shortcut) in enumerate(stages):
         for i in range(count):
-            halved = i == 0 and kernels > before
-            shortcut = normalised(kernels, 1, stride=2) if halved else []
-            layers += _basic(kernels, 2 if halved else 1, shortcut)
-        before = kernels
-    return [*layers, *only("globalpool"), dense(classes)]
-
-
-def _basic(kernels: int, stride: int, shortcut: Spec) -> Spec:
-    """Fig. 2: two 3×3 convolutions beside a shortcut, which is the input where it is empty."""
-    first = [*normalised(kernels, 3, stride=stride, pad=1), *only("relu")]
-    path = [*first, *normalised(kernels, 3, pad=1)]
-    return [{"layer": "residual", "path": path} | ({"shortcut": shortcut} if shortcut else {}), *only("relu")]
+            halves = stage > 0 and i == 0
+            first = [*normalised(kernels, 3, stride=2 if halves else 1, pad=1), *only("relu")]
+            block = {"layer": "residual", "path": [*first, *normalised(kernels, 3, pad=1)]}
+            layers += [block | ({"shortcut": shortcut} if halves else {}), *only("relu")]
+    return layers
 
 
 _KERNELS = (64, 256, 256)
@@ -246,18 +209,12 @@ def fast(in_shape: Shape, classes: int) -> Spec:
     are drawn as PyTorch draws them. Normalising shifts but does not scale.
     """
     layers = [conv(2 * _PATCH**2 * in_shape[-1], _PATCH, initial="whitening"), *only("gelu")]
+    active = [*only("batchnorm", scale=False, momentum=0.4, epsilon=1e-12), *only("gelu")]
     for kernels in _KERNELS:
-        layers += [_convolution(kernels), pool("maxpool"), *_normalised(), _convolution(kernels), *_normalised()]
+        convolution = conv(kernels, 3, pad=1, bias=False, initial="dirac")
+        layers += [convolution, pool("maxpool"), *active, convolution, *active]
     scores = {"layer": "dense", "units": classes, "bias": False, "initial": "uniform"}
     return [*layers, pool("maxpool", 3, 3), scores, *only("scale", factor=_SCALE)]
-
-
-def _convolution(kernels: int) -> dict[str, Any]:
-    return conv(kernels, 3, pad=1, bias=False, initial="dirac")
-
-
-def _normalised() -> Spec:
-    return [*only("batchnorm", scale=False, momentum=0.4, epsilon=1e-12), *only("gelu")]
 
 
 _CASES = (
@@ -275,27 +232,17 @@ _SMALLEST = 4
 
 
 def two_convolutions(c1: int, c2: int, classes: int, *, relu: bool = True) -> Spec:
-    """The network of Marques et al. with c1 and c2 kernels.
-
-    Without `relu` it has exactly the layers that the paper lists.
-    """
-
-    def stage(kernels: int) -> Spec:
-        return [conv(kernels, 5, pad=2), *(only("relu") if relu else []), *only("lrn"), pool("maxpool")]
-
-    return [*stage(c1), *stage(c2), dense(classes)]
+    """The network of Marques et al. with c1 and c2 kernels. Without `relu` it has exactly the layers that they list."""
+    behind = [*(only("relu") if relu else []), *only("lrn"), pool("maxpool")]
+    return [conv(c1, 5, pad=2), *behind, conv(c2, 5, pad=2), *behind, dense(classes)]
 
 
-def case(number: int) -> Builder:
-    """The network of BPT-CNN's case 1 to 7.
+def case(scale: tuple[int, int, int, int], in_shape: Shape, classes: int) -> Spec:
+    """The network of one of BPT-CNN's cases, by its row of Table 2.
 
     The paper names counts only. Convolutions are 3×3 here, every second one is pooled by 2 while maps are larger than
     4×4, and the scores have a layer of their own.
     """
-    return partial(_case, _CASES[number - 1])
-
-
-def _case(scale: tuple[int, int, int, int], in_shape: Shape, classes: int) -> Spec:
     convolutions, filters, hidden, neurons = scale
     layers, side = Spec(), min(in_shape[:2])
     for i in range(convolutions):
@@ -303,19 +250,42 @@ def _case(scale: tuple[int, int, int, int], in_shape: Shape, classes: int) -> Sp
         if i % 2 and side > _SMALLEST:
             layers.append(pool("maxpool"))
             side //= 2
-    layers += [layer for _ in range(hidden) for layer in (dense(neurons), *only("relu"))]
+    layers += [dense(neurons), *only("relu")] * hidden
     return [*layers, dense(classes)]
 
 
-CASES = {f"case{i}": NamedModel(case(i), f"BPT-CNN (Chen et al. 2019), Table 2, case {i}") for i in range(1, 8)}
-
-
 def sae(in_shape: Shape, classes: int) -> Spec:
-    """Stacked autoencoder of sigmoid units: 500, 250 and 10, and back by the same weights, transposed.
-
-    It reconstructs images of pixels between 0 and 1, by the loss `reconstruction`.
-    """
+    """Stacked autoencoder of sigmoid units: 500, 250 and 10, and back by the same weights, transposed."""
     sizes = (prod(in_shape), 500, 250, 10)
     there = [dense(units) for units in sizes[1:]]
     back = [dense(sizes[i]) | {"tied": f"dense{i + 1}"} for i in (2, 1, 0)]
     return [layer for each in (*there, *back) for layer in (each, *only("sigmoid"))]
+
+
+CIFAR10 = (32, 32, 3)
+"""Images that Marques et al. train C1:C2 on."""
+PHOTOGRAPHS = (224, 224, 3), 1000
+"""Images and classes of ImageNet."""
+
+MODELS: Mapping[str, NamedModel] = {
+    "quick": NamedModel(quick, "cuda-convnet and Caffe, CIFAR-10"),
+    "lenet5": NamedModel(lenet5, "LeCun et al. 1998, Fig. 2", (28, 28, 1)),
+    "fast": NamedModel(fast, "airbench94 (Jordan 2024, section 3)"),
+    **{
+        f"case{i}": NamedModel(partial(case, scale), f"BPT-CNN (Chen et al. 2019), Table 2, case {i}")
+        for i, scale in enumerate(_CASES, 1)
+    },
+    "sae": NamedModel(sae, "Marques 2016, thesis, appendix A", (28, 28, 1), reconstructs=True),
+    "resnet20": NamedModel(partial(resnet_for_small_images, 3), "He et al. 2016, section 4.2"),
+    "resnet32": NamedModel(partial(resnet_for_small_images, 5), "He et al. 2016, section 4.2"),
+    "resnet56": NamedModel(partial(resnet_for_small_images, 9), "He et al. 2016, section 4.2"),
+    "resnet18": NamedModel(partial(resnet_for_photographs, (2, 2, 2, 2)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
+    "resnet34": NamedModel(partial(resnet_for_photographs, (3, 4, 6, 3)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
+    "vgg11": NamedModel(partial(vgg, VGG_A, False), "Simonyan & Zisserman 2015, Table 1, A", *PHOTOGRAPHS),
+    "vgg11-bn": NamedModel(partial(vgg, VGG_A, True), "the same with batch normalising", *PHOTOGRAPHS),
+    "vgg16": NamedModel(partial(vgg, VGG_D, False), "Simonyan & Zisserman 2015, Table 1, D", *PHOTOGRAPHS),
+    "vgg16-bn": NamedModel(partial(vgg, VGG_D, True), "the same with batch normalising", *PHOTOGRAPHS),
+    "alexnet": NamedModel(alexnet, "Krizhevsky et al. 2012, Fig. 2", *PHOTOGRAPHS),
+    "googlenet": NamedModel(googlenet, "Szegedy et al. 2015, Table 1", *PHOTOGRAPHS),
+}
+"""A new network is a function and a line of this."""

@@ -1,28 +1,11 @@
 """Optimizers: pure steps over flat vectors, one file each, and which parameters they step in which way."""
 
+# mypy: implicit-reexport
+# ruff: noqa: F401
+
 from daskcnn.nn.optimizers.descent import Descent, Gradients, Span, Treatment
 from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState, StepPace
 from daskcnn.nn.optimizers.steps import LARS, SGD, AdamW
 from daskcnn.nn.optimizers.wrappers import Averaged, Lookahead
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {
-    "sgd": SGD,
-    "adamw": AdamW,
-    "lars": LARS,
-}
-
-__all__ = [
-    "LARS",
-    "OPTIMIZERS",
-    "SGD",
-    "AdamW",
-    "Averaged",
-    "Descent",
-    "Gradients",
-    "Lookahead",
-    "Optimizer",
-    "OptimizerState",
-    "Span",
-    "StepPace",
-    "Treatment",
-]
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "lars": LARS}

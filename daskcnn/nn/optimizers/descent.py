@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import NamedTuple
 
 from daskcnn.arrays import Array, Device
@@ -28,10 +29,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients as a flat vector (n,), but for those of large parameters, which stay where they were made.
-
-    apart : such gradients, flat, by where their places in the vector begin
-    """
+    """Gradients as a flat vector (n,), but for large ones, which stay `apart`, by their places' starts in it."""
 
     vector: Array
     apart: Mapping[int, Array]
@@ -48,7 +46,6 @@ class Descent:
 
     Attributes
     ----------
-    optimizer : makes the steps
     frozen : paths of the layers that stay as they are
     rates : patterns of layers' paths, with the factor of their learning rate; of several the last one counts
     decay_all : whether biases and parameters of normalising decay too
@@ -66,26 +63,25 @@ class Descent:
         layers = layers_of(path)
         if not self.frozen.isdisjoint(layers):
             return None
-        found = [rate for pattern, rate in self.rates if meets(pattern, layers)]
-        return Treatment(found[-1] if found else 1.0, self.decay_all or multiplies(path))
+        found = [rate for pattern, rate in self.rates if any(fnmatchcase(layer, pattern) for layer in layers)]
+        # the weights of layers are called w; others are biases, and what normalising scales and shifts by
+        return Treatment(found[-1] if found else 1.0, self.decay_all or path.rpartition("/")[2] == "w")
 
     def spans(self, layout: Layout, alone: Collection[str] = ()) -> tuple[Span, ...]:
         """Return the parameters that are trained. Neighbours are joined, unless the optimizer needs each by itself.
 
-        alone : paths of parameters that have spans of their own
+        alone: paths of parameters that have spans of their own.
         """
-        found: list[Span] = []
-        joins = not self.optimizer.by_tensor
+        found, joins = list[Span](), False
         for path, at in layout.places():
-            treatment = self.treatment(path)
+            treatment, joinable = self.treatment(path), not self.optimizer.by_tensor and path not in alone
             if treatment is None or at.start == at.stop:
                 continue
-            last = found[-1] if found else Span(slice(0, 0), treatment)
-            if joins and path not in alone and last == (slice(last.at.start, at.start), treatment):
-                found[-1:] = [Span(slice(last.at.start, at.stop), treatment)]
+            if joins and joinable and found[-1] == (slice(found[-1].at.start, at.start), treatment):
+                found[-1] = Span(slice(found[-1].at.start, at.stop), treatment)
             else:
                 found.append(Span(at, treatment))
-            joins = not self.optimizer.by_tensor and path not in alone
+            joins = joinable
         return tuple(found)
 
     def step(
@@ -110,26 +106,12 @@ class Descent:
         return OptimizerState(state.vectors, state.count + 1)
 
 
-def multiplies(path: str) -> bool:
-    """Return whether the parameters of this path are weights, called w, that multiply what a layer is given.
-
-    The others are biases, and what normalising scales and shifts by.
-    """
-    return path.rpartition("/")[2] == "w"
-
-
 def layers_of(path: str) -> list[str]:
     """Return the paths of the layers that a parameter is of, the outermost first: of a/b/w they are a and a/b."""
-    names = path.split("/")[:-1]
-    return ["/".join(names[: i + 1]) for i in range(len(names))]
-
-
-def meets(pattern: str, layers: Iterable[str]) -> bool:
-    """Return whether the pattern stands for one of these layers."""
-    return any(fnmatchcase(layer, pattern) for layer in layers)
+    return list(accumulate(path.split("/")[:-1], "{}/{}".format))
 
 
 def unmet(patterns: Iterable[str], layout: Layout) -> Iterator[str]:
     """Yield the patterns that meet no layer with parameters."""
     layers = {layer for path, _ in layout.places() for layer in layers_of(path)}
-    return (pattern for pattern in patterns if not meets(pattern, layers))
+    return (pattern for pattern in patterns if not any(fnmatchcase(layer, pattern) for layer in layers))

@@ -23,10 +23,7 @@ Loop: TypeAlias = Callable[[slice], None]
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """All that an optimizer keeps: vectors (k, parameters), in the order of `Optimizer.vectors`, and steps so far.
-
-    A part of the network has the columns of its parameters, wherever it is.
-    """
+    """The state's vectors (k, parameters), in the order of `Optimizer.vectors`, and steps so far."""
 
     vectors: Array
     count: int = 0
@@ -61,15 +58,8 @@ class StepPace(NamedTuple):
 class OneStep:
     """One step on vectors of one length n, contiguous and of the device; the new ones may be the old ones.
 
-    Attributes
-    ----------
-    params, grads : (n,)
-    rows : the vectors (n,) of the state, in their order
-    count : steps before this one
-    lr : learning rate
-    progress : part (0…1) of the run that was made before this step
-    decays : whether the weights decay
-    new_params, new_vectors : (n,) and (k, n), to be written
+    rows: the state's vectors (n,). count: steps before this one. progress: part (0…1) of the run that was made before
+    it. decays: whether the weights decay. new_params, new_vectors: (n,) and (k, n), to be written.
     """
 
     params: Array
@@ -90,11 +80,9 @@ class OneStep:
 class Optimizer(ABC):
     """Base of all optimizers. A subclass is a frozen dataclass of options without hidden state.
 
-    Attributes
-    ----------
-    usual_rate : learning rate of a job that gives none.
-    rate_power : power of the batch size by which the rate grows: 1 where a step is linear in the gradient (Goyal et al.
-        2017), 0.5 where it is divided by the gradient's root mean square (Malladi et al. 2022).
+    usual_rate: of a job that gives none. rate_power: power of the batch size by which the rate grows, 1 where a step is
+    linear in the gradient (Goyal et al. 2017), 0.5 where it is divided by the gradient's root mean square (Malladi et
+    al. 2022).
     """
 
     usual_rate: ClassVar[float]
@@ -121,7 +109,7 @@ class Optimizer(ABC):
     def exchanged(self, weights: Array, state: OptimizerState) -> tuple[Array, OptimizerState]:
         """Return weights (size,) that stand for the network, and a state, instead of those that are trained; and back.
 
-        The parameters come first in the weights. Most optimizers train the very weights that stand for the network.
+        Most optimizers train the very weights that stand for the network.
         """
         return weights, state
 
@@ -142,9 +130,6 @@ class Optimizer(ABC):
         Parameters
         ----------
         params, grads : (n,), of the device. They are one whole parameter array where `by_tensor` asks for that.
-        state : of the same parameters
-        lr : learning rate
-        device : its threads are used
         progress : part (0…1) of the run that was made before this step
         decays : whether the weights decay
         out : where the new parameters (n,) and vectors (k, n) go; the old ones then stay unchanged
@@ -178,9 +163,8 @@ def sum_of_squares(vector: Array, device: Device) -> Any:
         return device.xp.sum(device.xp.square(vector), dtype="float64")
     own = device.backend.contiguous(vector)
     sums = np.empty(-(-len(own) // BLOCK))
-    device.pool.map(
-        lambda part: compiled.updates.squares(own, BLOCK, sums, part.start, part.stop), device.pool.slices(len(sums))
-    )
+    parts = device.pool.slices(len(sums))
+    device.pool.map(lambda part: compiled.updates.squares(own, BLOCK, sums, part.start, part.stop), parts)
     return sums.sum()
 
 

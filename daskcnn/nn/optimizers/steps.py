@@ -21,6 +21,7 @@ class SGD(Optimizer):
     weight_decay: float = 0.0
 
     usual_rate: ClassVar[float] = 0.005
+    vectors = ("velocity",)  # it stays zero without momentum
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -29,11 +30,6 @@ class SGD(Optimizer):
             raise ValueError("nesterov=true with momentum=0: there is no momentum to look ahead with; set one")
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay={self.weight_decay}: SGD needs 0 or more")
-
-    @property
-    def vectors(self) -> tuple[str, ...]:
-        """The velocity, which stays zero without momentum."""
-        return ("velocity",)
 
     def by_arrays(self, step: OneStep, device: Device) -> None:
         """v = momentum · v + g, and down by lr times that, or with Nesterov's by lr · (g + momentum · v)."""
@@ -49,10 +45,8 @@ class SGD(Optimizer):
 
     def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the one loop."""
-        (velocity,), (new_velocity,) = step.rows, step.new_vectors
-        decay = self.weight_decay if step.decays else 0.0
-        numbers = (*step.scalars(step.lr, self.momentum, decay), self.nesterov)
-        own = (step.params, step.grads, velocity, *numbers, step.new_params, new_velocity)
+        numbers = step.scalars(step.lr, self.momentum, self.weight_decay if step.decays else 0.0)
+        own = step.params, step.grads, *step.rows, *numbers, self.nesterov, step.new_params, *step.new_vectors
         return [lambda part: compiled.updates.sgd(*(*own, part.start, part.stop))]
 
 
@@ -70,6 +64,7 @@ class AdamW(Optimizer):
 
     rate_power: ClassVar[float] = 0.5
     usual_rate: ClassVar[float] = 0.003
+    vectors = ("mean", "square")  # moving means of the gradient and of its square
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
@@ -79,11 +74,6 @@ class AdamW(Optimizer):
             raise ValueError(f"epsilon={self.epsilon}: AdamW needs more than 0, for it divides by it where all is 0")
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay={self.weight_decay}: AdamW needs 0 or more")
-
-    @property
-    def vectors(self) -> tuple[str, ...]:
-        """The moving means of the gradient and of its square."""
-        return ("mean", "square")
 
     def _factors(self, step: OneStep) -> tuple[float, float, float]:
         """Return what is left of the parameters, the mean's rate, and the factor of the root; both corrected."""
@@ -105,7 +95,7 @@ class AdamW(Optimizer):
         kept, rate, root = self._factors(step)
         decays = self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2
         numbers = step.scalars(kept, rate, *decays, root, self.epsilon)
-        own = (step.params, step.grads, *step.rows, *numbers, step.new_params, *step.new_vectors)
+        own = step.params, step.grads, *step.rows, *numbers, step.new_params, *step.new_vectors
         return [lambda part: compiled.updates.adamw(*(*own, part.start, part.stop))]
 
 
@@ -123,6 +113,8 @@ class LARS(Optimizer):
     weight_decay: float = 0.0
 
     usual_rate: ClassVar[float] = 2.0
+    vectors = ("velocity",)
+    by_tensor = True  # the trust ratio is of one parameter array
 
     def __post_init__(self) -> None:
         if self.trust <= 0:
@@ -133,16 +125,6 @@ class LARS(Optimizer):
             raise ValueError(f"epsilon={self.epsilon}: LARS needs more than 0, for norms may be 0")
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay={self.weight_decay}: LARS needs 0 or more")
-
-    @property
-    def vectors(self) -> tuple[str, ...]:
-        """The velocity."""
-        return ("velocity",)
-
-    @property
-    def by_tensor(self) -> bool:
-        """The trust ratio is of one parameter array."""
-        return True
 
     def _rate(self, step: OneStep, device: Device) -> Any:
         """Return lr times the trust ratio of the array: 0-d, of the vectors' dtype, on the device."""
@@ -161,9 +143,7 @@ class LARS(Optimizer):
 
     def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the one loop, which runs once the norms are known."""
-        (velocity,), (new_velocity,) = step.rows, step.new_vectors
-        rate = self._rate(step, device) if step.decays else step.lr
-        decay = self.weight_decay if step.decays else 0.0
+        rate, decay = (self._rate(step, device), self.weight_decay) if step.decays else (step.lr, 0.0)
         numbers = step.scalars(rate, self.momentum, decay)
-        own = (step.params, step.grads, velocity, *numbers, step.new_params, new_velocity)
+        own = step.params, step.grads, *step.rows, *numbers, step.new_params, *step.new_vectors
         return [lambda part: compiled.updates.lars(*(*own, part.start, part.stop))]

@@ -75,16 +75,13 @@ class Lookahead(Around):
         state.vectors[-1] = params
         return super().restarted(state, params)
 
-    def _now(self, step: OneStep) -> bool:
-        return (step.count + 1) % self.steps == 0
-
     def by_arrays(self, step: OneStep, device: Device) -> None:
         """Make the inner step; when it is time, slow + alpha · (weights - slow) is where both go on."""
         self.inner.by_arrays(self.of_inner(step), device)
         slow, new_slow = step.rows[-1], step.new_vectors[-1]
-        new_slow[...] = slow + self.kept(step.progress) * (step.new_params - slow) if self._now(step) else slow
-        if self._now(step):
-            step.new_params[...] = new_slow
+        new_slow[...] = slow
+        if (step.count + 1) % self.steps == 0:
+            step.new_params[...] = new_slow[...] = slow + self.kept(step.progress) * (step.new_params - slow)
 
     def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the inner loops, and one that goes back."""
@@ -92,12 +89,12 @@ class Lookahead(Around):
         (alpha,) = step.scalars(self.kept(step.progress))
 
         def back(part: slice) -> None:
-            compiled.updates.toward(slow, step.new_params, alpha, new_slow, step.new_params, part.start, part.stop)
+            if (step.count + 1) % self.steps:
+                new_slow[part] = slow[part]
+            else:
+                compiled.updates.toward(slow, step.new_params, alpha, new_slow, step.new_params, part.start, part.stop)
 
-        def stay(part: slice) -> None:
-            new_slow[part] = slow[part]
-
-        return [*self.inner.loops(self.of_inner(step), device), back if self._now(step) else stay]
+        return [*self.inner.loops(self.of_inner(step), device), back]
 
 
 @dataclass(frozen=True)
@@ -139,9 +136,6 @@ class Averaged(Around):
     def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the inner loops, and one that averages."""
         average, new_average = step.rows[-1], step.new_vectors[-1]
-        (share,) = step.scalars(self._part(step))
-
-        def follow(part: slice) -> None:
-            compiled.updates.toward(average, step.new_params, share, new_average, new_average, part.start, part.stop)
-
-        return [*self.inner.loops(self.of_inner(step), device), follow]
+        own = average, step.new_params, *step.scalars(self._part(step)), new_average, new_average
+        inner = self.inner.loops(self.of_inner(step), device)
+        return [*inner, lambda part: compiled.updates.toward(*(*own, part.start, part.stop))]
