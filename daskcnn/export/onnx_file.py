@@ -17,15 +17,7 @@ import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper
 
 from daskcnn.errors import UserError
-from daskcnn.export.trained_layers import (
-    TrainedLayer,
-    converter_of,
-    hwc_to_chw,
-    problem_of,
-    scale_and_shift,
-    trained_layers,
-    version,
-)
+from daskcnn.export.trained_layers import TrainedLayer, converter_of, trained_layers, version
 from daskcnn.files import replace_file
 from daskcnn.nn.losses import SigmoidReconstruction
 from daskcnn.store import Described
@@ -62,7 +54,7 @@ def add_layer(graph: Graph, trained: TrainedLayer, x: str) -> str:
 
 
 def _conv(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    s, name, inputs = problem_of(trained), trained.name, [x]
+    s, name, inputs = trained.problem, trained.name, [x]
     inputs.append(graph.constant(f"{name}.w", trained.values["w"].transpose(3, 2, 0, 1)))
     if trained.layer.bias:
         inputs.append(graph.constant(f"{name}.b", trained.values["b"]))
@@ -77,7 +69,7 @@ def _dense(graph: Graph, trained: TrainedLayer, x: str) -> str:
         return _tied(graph, trained, trained.owner, x)
     if len(trained.in_shape) == 3:
         x = graph.add("Flatten", f"{name}.flat", x)
-    inputs = [x, graph.constant(f"{name}.w", hwc_to_chw(trained.values["w"], trained.in_shape))]
+    inputs = [x, graph.constant(f"{name}.w", trained.w_chw)]
     if layer.bias:
         inputs.append(graph.constant(f"{name}.b", trained.values["b"]))
     return graph.add("Gemm", name, *inputs)
@@ -123,7 +115,7 @@ def _lrn(graph: Graph, trained: TrainedLayer, x: str) -> str:
 
 def _batchnorm(graph: Graph, trained: TrainedLayer, x: str) -> str:
     layer, name, values = trained.layer, trained.name, dict(trained.values)
-    values["scale"], values["shift"] = scale_and_shift(trained)
+    values["scale"], values["shift"] = trained.scale_and_shift
     values["variance"] = np.maximum(values["variance"], 0)  # as the layer itself does
     constants = [graph.constant(f"{name}.{key}", values[key]) for key in ("scale", "shift", "mean", "variance")]
     return graph.add("BatchNormalization", name, x, *constants, epsilon=float(layer.epsilon))

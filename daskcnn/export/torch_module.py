@@ -18,15 +18,7 @@ from safetensors.numpy import save as encode
 
 from daskcnn.arrays import Array
 from daskcnn.errors import UserError
-from daskcnn.export.trained_layers import (
-    TrainedLayer,
-    converter_of,
-    hwc_to_chw,
-    problem_of,
-    scale_and_shift,
-    trained_layers,
-    version,
-)
+from daskcnn.export.trained_layers import TrainedLayer, converter_of, trained_layers, version
 from daskcnn.files import replace_file
 from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.nn.losses import SigmoidReconstruction
@@ -58,7 +50,7 @@ def attribute(trained: TrainedLayer) -> str:
 
 
 def _conv(trained: TrainedLayer) -> Lines:
-    layer, s = trained.layer, problem_of(trained)
+    layer, s = trained.layer, trained.problem
     (top, left), (below, right) = s.pad, s.pad_end
     uneven = below or right  # nn.Conv2d has the same padding on both sides
     options = {
@@ -85,7 +77,7 @@ def _dense(trained: TrainedLayer) -> Lines:
     layer, of_map = trained.layer, len(trained.in_shape) == 3
     if trained.owner is not None:
         return _tied(trained, trained.owner)
-    w = hwc_to_chw(trained.values["w"], trained.in_shape)
+    w = trained.w_chw
     module = f"nn.Linear({len(w)}, {layer.units}{'' if layer.bias else ', bias=False'})"
     forward = f"self.{attribute(trained)}(x.flatten(1))" if of_map else f"self.{attribute(trained)}(x)"
     return Lines(forward, module, {"weight": w.T} | _bias(trained))
@@ -113,7 +105,7 @@ def _batchnorm(trained: TrainedLayer) -> Lines:
     affine = layer.scale or layer.shift  # PyTorch has both or neither: what is left out is 1 or 0, and is trained on
     options = f"eps={layer.epsilon!r}, momentum={layer.momentum!r}{'' if affine else ', affine=False'}"
     module = f"nn.{kind}({trained.in_shape[-1]}, {options})"
-    scale, shift = scale_and_shift(trained)
+    scale, shift = trained.scale_and_shift
     tensors = ({"weight": scale, "bias": shift} if affine else {}) | {
         "running_mean": values["mean"],
         "running_var": np.maximum(values["variance"], 0),  # as the layer itself does

@@ -46,6 +46,27 @@ class TrainedLayer:
             before[name] = TrainedLayer(path, layer, in_shape, self.values.get(name, {}), owner)
             yield before[name]
 
+    @property
+    def problem(self) -> ConvSpec:
+        """The problem of a convolution for one image, with its padding in numbers."""
+        H, W, C = self.in_shape
+        spec: ConvSpec = self.layer.spec((H, W, 1, C), self.layer.kernels)
+        return spec
+
+    @property
+    def w_chw(self) -> Array:
+        """A dense layer's weights (*in_shape, units) as (F, units), with F in the order of channels-first maps."""
+        w = self.values["w"]
+        if len(self.in_shape) == 3 and w.ndim == 4:
+            w = w.transpose(2, 0, 1, 3)
+        return w.reshape(-1, w.shape[-1])
+
+    @property
+    def scale_and_shift(self) -> tuple[Array, Array]:
+        """The numbers (C,) that batch normalising scales and shifts by: 1 and 0 where it has no such parameter."""
+        mean = self.values["mean"]
+        return self.values.get("scale", np.ones_like(mean)), self.values.get("shift", np.zeros_like(mean))
+
 
 def trained_layers(classifier: Classifier) -> Iterator[TrainedLayer]:
     """Yield the network's layers in order."""
@@ -72,26 +93,6 @@ def converter_of(trained: TrainedLayer, converters: Mapping[str, Converter], tar
             f"add an entry to CONVERTERS in {module}, or export with --to safetensors, which takes every layer",
         )
     return converters[kind]
-
-
-def problem_of(trained: TrainedLayer) -> ConvSpec:
-    """Return the problem of a convolution for one image, with its padding in numbers."""
-    layer, (H, W, C) = trained.layer, trained.in_shape
-    spec: ConvSpec = layer.spec((H, W, 1, C), layer.kernels)
-    return spec
-
-
-def hwc_to_chw(w: Any, in_shape: Shape) -> Any:
-    """Return a dense layer's weights (*in_shape, units) as (F, units), with F in the order of channels-first maps."""
-    if len(in_shape) == 3 and w.ndim == 4:
-        w = w.transpose(2, 0, 1, 3)
-    return w.reshape(-1, w.shape[-1])
-
-
-def scale_and_shift(trained: TrainedLayer) -> tuple[Array, Array]:
-    """Return what a layer of batch normalising scales and shifts by, (C,) each: 1 and 0 where it has no such number."""
-    values, mean = trained.values, trained.values["mean"]
-    return values.get("scale", np.ones_like(mean)), values.get("shift", np.zeros_like(mean))
 
 
 def version() -> str:

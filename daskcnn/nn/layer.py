@@ -59,7 +59,7 @@ def passing_through(w: Array) -> Array:
 Params: TypeAlias = dict[str, Any]
 State: TypeAlias = dict[str, Any]
 Shape: TypeAlias = tuple[int, ...]
-Initial: TypeAlias = tuple[Params, State, Shape]
+Start: TypeAlias = tuple[Params, State, Shape]
 """(params, state, shape of the output), float64 on the host."""
 Residual: TypeAlias = Any
 Keys: TypeAlias = npt.NDArray[np.uint64]
@@ -138,7 +138,7 @@ class Layer(ABC):
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Any, Params]:
         """Return (dx or None if not `ctx.need_dx`, gradients nested like params) for the pass of this residual."""
 
-    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Start:
         """Return the initial numbers, weights drawn by `initial`. By default there are none."""
         return {}, {}, self.out_shape(in_shape)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -118,13 +119,11 @@ def _frozen(layer: Layer, paths: frozenset[str]) -> Any:
     """Return the layer with the layers of these paths inside it frozen; "" is the layer itself."""
     if isinstance(layer, BatchNorm):
         return replace(layer, fixed=True) if "" in paths else layer
-
-    def inside(name: str) -> frozenset[str]:
-        """Return the paths that lead into the child of this name, from there on."""
-        parts = (path.partition("/") for path in paths)
-        return frozenset(rest for first, _, rest in parts if first == name)
-
-    changed = layer.mapped(lambda name, child: _frozen(child, inside(name)))
+    inside: dict[str, set[str]] = defaultdict(set)  # the paths from each child on
+    for path in paths:
+        name, _, rest = path.partition("/")
+        inside[name].add(rest)
+    changed = layer.mapped(lambda name, child: _frozen(child, frozenset(inside[name])))
     return replace(changed, frozen=paths) if isinstance(changed, Sequential) else changed
 
 
@@ -134,9 +133,8 @@ Views: TypeAlias = Literal["none", "mirror", "mirror-translate"]
 def predict_views(model: Layer, params: Params, state: State, x: Array, ctx: Context, views: Views) -> Array:
     """Return the mean scores (N, classes), on the device, over the views of a host batch x (H, W, N, C).
 
-    `mirror` is the mean of the image and its mirror image. `mirror-translate` has both of the image, of weight 1/4, and
-    of its shifts by one pixel to the upper left and the lower right, with mirrored edges, of weight 1/8
-    (airbench94, Jordan 2024). Scores are averaged, not probabilities.
+    `mirror`: the image and its mirror image. `mirror-translate`: these two with weight 1/4 each, and with 1/8 each both
+    after a shift by one pixel to the upper left and to the lower right, edges mirrored (airbench94, Jordan 2024).
     """
     if views == "none":
         return predict(model, params, state, x, ctx)

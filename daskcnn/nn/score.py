@@ -96,7 +96,7 @@ class Score:
     """Summed loss and right answers over `samples`; adds up over parts of a split.
 
     correct: right answers; None where the loss knows none. classes: what the AUC is made of, where it was asked for; a
-    sum has it where every part has. answers: how many a sample has that may be right: 1, or as many as it has labels.
+    sum has it where every part has. answers: how many a sample has that may be right: 1, or one for each label.
     """
 
     loss_sum: float

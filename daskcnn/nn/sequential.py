@@ -12,18 +12,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array
-from daskcnn.nn.layer import (
-    Context,
-    Initial,
-    Initializer,
-    Layer,
-    LayerError,
-    Params,
-    Residual,
-    Shape,
-    State,
-    glorot_uniform,
-)
+from daskcnn.nn.layer import Context, Initializer, Layer, LayerError, Params, Shape, Start, State, glorot_uniform
 from daskcnn.nn.local import Chain, first_run
 from daskcnn.nn.tying import Ties, check_tie, given_back, lent, ties_of
 from daskcnn.nn.vector import map_leaves
@@ -85,7 +74,7 @@ class Sequential(Layer):
         """Return the numbers of all children."""
         return sum(layer.numbers(shape) for _, layer, shape in self.children(in_shape))
 
-    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Start:
         """Return params and state of all children by name, and the shape of the output."""
         params: Params = {}
         state: State = {}
@@ -109,10 +98,10 @@ class Sequential(Layer):
         """Return the initializer that the first child asks for."""
         return self.layers[0][1].initial_before(self._initial(after)[0])
 
-    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Any]:
         """Return (y, new state, residuals). Chains run in one go."""
         new_state: State = {}
-        residuals: list[Residual] = []
+        residuals: list[Any] = []
         first, given = self._first_with(params), lent(params, self.ties)
         for run in self._runs(ctx):
             own = given.get(run.name, {}), state.get(run.name, {})
@@ -128,7 +117,7 @@ class Sequential(Layer):
             x, _, _ = layer.forward(given.get(name, {}), state.get(name, {}), x, ctx.child(name))
             yield name, x
 
-    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+    def backward(self, params: Params, residual: Any, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """Return (dx, gradients). Without `ctx.need_dx` it ends at the first child whose parameters are trained."""
         first, given = self._first_with(params), lent(params, self.ties)
         grads: Params = {}
@@ -170,7 +159,7 @@ class Sequential(Layer):
         return {"layers": self.layers, "frozen": self.frozen}
 
     def backward_of(
-        self, params: Params, residual: Residual, dy: Array, ctx: Context, *, given: slice, of: int, wanted: slice
+        self, params: Params, residual: Any, dy: Array, ctx: Context, *, given: slice, of: int, wanted: slice
     ) -> tuple[Array, Params]:
         """Run `backward` for the channels `given` out of `of` of dy (0 elsewhere); return those `wanted` of dx."""
         run, *others = self._runs(ctx)

@@ -234,31 +234,28 @@ def _each(paths: Iterable[tuple[str, Callable[[str, Any], Any], Any]]) -> dict[s
 
 
 _ELSEWHERE = {
-    "conv2d": "conv",
-    "linear": "dense",
-    "fc": "dense",
-    "batchnorm2d": "batchnorm",
-    "batchnormalization": "batchnorm",
-    "maxpool2d": "maxpool",
-    "maxpooling2d": "maxpool",
-    "avgpool2d": "averagepool",
-    "averagepooling2d": "averagepool",
-    "adaptiveavgpool2d": "globalpool",
-    "globalaveragepooling2d": "globalpool",
-    "localresponsenorm": "lrn",
-    "concatenate": "branches",
-    "kernel_size": "size",
-    "pool_size": "size",
-    "out_channels": "kernels",
-    "filters": "kernels",
-    "padding": "pad",
-    "strides": "stride",
-    "dilation_rate": "dilation",
-    "out_features": "units",
-    "p": "rate",
-    "negative_slope": "slope",
-    "eps": "epsilon",
-    "scale_factor": "factor",
+    there: here
+    for here, names in {
+        "conv": "conv2d",
+        "dense": "linear fc",
+        "batchnorm": "batchnorm2d batchnormalization",
+        "maxpool": "maxpool2d maxpooling2d",
+        "averagepool": "avgpool2d averagepooling2d",
+        "globalpool": "adaptiveavgpool2d globalaveragepooling2d",
+        "lrn": "localresponsenorm",
+        "branches": "concatenate",
+        "size": "kernel_size pool_size",
+        "kernels": "out_channels filters",
+        "pad": "padding",
+        "stride": "strides",
+        "dilation": "dilation_rate",
+        "units": "out_features",
+        "rate": "p",
+        "slope": "negative_slope",
+        "epsilon": "eps",
+        "factor": "scale_factor",
+    }.items()
+    for there in names.split()
 }
 """Names of layers and options in PyTorch and Keras, with those here."""
 

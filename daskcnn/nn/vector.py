@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.layer import Initial, Layer, Params, Shape, State
+from daskcnn.nn.layer import Layer, Params, Shape, Start, State
 
 
 def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Array]]:
@@ -146,7 +146,7 @@ class _Zeros(np.random.Generator):
         return np.broadcast_to(np.zeros(()), size)
 
 
-def undrawn(layer: Layer, in_shape: Shape) -> Initial:
+def undrawn(layer: Layer, in_shape: Shape) -> Start:
     """Return what `init` returns, with zeros in place of random numbers. They take neither time nor memory."""
     return layer.init(_Zeros(np.random.PCG64(0)), in_shape)
 

@@ -9,19 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array
-from daskcnn.nn.layer import (
-    Context,
-    Head,
-    Initial,
-    Initializer,
-    Layer,
-    LayerError,
-    Params,
-    Residual,
-    Shape,
-    State,
-    glorot_uniform,
-)
+from daskcnn.nn.layer import Context, Head, Initializer, Layer, LayerError, Params, Shape, Start, State, glorot_uniform
 from daskcnn.nn.layers.parallel import added
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.vector import map_leaves
@@ -66,7 +54,7 @@ class Auxiliary(Layer):
         """Return the path's numbers."""
         return self.path.numbers(in_shape)
 
-    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Start:
         """Return params and state of the path."""
         params, state, _ = self.path.init(rng, in_shape)
         return ({"path": params} if params else {}), ({"path": state} if state else {}), in_shape
@@ -76,7 +64,7 @@ class Auxiliary(Layer):
         """True if the path does."""
         return self.path.mixes_samples
 
-    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Any]:
         """Return x. In training the path's scores are put into `ctx.heads`."""
         if not ctx.training or ctx.heads is None:
             return x.copy(), state, None
@@ -85,7 +73,7 @@ class Auxiliary(Layer):
         ctx.heads[ctx.salt] = Head(self.weight, scores)
         return x.copy(), {"path": kept} if kept else {}, residual
 
-    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+    def backward(self, params: Params, residual: Any, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """Return dy and what the path adds to it, by the gradient of its scores in `ctx.heads`."""
         if ctx.heads is None:
             return dy.copy(), map_leaves(ctx.device.xp.zeros_like, params)

@@ -14,12 +14,12 @@ from daskcnn.conv import BothForms, BoundPlan, ConvSpec, bound
 from daskcnn.conv.spec import check_divides, same_padding
 from daskcnn.nn.layer import (
     Context,
-    Initial,
     Initializer,
     Layer,
     Params,
     Residual,
     Shape,
+    Start,
     State,
     check_at_least,
     glorot_uniform,
@@ -110,7 +110,7 @@ class Conv(Layer):
         H, W, C = map_shape(self, in_shape)
         return self.spec((H, W, 1, C), self.kernels).flops
 
-    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Start:
         """Return weights w (R, S, C / groups, K) and, with `bias`, zeros b (K,)."""
         out_shape = self.out_shape(in_shape)
         (R, S), seen = _pair(self.size), in_shape[-1] // self.groups

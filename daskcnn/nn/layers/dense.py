@@ -11,12 +11,12 @@ import numpy as np
 from daskcnn.arrays import Array, Device
 from daskcnn.nn.layer import (
     Context,
-    Initial,
     Initializer,
     Layer,
     Params,
     Residual,
     Shape,
+    Start,
     State,
     check_at_least,
     glorot_uniform,
@@ -71,7 +71,7 @@ class Dense(Layer):
         """Return those of one product."""
         return 2 * prod(in_shape) * self.units
 
-    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Start:
         """Return weights w (*in_shape, units), unless they are another layer's, and, with `bias`, zeros b (units,)."""
         params: Params = {}
         if self.tied is None:
@@ -119,7 +119,7 @@ class Bias(Layer):
         """Return the size of b."""
         return prod(in_shape)
 
-    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Start:
         """Return zeros b of the input's shape."""
         return {"b": np.zeros(in_shape)}, {}, in_shape
 

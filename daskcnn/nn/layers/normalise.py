@@ -9,18 +9,7 @@ import numpy as np
 
 from daskcnn.arrays import Array
 from daskcnn.compiled.program import LRN as LRN_LOOP
-from daskcnn.nn.layer import (
-    Context,
-    Initial,
-    Initializer,
-    Layer,
-    Params,
-    Residual,
-    Shape,
-    State,
-    check_at_least,
-    glorot_uniform,
-)
+from daskcnn.nn.layer import Context, Initializer, Layer, Params, Shape, Start, State, check_at_least, glorot_uniform
 from daskcnn.nn.local import LocalLayer, ScalingLayer
 from daskcnn.nn.scaled import Scaling, moments
 
@@ -55,13 +44,13 @@ class LRN(LocalLayer):
         """Channels before the own one in the window, its size, α/n, k and β."""
         return self.size // 2, self.size, self.alpha / self.size, self.k, self.beta
 
-    def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
+    def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Any]:
         """Return y; the residual is x, s and s^-β."""
         s = self.k + self.alpha / self.size * _window_sums(x * x, self.size // 2, self.size, ctx.device.xp)
         power = s**-self.beta
         return x * power, (x, s, power)
 
-    def array_backward(self, residual: Residual, dy: Array, ctx: Context) -> Array:
+    def array_backward(self, residual: Any, dy: Array, ctx: Context) -> Array:
         """Return dx_c = dy_c · s_c^-β - 2αβ/n · x_c · Σ dy·x·s^(-β-1) over the channels whose window holds c."""
         x, s, power = residual
         crossed = _window_sums(dy * x * power / s, (self.size - 1) // 2, self.size, ctx.device.xp)
@@ -110,7 +99,7 @@ class BatchNorm(ScalingLayer):
         """Return the size of scale and shift, as far as it has them, mean and variance."""
         return (2 + self.scale + self.shift) * in_shape[-1]
 
-    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Start:
         """Return scale 1 and shift 0, as far as it has them, running mean 0 and variance 1, each (C,)."""
         C = in_shape[-1]
         params = ({"scale": np.ones(C)} if self.scale else {}) | ({"shift": np.zeros(C)} if self.shift else {})
@@ -124,10 +113,7 @@ class BatchNorm(ScalingLayer):
             count, kept, part = x.size // x.shape[-1], 1 - self.momentum, self.momentum
             mean, rest, variance = moments(x, ctx.device)
             unbiased = variance * (count / max(1, count - 1))
-            state = {
-                "mean": kept * state["mean"] + part * mean,
-                "variance": kept * state["variance"] + part * unbiased,
-            }
+            state = {"mean": kept * state["mean"] + part * mean, "variance": kept * state["variance"] + part * unbiased}
         # Merging replicas' statistics out of order may leave a running variance below 0.
         deviation = 1 / xp.sqrt(xp.maximum(variance, 0) + self.epsilon)
         factor = params["scale"] * deviation if self.scale else deviation
@@ -148,9 +134,8 @@ class BatchNorm(ScalingLayer):
         grads |= {"shift": total.astype(dtype, copy=False)} if self.shift else {}
         share = 0 if self.fixed else -1 / count
         by_x = share * s.factor * s.deviation * moment
-        shift = share * s.factor * total - by_x * s.rest
-        by_x, shift = by_x.astype(dtype, copy=False), shift.astype(dtype, copy=False)
-        return grads, replace(s, factor=by_x, shift=shift)
+        shift = (share * s.factor * total - by_x * s.rest).astype(dtype, copy=False)
+        return grads, replace(s, factor=by_x.astype(dtype, copy=False), shift=shift)
 
 
 @dataclass(frozen=True)
@@ -164,10 +149,10 @@ class Multiply(Layer):
         if not abs(self.factor) > 0:
             raise ValueError(f"factor={self.factor}: Multiply needs one that is not 0, which would leave nothing of x")
 
-    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Any]:
         """Return factor · x; nothing is kept."""
         return x * self.factor, state, None
 
-    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
+    def backward(self, params: Params, residual: Any, dy: Array, ctx: Context) -> tuple[Array, Params]:
         """Return factor · dy."""
         return dy * self.factor, {}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.layer import Context, Initial, Initializer, Layer, LayerError, Params, Shape, State, glorot_uniform
+from daskcnn.nn.layer import Context, Initializer, Layer, LayerError, Params, Shape, Start, State, glorot_uniform
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.local import LocalLayer, ScalingLayer
 from daskcnn.nn.scaled import THREAD_NUMBERS, ScaledPass
@@ -47,7 +47,7 @@ class Parallel(Layer):
     def _join(self, parts: Sequence[Array], given: Array, device: Device) -> Array:
         """Return the outputs joined. `given` is the layer's input, which is not written to."""
         path = self.paths[0][1]
-        # nothing else needs the output of a path that ends so: layers of these kinds keep their input alone
+        # nothing else needs the output of layers of these kinds, which keep their input alone
         fresh = path is not None and isinstance(path.layers[-1][1], Conv | LocalLayer | ScalingLayer)
         return added(parts, given if fresh else parts[0], device)
 
@@ -57,9 +57,7 @@ class Parallel(Layer):
 
     def children(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
         """Yield the paths that have layers."""
-        for name, path in self.paths:
-            if path is not None:
-                yield name, path, in_shape
+        return ((name, path, in_shape) for name, path in self.paths if path is not None)
 
     def out_shape(self, in_shape: Shape) -> Shape:
         """Return the shape of the joined outputs. Raises ValueError if a path does not fit, or paths do not."""
@@ -75,7 +73,7 @@ class Parallel(Layer):
         """Return the numbers of all paths."""
         return sum(path.numbers(shape) for _, path, shape in self.children(in_shape))
 
-    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Initial:
+    def init(self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform) -> Start:
         """Return params and state of the paths by name, leaving out those without any, and the output's shape."""
         params: Params = {}
         state: State = {}

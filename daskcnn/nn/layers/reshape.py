@@ -42,10 +42,7 @@ def as_map(y: Array, shape: Shape) -> Array:
 
 @dataclass(frozen=True)
 class Reshape(Layer):
-    """(N, H·W·C) to (H, W, N, C), the inverse of `Flatten`: channels vary fastest, then columns, then rows.
-
-    shape: H, W and C of the map.
-    """
+    """(N, H·W·C) to (H, W, N, C), the inverse of `Flatten`: channels vary fastest, then columns, then rows."""
 
     shape: tuple[int, int, int]
 

@@ -54,11 +54,6 @@ def only(kind: str, **options: Any) -> Spec:
     return [{"layer": kind, **options}]
 
 
-def is_large(in_shape: Shape) -> bool:
-    """Return whether images are as large as photographs."""
-    return min(in_shape[:2]) >= LARGE
-
-
 def quick(in_shape: Shape, classes: int) -> Spec:
     """Three 5×5 convolutions of 32, 32 and 64 kernels, for 32×32 images: "quick" of cuda-convnet and Caffe."""
     return [
@@ -103,7 +98,7 @@ def vgg(stages: tuple[int, ...], batchnorm: bool, in_shape: Shape, classes: int)
         for _ in range(count):
             layers += [*(normalised(kernels, 3, pad=1) if batchnorm else [conv(kernels, 3, pad=1)]), *only("relu")]
         layers.append(pool("maxpool"))
-    if is_large(in_shape):
+    if min(in_shape[:2]) >= LARGE:
         layers += [dense(4096), *only("relu"), *only("dropout", rate=0.5)] * 2
     return [*layers, dense(classes)]
 
@@ -172,7 +167,7 @@ def resnet_for_small_images(blocks: int, in_shape: Shape, classes: int) -> Spec:
 
 def resnet_for_photographs(blocks: tuple[int, int, int, int], in_shape: Shape, classes: int) -> Spec:
     """Table 1: four stages of `blocks`, with projections (B). Small images keep their size at first."""
-    if is_large(in_shape):
+    if min(in_shape[:2]) >= LARGE:
         first = [*normalised(64, 7, stride=2, pad=3), *only("relu"), *_halved()]
     else:
         first = [*normalised(64, 3, pad=1), *only("relu")]
@@ -182,10 +177,7 @@ def resnet_for_photographs(blocks: tuple[int, int, int, int], in_shape: Shape, c
 
 
 def _blocks(stages: list[tuple[int, int, Spec]]) -> Spec:
-    """Fig. 2: blocks of two 3×3 convolutions beside a shortcut. stages: kernels, blocks, the first one's shortcut.
-
-    The first block of every stage but the first halves the map. The shortcut of the others is the input.
-    """
+    """Fig. 2: blocks of two 3×3 convolutions; stages: kernels, blocks, shortcut where a stage halves the map."""
     layers: Spec = []
     for stage, (kernels, count, shortcut) in enumerate(stages):
         for i in range(count):
@@ -196,25 +188,19 @@ def _blocks(stages: list[tuple[int, int, Spec]]) -> Spec:
     return layers
 
 
-_KERNELS = (64, 256, 256)
-_PATCH = 2
-_SCALE = 1 / 9
-"""Factor of the scores, the paper's."""
-
-
 def fast(in_shape: Shape, classes: int) -> Spec:
     """Whitening 2×2 kernels, three blocks of two 3×3 convolutions, and scaled scores.
 
     Convolutions begin as the identity on the channels that come in; their other kernels, and the weights of the scores,
     are drawn as PyTorch draws them. Normalising shifts but does not scale.
     """
-    layers = [conv(2 * _PATCH**2 * in_shape[-1], _PATCH, initial="whitening"), *only("gelu")]
+    layers = [conv(2 * 2**2 * in_shape[-1], 2, initial="whitening"), *only("gelu")]
     active = [*only("batchnorm", scale=False, momentum=0.4, epsilon=1e-12), *only("gelu")]
-    for kernels in _KERNELS:
+    for kernels in (64, 256, 256):
         convolution = conv(kernels, 3, pad=1, bias=False, initial="dirac")
         layers += [convolution, pool("maxpool"), *active, convolution, *active]
     scores = {"layer": "dense", "units": classes, "bias": False, "initial": "uniform"}
-    return [*layers, pool("maxpool", 3, 3), scores, *only("scale", factor=_SCALE)]
+    return [*layers, pool("maxpool", 3, 3), scores, *only("scale", factor=1 / 9)]
 
 
 _CASES = (
@@ -227,8 +213,6 @@ _CASES = (
     (10, 12, 7, 2000),
 )
 """BPT-CNN, Table 2: convolutions, filters of each, fully connected layers, neurons of each."""
-_SMALLEST = 4
-"""Rows or columns of the smallest map that is pooled."""
 
 
 def two_convolutions(c1: int, c2: int, classes: int, *, relu: bool = True) -> Spec:
@@ -247,7 +231,7 @@ def case(scale: tuple[int, int, int, int], in_shape: Shape, classes: int) -> Spe
     layers, side = Spec(), min(in_shape[:2])
     for i in range(convolutions):
         layers += [conv(filters, 3, pad=1), *only("relu")]
-        if i % 2 and side > _SMALLEST:
+        if i % 2 and side > 4:
             layers.append(pool("maxpool"))
             side //= 2
     layers += [dense(neurons), *only("relu")] * hidden
