@@ -18,12 +18,8 @@ _NOTHING: Ranges = ()
 class Allocation:
     """The samples 0 … total - 1; each belongs to one worker or is free. Operations return a new Allocation.
 
-    Attributes
-    ----------
-    total : number of samples
-    ranges : of each worker, sorted and as few as possible; workers in the order in which they came
-    free : ranges that no worker has yet
-    granted : number of increments that each worker has had
+    ranges: of each worker, sorted and as few as possible; workers in the order in which they came. free: ranges that no
+    worker has yet. granted: increments that each worker has had.
     """
 
     total: int
@@ -42,10 +38,7 @@ class Allocation:
         return self.total - count(self.free)
 
     def size(self, worker: str) -> int:
-        """Return the number of this worker's samples.
-
-        Raises ValueError for a worker that is not part of the allocation.
-        """
+        """Return the number of this worker's samples. Raises ValueError for a worker that is not here."""
         if worker not in self.ranges:
             raise ValueError(f"worker={worker!r}: not among {list(self.ranges)}; let it join first")
         return count(self.ranges[worker])
@@ -102,18 +95,11 @@ class Allocation:
     def from_dict(cls, record: Mapping[str, Any]) -> Allocation:
         """Invert `to_dict`. Raises ValueError if the record is not an allocation."""
         try:
-            allocation = cls(
-                record["total"],
-                {each["name"]: _ranges(each["ranges"]) for each in record["workers"]},
-                _ranges(record["free"]),
-                {each["name"]: each["granted"] for each in record["workers"]},
-            )
-            whole = (
-                allocation.total,
-                *allocation.granted.values(),
-                *chain(*allocation.free, *chain(*allocation.ranges.values())),
-            )
-            if not all(type(n) is int and n >= 0 for n in whole) or not all(type(w) is str for w in allocation.ranges):
+            ranges = {each["name"]: _ranges(each["ranges"]) for each in record["workers"]}
+            granted = {each["name"]: each["granted"] for each in record["workers"]}
+            allocation = cls(record["total"], ranges, _ranges(record["free"]), granted)
+            whole = allocation.total, *granted.values(), *chain(*allocation.free, *chain(*ranges.values()))
+            if not all(type(n) is int and n >= 0 for n in whole) or not all(type(w) is str for w in ranges):
                 raise ValueError("a name is no string, or a number is no whole one")
             allocation.check()
         except (AssertionError, KeyError, TypeError, ValueError) as error:

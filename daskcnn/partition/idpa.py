@@ -45,10 +45,9 @@ class IDPAPaper(IDPA):
         return allocation.total if whole else allocation.total // self.increments * increment
 
     def _sizes(self, allocation: Allocation, times: list[float], increment: int) -> list[int]:
-        sizes = list(allocation.sizes().values())
+        sizes, shares = list(allocation.sizes().values()), self._shares(times)
         left = self._given_after(allocation, increment) - allocation.given
         at_least = int(allocation.given == 0 and left >= len(sizes))
-        shares = self._shares(times)
         for index in range(len(sizes) - 1):
             kept = at_least * (len(sizes) - 1 - index)
             more = self._wanted(allocation, times, shares, index, increment) - sizes[index]

@@ -1,7 +1,7 @@
 """The base of the partitioners: increments, for one worker or all at a time, and workers that come and go.
 
-Synchronous rules call `allocate` once a round for all workers together. Asynchronous rules call `grant` for one
-worker when its own round ends, with the latest times known of all. Only `leave` and `join` move samples.
+Synchronous rules call `allocate` once a round for all workers together. Asynchronous rules call `grant_each` for
+workers whose own round ends, with the latest times known of all. Only `leave` and `join` move samples.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ class Partitioner(ABC):
 
     `laws` names what the law suite checks of this class, besides that parts are disjoint and only grow: "complete" (no
     sample is free after the last increment), "proportional" (targets by speed), "equal", or "served" (no worker gets a
-    second sample while another has none). `at_once` says whether all samples are given out in one increment, however
-    many are asked for.
+    second sample while another has none). at_once: whether all samples are one increment, however many are asked for.
     """
 
     increments: int = 4
@@ -69,22 +68,17 @@ class Partitioner(ABC):
         sizes = self._sizes(allocation, _times(seconds_per_sample, allocation.workers), increment)
         return allocation.give(_growth(allocation, sizes), increment)
 
-    def grant(self, allocation: Allocation, seconds_per_sample: Seconds, worker: str) -> Allocation:
-        """Give this worker its next increment. Returns the same allocation if the worker has had them all.
+    def grant_each(self, allocation: Allocation, seconds_per_sample: Seconds, workers: Sequence[str]) -> Allocation:
+        """Give each of these workers its next increment, one after the other, if it has not had them all.
 
         When the last worker gets its last increment, samples left over by drifting speeds go to all workers, so others
         may grow as well. Samples are kept back for workers that have none yet.
         """
-        return self.grant_each(allocation, seconds_per_sample, [worker])
-
-    def grant_each(self, allocation: Allocation, seconds_per_sample: Seconds, workers: Sequence[str]) -> Allocation:
-        """Give each of these workers its next increment, one after the other, as `grant` does."""
         due = [worker for worker in workers if allocation.granted[worker] < self.increments]
         if not due:
             return allocation
         times = _times(seconds_per_sample, allocation.workers)
-        shares = self._shares(times)
-        place = {worker: index for index, worker in enumerate(allocation.workers)}
+        shares, place = self._shares(times), {worker: index for index, worker in enumerate(allocation.workers)}
         without = {worker for worker, ranges in allocation.ranges.items() if not ranges}
         for worker in due:
             has, increment, free = allocation.size(worker), allocation.granted[worker] + 1, count(allocation.free)
@@ -117,8 +111,7 @@ class Partitioner(ABC):
     def join(self, allocation: Allocation, worker: str, seconds_per_sample: Seconds) -> Allocation:
         """Give a new worker its share from those that have most for their speed, leaving each at least one sample.
 
-        It counts as having had the increments that all others have had. Raises ValueError for a worker that is already
-        there.
+        It counts as having had the increments that all others had. Raises ValueError for a worker that is there.
         """
         if worker in allocation.ranges:
             raise ValueError(f"worker={worker!r}: is part of the allocation already; let it leave first")
@@ -131,10 +124,9 @@ class Partitioner(ABC):
         return allocation.with_joined(worker, moved, min(allocation.granted.values()))
 
     def _given_after(self, allocation: Allocation, increment: int) -> int:
-        """Return the samples given after this many increments, rounded, so that all are given after the last.
+        """Return the samples given after this many increments: all of them after the last.
 
-        Rounding to the nearest (not down, as the paper's floor(N/A)) makes the rounds add up to whole epochs, without a
-        last round of one or two samples.
+        Rounding to the nearest (the paper has floor(N/A)) avoids a last round of one or two samples.
         """
         return (2 * allocation.total * increment + self.increments) // (2 * self.increments)
 
@@ -154,7 +146,6 @@ class Partitioner(ABC):
         return level(given, self.weights(times), low, [given] * len(have))
 
     def _shares(self, times: list[float]) -> list[float]:
-        """Return each worker's part of the whole."""
         weights = self.weights(times)
         total = sum(weights)
         return [weight / total for weight in weights]
@@ -162,10 +153,7 @@ class Partitioner(ABC):
     def _wanted(
         self, allocation: Allocation, times: list[float], shares: list[float], index: int, increment: int
     ) -> int:
-        """Return what one worker should have after its own increment, rounded down.
-
-        The last increment of all evens it out.
-        """
+        """Return what one worker should have after its own increment, rounded down: the last one evens it out."""
         return int(self._given_after(allocation, increment) * shares[index])
 
     def _finish(self, allocation: Allocation, times: list[float]) -> Allocation:

@@ -31,9 +31,9 @@ def proportional(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def kernel_shards(num_kernels: int, seconds: Sequence[float]) -> list[int]:
-    """Return kernels for each worker by its calibrated seconds (Marques et al., eq. 1). They add up to `num_kernels`.
+    """Return kernels for each worker by its calibrated seconds (Marques et al., eq. 1), none for one that is very slow.
 
-    A slow worker may get none. Raises ValueError for no workers or seconds that are not finite and above 0.
+    Raises ValueError for no workers or seconds that are not finite and above 0.
     """
     return proportional(num_kernels, speeds(seconds))
 
@@ -81,10 +81,7 @@ def _earliest(num_kernels: int, seconds: Sequence[float], fixed: Sequence[float]
 
 
 def speeds(seconds: Sequence[float]) -> list[float]:
-    """Return speeds relative to the fastest, in (0, 1], from seconds per unit of work.
-
-    Raises as `kernel_shards` does.
-    """
+    """Return speeds relative to the fastest, in (0, 1], from seconds per unit of work. Raises as `kernel_shards`."""
     if not seconds:
         raise ValueError("seconds=[]: no workers to share the work; give the time of at least one")
     for each in seconds:
@@ -148,37 +145,27 @@ def form_groups(seconds: Mapping[str, float], size: int) -> Formed:
     """Form groups of exactly `size` workers, by seconds per unit of work. If some are left over, they are the slowest.
 
     The sum of squares of the groups' speeds is the least possible, or near to it if there are too many ways to check
-    all. Raises ValueError for a size below 1 or above the number of workers, or seconds that are not finite and above
-    0.
+    all. Raises ValueError for a size below 1 or above the number of workers, and as `kernel_shards` for seconds.
     """
     names = list(seconds)
     if not 1 <= size <= len(names):
         raise ValueError(f"size={size}: a group has 1 worker or more, and there are {len(names)}; set another size")
     speed = speeds(list(seconds.values()))
     fastest = sorted(range(len(names)), key=lambda i: -speed[i])  # of equal ones the earlier
-    chosen = fastest[: len(names) // size * size]
-    found = _least_uneven(chosen, speed, size)
+    count = len(names) // size
+    chosen, left_out = fastest[: count * size], sorted(fastest[count * size :])
+    ways = math.factorial(count * size) // (math.factorial(size) ** count * math.factorial(count))
+    if ways > MOST_LOOKED_AT:
+        found = _swapped(_greedy(chosen, speed, size), speed)
+    else:
+        found = min(_all_ways(chosen, size), key=lambda groups: unevenness(_totals(groups, speed)))
     groups = sorted(tuple(sorted(group)) for group in found)
-    left_out = sorted(set(fastest) - set(chosen))
     return Formed(tuple(tuple(names[i] for i in group) for group in groups), tuple(names[i] for i in left_out))
 
 
 def unevenness(totals: Sequence[float]) -> float:
     """Return the sum of squares of the groups' speeds, to be minimised: it is least if the groups are equal."""
     return math.fsum(total * total for total in totals)
-
-
-def _least_uneven(workers: list[int], speed: Sequence[float], size: int) -> _Groups:
-    """Return the least uneven groups; `workers` has the fastest first."""
-    if _ways(len(workers), size) > MOST_LOOKED_AT:
-        return _swapped(_greedy(workers, speed, size), speed)
-    return min(_all_ways(workers, size), key=lambda groups: unevenness(_totals(groups, speed)))
-
-
-def _ways(workers: int, size: int) -> int:
-    """Return the number of ways to form the groups."""
-    groups = workers // size
-    return math.factorial(workers) // (math.factorial(size) ** groups * math.factorial(groups))
 
 
 def _all_ways(workers: list[int], size: int) -> Iterator[_Groups]:

@@ -101,16 +101,10 @@ def _spread(ranges: Ranges, number: int, pieces: int) -> tuple[Ranges, Ranges]:
 
 @frozen
 class Round:
-    """One worker's next round.
+    """One worker's next round. number: counts the worker's rounds from 0. ranges: the worker's samples.
 
-    Attributes
-    ----------
-    worker : name of the worker
-    number : counts the worker's rounds from 0
-    ranges : the worker's samples
-    samples : how many of them this round presents
-    progress : of the whole run, 0 to 1, at the start and at the end of the round
-    steps : minibatches to cut it into; None for minibatches of the job's size
+    samples: how many of them this round presents. progress: of the whole run, 0 to 1, at the start and at the end of
+    the round. steps: minibatches to cut it into; None for minibatches of the job's size.
     """
 
     worker: str
@@ -175,10 +169,7 @@ class Rounds:
         self.seconds[worker] = seconds_per_sample
 
     def lost(self, worker: str) -> None:
-        """Remove a worker: the others take its samples and its unfinished presentations.
-
-        Raises ValueError if no worker is left.
-        """
+        """Remove a worker; the others take its samples and unfinished presentations. ValueError if none is left."""
         before, leave = self._before, self.partitioner.leave
         self._before = leave(before, worker, self.seconds)
         self.allocation = self._before if before is self.allocation else leave(self.allocation, worker, self.seconds)
@@ -203,15 +194,11 @@ class Rounds:
             self.allocation = swap_halves(self.allocation, max(self.numbers.values()) - 1)
         done = self.done
         sizes, self.budget = self.budget.round({w: self.passes * n for w, n in self.allocation.sizes().items()})
-        end = (done + sum(sizes.values())) / self.presentations
-        steps = self._steps([n for n in sizes.values() if n])
-        return [self._begin(w, n, (done / self.presentations, end), steps) for w, n in sizes.items() if n]
-
-    def _steps(self, sizes: list[int]) -> int | None:
-        """Return the steps at which a minibatch of all workers together has the job's size for each of them."""
-        if self.batch_size is None:
-            return None
-        return max(1, min(-(-sum(sizes) // (self.batch_size * len(sizes))), *sizes))
+        sizes, presented, steps = {w: n for w, n in sizes.items() if n}, sum(sizes.values()), None
+        if self.batch_size is not None:  # a minibatch of all workers together has the job's size for each of them
+            steps = max(1, min(-(-presented // (self.batch_size * len(sizes))), *sizes.values()))
+        progress = done / self.presentations, (done + presented) / self.presentations
+        return [self._begin(w, n, progress, steps) for w, n in sizes.items()]
 
     def _alone(self) -> list[Round]:
         idle = list(self._idle) if len(self._idle) == 1 else [w for w in self.workers if w in self._idle]
@@ -221,11 +208,11 @@ class Rounds:
         done = self.done
         # while a worker makes its round, the others make about one of theirs
         end = min(1.0, (done + self.allocation.given) / self.presentations)
-        begun = []
+        begun, progress = [], (done / self.presentations, end)
         for worker in idle:
             samples, self.budget = self.budget.one(self.passes * self.allocation.size(worker))
             if samples:
-                begun.append(self._begin(worker, samples, (done / self.presentations, end)))
+                begun.append(self._begin(worker, samples, progress))
         return begun
 
     def _too_late(self, idle: list[str]) -> bool:

@@ -33,7 +33,7 @@ def test_alone_rounds_add_up_too(samples: int, epochs: int, seconds: list[float]
     allocation = partitioner.start(samples, list(times))
     while not budget.spent:
         for worker in times:
-            allocation = partitioner.grant(allocation, times, worker)
+            allocation = partitioner.grant_each(allocation, times, [worker])
             size, budget = budget.one(allocation.size(worker))
             presented += size
     assert presented == samples * epochs

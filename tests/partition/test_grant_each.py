@@ -29,7 +29,7 @@ def test_granting_each_is_granting_one_after_the_other(
         workers = data.draw(st.lists(st.sampled_from(list(times)), unique=True))
         several = made.grant_each(several, times, workers)
         for worker in workers:
-            one = made.grant(one, times, worker)
+            one = made.grant_each(one, times, [worker])
         assert several == one
         several.check()
 

@@ -59,7 +59,7 @@ def test_asynchronous_disjoint_growing_complete(
     turns = data.draw(st.permutations([worker for worker in seconds for _ in range(partitioner.increments + 1)]))
     for worker in turns:
         before = allocation
-        allocation = partitioner.grant(before, _jittered(data, seconds), worker)
+        allocation = partitioner.grant_each(before, _jittered(data, seconds), [worker])
         _grew(before, allocation)
         if total >= len(seconds):
             assert allocation.size(worker) > 0
@@ -90,7 +90,7 @@ def test_steady_speeds_reach_the_target(name: str, seconds: dict[str, float], co
     for increment in range(1, partitioner.increments + 1):
         together = partitioner.allocate(together, seconds, increment=increment)
         for worker in seconds:
-            alone = partitioner.grant(alone, seconds, worker)
+            alone = partitioner.grant_each(alone, seconds, [worker])
     target = partitioner.target(total, seconds)
     if min(target.values()) > len(seconds) * count:
         for worker in seconds:
@@ -229,17 +229,17 @@ def test_rounds_of_odd_increments_add_up_to_whole_epochs(total: int, epochs: int
 def test_what_drift_leaves_over_goes_to_all_with_the_last_grant() -> None:
     partitioner = PARTITIONERS["idpa"](increments=1)
     allocation = partitioner.start(100, ["a", "b"])
-    allocation = partitioner.grant(allocation, {"a": 9.0, "b": 1.0}, "a")
+    allocation = partitioner.grant_each(allocation, {"a": 9.0, "b": 1.0}, ["a"])
     assert allocation.sizes() == {"a": 10, "b": 0}
-    allocation = partitioner.grant(allocation, {"a": 1.0, "b": 1.0}, "b")
+    allocation = partitioner.grant_each(allocation, {"a": 1.0, "b": 1.0}, ["b"])
     assert allocation.sizes() == {"a": 50, "b": 50}
-    assert partitioner.grant(allocation, {"a": 1.0, "b": 1.0}, "b") is allocation
+    assert partitioner.grant_each(allocation, {"a": 1.0, "b": 1.0}, ["b"]) is allocation
 
 
 def test_a_grant_keeps_samples_for_those_without() -> None:
     partitioner = PARTITIONERS["idpa"](increments=1)
     allocation = partitioner.start(3, ["a", "b", "c"])
-    allocation = partitioner.grant(allocation, {"a": 1e-6, "b": 1.0, "c": 1.0}, "a")
+    allocation = partitioner.grant_each(allocation, {"a": 1e-6, "b": 1.0, "c": 1.0}, ["a"])
     assert allocation.size("a") == 1
 
 
@@ -255,7 +255,7 @@ def test_a_leaver_with_increments_to_come_leaves_nothing_free() -> None:
     seconds = {"a": 1.0, "b": 1.0}
     allocation = partitioner.start(100, list(seconds))
     for worker in ("a", "b", "a"):
-        allocation = partitioner.grant(allocation, seconds, worker)
+        allocation = partitioner.grant_each(allocation, seconds, [worker])
     assert partitioner.leave(allocation, "b", seconds).sizes() == {"a": 100}
 
 
@@ -264,11 +264,11 @@ def test_a_joiner_has_the_increments_to_come_and_no_others() -> None:
     seconds = {"a": 1.0, "b": 1.0, "c": 1.0}
     allocation = partitioner.start(900, ["a", "b"])
     for worker in ("a", "b", "a"):
-        allocation = partitioner.grant(allocation, seconds, worker)
+        allocation = partitioner.grant_each(allocation, seconds, [worker])
     allocation = partitioner.join(allocation, "c", seconds)
     assert allocation.granted == {"a": 2, "b": 1, "c": 1}
     for worker in ("b", "a", "b", "c", "c"):
-        allocation = partitioner.grant(allocation, seconds, worker)
+        allocation = partitioner.grant_each(allocation, seconds, [worker])
     assert allocation.sizes() == {"a": 300, "b": 300, "c": 300}
 
 
@@ -307,7 +307,7 @@ def _call(partitioner: Partitioner, method: str, seconds: dict[str, float]) -> N
         case "allocate":
             partitioner.allocate(allocation, seconds, increment=1)
         case "grant":
-            partitioner.grant(allocation, seconds, "a")
+            partitioner.grant_each(allocation, seconds, ["a"])
         case "leave":
             partitioner.leave(allocation, "b", seconds)
         case "join":
