@@ -41,10 +41,7 @@ _logger = logging.getLogger("daskcnn")
 
 @dataclass(frozen=True)
 class Backend:
-    """One array library: its namespace and the two conversions between its arrays and the host's.
-
-    Host arrays are NumPy's.
-    """
+    """One array library: its namespace, and the conversions between its arrays and the host's, which are NumPy's."""
 
     name: str
     xp: Any
@@ -68,11 +65,7 @@ class Backend:
         return float(self.to_host(x).item()) if hasattr(x, "shape") else float(x)
 
 
-def _nothing() -> None:
-    return None
-
-
-NUMPY = Backend("numpy", np, np.asarray, np.asarray, _nothing, 1 << 19)
+NUMPY = Backend("numpy", np, np.asarray, np.asarray, lambda: None, 1 << 19)
 
 
 def _cupy() -> Backend:
@@ -81,13 +74,11 @@ def _cupy() -> Backend:
 
         cupy.cuda.runtime.getDeviceCount()
     except ImportError as error:
-        raise ClusterError(
-            "device gpu", "CuPy is not installed on this worker", f"{installing('gpu')} there"
-        ) from error
+        reason, remedy = "CuPy is not installed on this worker", f"{installing('gpu')} there"
+        raise ClusterError("device gpu", reason, remedy) from error
     except Exception as error:  # CUDARuntimeError exists only where cupy does
-        raise ClusterError(
-            "device gpu", f"no usable GPU on this worker ({error})", "start it with --resources CPU=1"
-        ) from error
+        reason, remedy = f"no usable GPU on this worker ({error})", "start it with --resources CPU=1"
+        raise ClusterError("device gpu", reason, remedy) from error
     return Backend("cupy", cupy, cupy.asarray, cupy.asnumpy, lambda: cupy.cuda.get_current_stream().synchronize())
 
 
@@ -134,10 +125,7 @@ class Workspace:
         return _aligned(self._xp, nbytes).view(dtype)
 
     def recycle(self, nbytes: int = 0) -> None:
-        """Make all memory available again: no earlier array may be used any more.
-
-        `nbytes` is what the next pass takes.
-        """
+        """Make all memory available again: no earlier array may be used any more. nbytes: what the next pass takes."""
         with self._lock:
             self._taken.clear()
             beside = sum(n + LINE for n in self._beside.values())
@@ -166,8 +154,7 @@ def _pages(nbytes: int) -> Array:
 def _aligned(xp: Any, nbytes: int) -> Array:
     """Return uninitialised memory, (nbytes,) uint8, that starts at a cache line."""
     memory = xp.empty(nbytes + LINE, np.uint8)
-    address = getattr(memory, "__array_interface__", {"data": (0,)})["data"][0]  # a GPU's memory is aligned
-    start = -address % LINE
+    start = -getattr(memory, "__array_interface__", {"data": (0,)})["data"][0] % LINE  # a GPU's memory is aligned
     return memory[start : start + nbytes]
 
 
@@ -198,30 +185,21 @@ class Device:
     def warm(self, dtype: str, say: Callable[[int, int], None] = lambda done, of: None) -> None:
         """Load the compiled loops for networks of this dtype, if this device runs them; compile those that are new.
 
-        What they need besides, such as buffers of BLAS, is made ready.
-        `say` is told how many of how many there are, each time one was compiled.
+        Buffers of BLAS are made ready too. `say` is told how many of how many there are, when one was compiled.
         """
+
+        def told(done: int, of: int) -> None:
+            _logger.info("compiled loop %d of %d for this machine; later processes load them", done, of)
+            say(done, of)
+
         if self.backend.compiled:
-
-            def told(done: int, of: int) -> None:
-                _logger.info("compiled loop %d of %d for this machine; later processes load them", done, of)
-                say(done, of)
-
             compiled.warm.warm(dtype, told)
             compiled.products.touch_buffers(self.pool.threads, self.pool.map)
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """A worker's description of itself.
-
-    Attributes
-    ----------
-    kind : "cpu" or "gpu"
-    name : the processor's or the GPU's name
-    threads : threads it computes with
-    memory : bytes
-    """
+    """A worker's description of itself, with the processor's or the GPU's name. memory: bytes."""
 
     kind: DeviceKind
     name: str
@@ -247,39 +225,37 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-@contextmanager
-def single_threaded_blas() -> Iterator[None]:
-    """Let BLAS run one thread inside; the pool does the rest.
+class _Setting:
+    """A setting of the process, which several threads may ask for: the first one makes it, the last one lifts it."""
 
-    Otherwise two kinds of threads compete for the same cores.
-    """
-    with _BLAS.single():
-        yield
+    def __init__(self, make: Callable[[], object], lift: Callable[[], object]) -> None:
+        self._make, self._lift, self._lock, self._users = make, lift, threading.Lock(), 0
 
-
-class _Blas:
-    """The limit on BLAS threads, which is the process's: the first thread that asks sets it, the last one lifts it."""
-
-    def __init__(self) -> None:
-        self._lock, self._users, self._limit = threading.Lock(), 0, ExitStack()
-
-    @contextmanager
-    def single(self) -> Iterator[None]:
-        """One thread each, as long as anyone is inside."""
+    def ask(self) -> None:
         with self._lock:
             if not self._users:
-                self._limit.enter_context(_libraries().limit(limits=1, user_api="blas"))
+                self._make()
             self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    self._limit.close()
+
+    def release(self) -> None:
+        with self._lock:
+            self._users = max(0, self._users - 1)
+            if not self._users:
+                self._lift()
 
 
-_BLAS = _Blas()
+_LIMIT = ExitStack()
+_SINGLE_THREADED = _Setting(lambda: _LIMIT.enter_context(_libraries().limit(limits=1, user_api="blas")), _LIMIT.close)
+
+
+@contextmanager
+def single_threaded_blas() -> Iterator[None]:
+    """Let BLAS run one thread inside; the pool does the rest. Else two kinds of threads compete for the same cores."""
+    _SINGLE_THREADED.ask()
+    try:
+        yield
+    finally:
+        _SINGLE_THREADED.release()
 
 
 @cache
@@ -297,7 +273,7 @@ def keep_freed_memory() -> None:
     A step takes and frees the same hundreds of MiB as the step before, and fresh pages can cost as much as the work on
     them. Applies to this process and to glibc only, until all who asked for it have called `release_freed_memory`.
     """
-    _FREED.keep()
+    _FREED.ask()
 
 
 def release_freed_memory() -> None:
@@ -308,36 +284,22 @@ def release_freed_memory() -> None:
     _FREED.release()
 
 
-class _Freed:
-    """The C library's use of freed memory, which is the process's: kept until the last user who asked has released."""
-
-    def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
-
-    def keep(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1 and (mallopt := _libc_function("mallopt")):
-                mallopt(_M_MMAP_MAX, 0)
-                mallopt(_M_TRIM_THRESHOLD, -1)
-
-    def release(self) -> None:
-        with self._lock:
-            self._users = max(0, self._users - 1)
-            if self._users:
-                return
-            if mallopt := _libc_function("mallopt"):
-                mallopt(_M_MMAP_MAX, _MMAP_MAX)
-                mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
-            if malloc_trim := _libc_function("malloc_trim"):
-                malloc_trim(0)
-
-
-_FREED = _Freed()
-
-
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
-_TRIM_THRESHOLD, _MMAP_MAX = 128 << 10, 65536  # glibc's defaults
+
+
+def _set_malloc(most_maps: int, trim_threshold: int) -> None:
+    if mallopt := _libc_function("mallopt"):
+        mallopt(_M_MMAP_MAX, most_maps)
+        mallopt(_M_TRIM_THRESHOLD, trim_threshold)
+
+
+def _usual_malloc() -> None:
+    _set_malloc(65536, 128 << 10)  # glibc's defaults
+    if malloc_trim := _libc_function("malloc_trim"):
+        malloc_trim(0)
+
+
+_FREED = _Setting(lambda: _set_malloc(0, -1), _usual_malloc)
 
 
 def _libc_function(name: str) -> Any:
@@ -347,9 +309,7 @@ def _libc_function(name: str) -> Any:
 
 def cpu_count() -> int:
     """Return the cores this process may use (its affinity, not the machine's total)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # --- random numbers keyed by their purpose, so that they depend neither on the worker nor on the order of drawing ---

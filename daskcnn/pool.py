@@ -7,7 +7,6 @@ tasks of the first levels of the graph go first, each to the least loaded thread
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
@@ -16,6 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from queue import SimpleQueue
 from threading import Lock
+from timeit import repeat
 from typing import Any, TypeVar
 from weakref import finalize
 
@@ -61,13 +61,8 @@ class _Signals:
         self._addresses = [first + row * apart for row in range(threads)]
         self._rows = self._numbers.data
         self._watching = [False] * threads
-        turns_of_us = 1000 / min(self._seconds_of(1000) * 1e6 for _ in range(5))
+        turns_of_us = 1e-3 / min(repeat(lambda: self._functions.watch(first, 0, 1000), repeat=5, number=1))
         self._watch, self._hand_over = int(WATCH_US * turns_of_us), int(HAND_OVER_US * turns_of_us)
-
-    def _seconds_of(self, turns: int) -> float:
-        begun = time.perf_counter()
-        self._functions.watch(self._addresses[0], 0, turns)
-        return time.perf_counter() - begun
 
     def call(self) -> None:
         """Tell helpers that calls are in the queue."""
@@ -160,10 +155,7 @@ class Pool:
 
     @property
     def thread(self) -> int:
-        """Number of the calling thread in the pool, 0 … threads - 1; 0 for the caller of the pool.
-
-        Names scratch memory.
-        """
+        """Number of the calling thread, 0 … threads - 1; 0 for the pool's caller. It names scratch memory."""
         return getattr(self._local, "thread", 0)
 
     def map(self, function: Callable[[T], R], items: Iterable[T], *, threads: int | None = None) -> list[R]:
@@ -189,10 +181,7 @@ class Pool:
         return results
 
     def share(self, function: Callable[[int, int, int], Any], count: int, threads: int) -> None:
-        """Call `function(first, last, share)` for as many equal shares of range(count) as there are threads to use.
-
-        The number of the share names scratch memory.
-        """
+        """Call `function(first, last, share)` for as many equal shares of range(count) as there are threads to use."""
 
         def one(i: int) -> None:
             function(count * i // threads, count * (i + 1) // threads, i)
@@ -200,9 +189,7 @@ class Pool:
         self.map(one, range(threads), threads=threads)
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Run all tasks. Those they depend on must be among them.
-
-        The first exception is raised after all tasks have ended.
+        """Run all tasks; those they depend on must be among them. Raise the first exception when all have ended.
 
         Tasks of one level start in the order given. On one thread this fixes the order of all tasks.
         """
@@ -213,7 +200,8 @@ class Pool:
             return
         graph = _Graph(tasks, self._signals or self._start())
         self._together(graph.work, at_once)
-        graph.check()
+        if graph.error is not None:
+            raise graph.error
 
     def _together(self, work: Callable[[], None], at_most: int) -> None:
         """Call `work` on the caller's thread and on as many others as can be of use."""
@@ -278,7 +266,7 @@ class _Graph:
         self._ready = [self._order[task] for task in tasks if not task.after]
         heapify(self._ready)
         self._left = len(tasks)
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None  # the first
         self._changed = threading.Condition()
         self._sleeping = 0
         self._changes = np.zeros(1, np.int64)
@@ -322,7 +310,7 @@ class _Graph:
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
-            self._error = self._error or error
+            self.error = self.error or error
             self._left = 0
             self._tell()
 
@@ -330,8 +318,3 @@ class _Graph:
         self._row[0] += 1
         if self._sleeping:
             self._changed.notify_all()
-
-    def check(self) -> None:
-        """Raise the first failure."""
-        if self._error is not None:
-            raise self._error

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from daskcnn.ps.messages import Push, RuleState, Vector
-from daskcnn.ps.rule import Local, Merge, UpdateRule, View
+from daskcnn.ps.rule import Local, Merge, UpdateRule, View, parameter
 from daskcnn.ps.vectors import weighted_sum
 
 _DUAL = "dual"
@@ -24,17 +24,17 @@ class ADMM(UpdateRule):
 
     barrier: ClassVar[bool] = True
     fewest: ClassVar[int] = 2
-    rho: float = Field(
+    rho: float = parameter(
         0.01,
+        "Strength of the term that holds replicas and center together.",
+        "below 0 it would drive the replicas apart",
         ge=0.0,
-        description="Strength of the term that holds replicas and center together.",
-        json_schema_extra={"because": "below 0 it would drive the replicas apart"},
     )
-    every: int = Field(
+    every: int = parameter(
         0,
+        "Steps between two meetings; 0 is the round's end.",
+        "it counts the steps between two meetings; 0 is the round's end",
         ge=0,
-        description="Steps between two meetings; 0 is the round's end.",
-        json_schema_extra={"because": "it counts the steps between two meetings; 0 is the round's end"},
     )
     from_center: bool = Field(
         False, description="Whether a replica goes on from the center, instead of its own weights."
@@ -42,7 +42,6 @@ class ADMM(UpdateRule):
 
     @property
     def period(self) -> int | None:
-        """Steps from one push to the next."""
         return self.every or None
 
     def problems_with_groups(self, size: int) -> Iterator[str]:
@@ -67,17 +66,15 @@ class ADMM(UpdateRule):
 
     def payload(self, local: Local) -> Vector:
         """w + u."""
-        if _DUAL not in local.memory:
+        if (dual := local.memory.get(_DUAL)) is None:
             return local.weights
-        dual = local.memory[_DUAL]
         pushed = local.weights.copy()
         pushed[: len(dual)] += dual
         return pushed
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
         """u += w - z, and z is the new anchor."""
-        if _DUAL in local.memory:
-            dual = local.memory[_DUAL]
+        if (dual := local.memory.get(_DUAL)) is not None:
             dual += (local.weights - answer)[: len(dual)]
         if self.from_center:
             local.weights[...] = answer

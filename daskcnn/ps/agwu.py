@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from daskcnn.ps.messages import Push, RuleState, Vector
-from daskcnn.ps.rule import AccuracyWeighted, Asynchronous, Local, Merge, View
+from daskcnn.ps.rule import AccuracyWeighted, Asynchronous, Local, Merge, View, parameter
 from daskcnn.ps.vectors import add_scaled
 
 _LARGEST = 500.0  # exponent at which γ is 0 for every purpose, and a sum over many workers still finite
@@ -27,12 +27,8 @@ class AGWU(AccuracyWeighted, Asynchronous):
     attenuation: Literal["paper", "staleness"] = Field(
         "paper", description="Formula of γ: BPT-CNN eq. 9, or by the push's staleness alone."
     )
-    accuracy_floor: float = Field(
-        0.0,
-        ge=0.0,
-        le=1.0,
-        description="Least Q that a push counts with.",
-        json_schema_extra={"because": "it stands for an accuracy"},
+    accuracy_floor: float = parameter(
+        0.0, "Least Q that a push counts with.", "it stands for an accuracy", ge=0.0, le=1.0
     )
 
     def payload(self, local: Local) -> Vector:
@@ -43,8 +39,7 @@ class AGWU(AccuracyWeighted, Asynchronous):
         """The center plus the push, weighed by its staleness and its accuracy."""
         (push,) = pushes
         gamma = self._gamma(push, view)
-        quality = max(push.accuracy, self.accuracy_floor)
-        merged, finite = add_scaled(center, gamma * quality, push.payload)
+        merged, finite = add_scaled(center, gamma * max(push.accuracy, self.accuracy_floor), push.payload)
         return Merge(merged, state, gamma={push.worker: gamma}, finite=finite)
 
     def _gamma(self, push: Push, view: View) -> float:
@@ -52,7 +47,7 @@ class AGWU(AccuracyWeighted, Asynchronous):
         workers = len(view.bases)
         if workers == 1:
             return 1.0
-        versions, counts = view.others(push.worker)
+        versions, counts = view.bases.others(push.worker)
         scale = max(1, view.version if self.attenuation == "paper" else workers)  # at v = 0 all ages are 0
         ages = versions - push.base_version
         ages *= 1.0 / scale

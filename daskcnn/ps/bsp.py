@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from daskcnn.ps.messages import Push, RuleState, Vector
-from daskcnn.ps.rule import Local, Merge, UpdateRule, View
+from daskcnn.ps.rule import Local, Merge, UpdateRule, View, parameter
 from daskcnn.ps.split import Span
 from daskcnn.ps.vectors import cast, sample_weights, weighted_sum
 from daskcnn.ps.versions import Bases
@@ -35,11 +35,11 @@ class BSP(UpdateRule):
     combine: Literal["average", "sum"] = Field(
         "average", description="What is merged: the mean of the weights, or the sum of their updates."
     )
-    every: int = Field(
+    every: int = parameter(
         1,
+        "Steps between two meetings; 0 is the round's end.",
+        "it counts the steps between two meetings; 0 is the round's end",
         ge=0,
-        description="Steps between two meetings; 0 is the round's end.",
-        json_schema_extra={"because": "it counts the steps between two meetings; 0 is the round's end"},
     )
     exchange: Literal["allreduce", "asa", "asa16"] = Field(
         "allreduce",
@@ -48,7 +48,6 @@ class BSP(UpdateRule):
 
     @property
     def period(self) -> int | None:
-        """Steps from one push to the next."""
         return self.every or None
 
     @property
@@ -58,11 +57,10 @@ class BSP(UpdateRule):
 
     def rate(self, replicas: int) -> float:
         """The number of replicas, where a mean would divide the step by it."""
-        return float(replicas) if self.combine == "average" else 1.0
+        return float(replicas) if self.takes_means else 1.0
 
     @property
     def serverless(self) -> bool:
-        """True if replicas meet peer to peer."""
         return self.exchange != "allreduce"
 
     def wire(self, asked: str) -> str:
@@ -147,10 +145,14 @@ class ASA:
 
         samples: what each replica trained on for its piece. Replicas have to be in the same order everywhere.
         """
-        result = np.empty(len(base), self.wire)
+        result, view = np.empty(len(base), self.wire), View(0, len(pieces), Bases())
         for block in _blocks(len(base)):
             center = np.zeros_like(base[block]) if self.half else base[block]
-            result[block] = self._merge(center, [cast(piece[block], base.dtype) for piece in pieces], samples)
+            pushes = [
+                Push(0, str(i), 0, 1, 0, cast(piece[block], base.dtype), n, 1.0)
+                for i, (piece, n) in enumerate(zip(pieces, samples, strict=True))
+            ]
+            result[block] = cast(self.rule.merge(center, {}, pushes, view).center, self.wire)
         return result
 
     def adopt(self, local: Local, span: Span, merged: Vector) -> None:
@@ -165,15 +167,6 @@ class ASA:
                 center *= 1 / SCALE
                 center += base[block]
             base[block] = weights[block] = center
-
-    def _merge(self, center: Vector, payloads: Sequence[Vector], samples: Sequence[int]) -> Vector:
-        """As it goes over the wire; of scaled increments it is as much scaled."""
-        pushes = [
-            Push(0, str(i), 0, 1, 0, payload, n, 1.0)
-            for i, (payload, n) in enumerate(zip(payloads, samples, strict=True))
-        ]
-        merged: Vector = cast(self.rule.merge(center, {}, pushes, View(0, len(pushes), Bases())).center, self.wire)
-        return merged
 
 
 def _blocks(size: int) -> Iterator[slice]:

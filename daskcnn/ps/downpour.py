@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from daskcnn.ps.messages import Push, RuleState, Vector
-from daskcnn.ps.rule import Action, Asynchronous, Local, Merge, View
+from daskcnn.ps.rule import Action, Asynchronous, Local, Merge, View, parameter
 from daskcnn.ps.vectors import adagrad, add_scaled
 
 _MARK, _ACCRUED, _SQUARES = "mark", "accrued", "squares"
@@ -25,31 +25,21 @@ class Downpour(Asynchronous):
     """
 
     answers: ClassVar[Literal["center", "difference", "nothing"]] = "nothing"
-    n_push: int = Field(
-        1,
-        ge=1,
-        description="Steps from one push to the next.",
-        json_schema_extra={"because": "it counts the steps from one push to the next"},
+    n_push: int = parameter(
+        1, "Steps from one push to the next.", "it counts the steps from one push to the next", ge=1
     )
-    n_fetch: int = Field(
-        1,
-        ge=1,
-        description="Steps from one pull to the next.",
-        json_schema_extra={"because": "it counts the steps from one pull to the next"},
+    n_fetch: int = parameter(
+        1, "Steps from one pull to the next.", "it counts the steps from one pull to the next", ge=1
     )
     server: Literal["plain", "adagrad"] = Field(
         "plain", description="What the server does with a push: add it, or scale it by Adagrad first."
     )
-    server_lr: float = Field(
-        0.001,
-        gt=0.0,
-        description="Learning rate of the server (`adagrad`).",
-        json_schema_extra={"because": "at 0 the center would stay where it is"},
+    server_lr: float = parameter(
+        0.001, "Learning rate of the server (`adagrad`).", "at 0 the center would stay where it is", gt=0.0
     )
 
     @property
     def period(self) -> int | None:
-        """n_push."""
         return self.n_push
 
     def due(self, step: int, *, round_end: bool) -> frozenset[Action]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from daskcnn.ps.messages import Push, RuleState, Vector
-from daskcnn.ps.rule import Asynchronous, Local, Merge, View
+from daskcnn.ps.rule import Asynchronous, Local, Merge, View, parameter
 from daskcnn.ps.vectors import elastic
 
 _GENTLE = 0.5  # the published α: the bound of `overlaps` is 4/3 there, and falls to 0 at α = 1
@@ -22,23 +20,19 @@ class EASGD(Asynchronous):
 
     answers: ClassVar[Literal["center", "difference", "nothing"]] = "difference"
     usual_rate: ClassVar[float] = 2.0
-    alpha: float = Field(
+    alpha: float = parameter(
         0.5,
+        "Part of their distance by which replica and center approach each other at an exchange.",
+        "at 0 replica and center never meet, beyond 1 they overshoot",
         gt=0.0,
         le=1.0,
-        description="Part of their distance by which replica and center approach each other at an exchange.",
-        json_schema_extra={"because": "at 0 replica and center never meet, beyond 1 they overshoot"},
     )
-    tau: int = Field(
-        1,
-        ge=1,
-        description="Steps from one exchange to the next.",
-        json_schema_extra={"because": "it counts the steps from one exchange to the next"},
+    tau: int = parameter(
+        1, "Steps from one exchange to the next.", "it counts the steps from one exchange to the next", ge=1
     )
 
     @property
     def period(self) -> int | None:
-        """τ."""
         return self.tau
 
     @property
@@ -48,10 +42,6 @@ class EASGD(Asynchronous):
         With a step for each exchange that shrinks the distance by η, it diverges at η > 4·(1 - α) / (2 - α).
         """
         return super().overlaps and self.alpha <= _GENTLE
-
-    def payload(self, local: Local) -> Vector:
-        """The local weights x."""
-        return local.weights
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
         """x -= d; the replica keeps its own way."""

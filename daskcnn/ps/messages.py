@@ -101,15 +101,10 @@ class Objection:
 class Reply:
     """The answer to the join, pull or push with this (worker, session, seq).
 
-    Attributes
-    ----------
-    weights
-        What the rule's `adopt` takes, mostly the center. Read-only, and never written again. Where the ranges of the
-        center lie elsewhere, a `StoredVector` stands for it until its pieces are read.
-    version : the center's version after the merge
-    staleness : versions between the push's base and the center that it was merged into; 0 for a join or pull
-    gamma : the rule's attenuation γ of the push; 1 where the rule has none
-    waited : seconds between the push and its merge
+    weights: what the rule's `adopt` takes, mostly the center. Read-only, and never written again. Where the ranges of
+    the center lie elsewhere, a `StoredVector` stands for it until its pieces are read. version: the center's, after the
+    merge. staleness: versions between the push's base and the center that it was merged into. gamma: the rule's
+    attenuation γ of the push; 1 where the rule has none. waited: seconds between the push and its merge.
     """
 
     epoch: int

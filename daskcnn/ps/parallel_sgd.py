@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from pydantic import Field
-
 from daskcnn.ps.messages import Push, RuleState, Vector
-from daskcnn.ps.rule import Local, Merge, UpdateRule, View
+from daskcnn.ps.rule import Merge, UpdateRule, View, parameter
 from daskcnn.ps.vectors import sample_weights, weighted_sum
 
 
@@ -23,11 +21,8 @@ class ParallelSGD(UpdateRule):
     barrier: ClassVar[bool] = True
     fewest: ClassVar[int] = 2
     swaps: ClassVar[bool] = True
-    rounds: int = Field(
-        1,
-        ge=1,
-        description="Means of the replicas' weights in a run, at most.",
-        json_schema_extra={"because": "it counts the means, and the run ends with one"},
+    rounds: int = parameter(
+        1, "Means of the replicas' weights in a run, at most.", "it counts the means, and the run ends with one", ge=1
     )
 
     def passes(self, epochs: int) -> int:
@@ -41,10 +36,6 @@ class ParallelSGD(UpdateRule):
                 f"rule.rounds = {self.rounds}: a round is at least one pass, and the run has {epochs}; "
                 "lower it, or raise train.epochs"
             )
-
-    def payload(self, local: Local) -> Vector:
-        """The local weights."""
-        return local.weights
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
         """The mean of the pushes, weighed by their samples."""

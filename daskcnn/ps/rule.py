@@ -6,13 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from daskcnn.frozen import frozen
 from daskcnn.ps.messages import Push, RuleState, Vector
-from daskcnn.ps.versions import Array, Bases, Clocks
+from daskcnn.ps.versions import Bases, Clocks
+
+
+def parameter(default: Any, description: str, because: str, **bounds: float) -> Any:
+    """A rule's parameter with bounds (`ge`, `gt`, `le`). because: why a value beyond them is refused, in words."""
+    extra: dict[str, Any] = {"because": because}
+    return Field(default, description=description, json_schema_extra=extra, **bounds)  # type: ignore[call-overload]
 
 
 class Action(StrEnum):
@@ -47,10 +53,6 @@ class View:
     expected: int
     bases: Bases
     clocks: Clocks = field(default_factory=Clocks)
-
-    def others(self, worker: str) -> tuple[Array, Array]:
-        """The versions that all other workers train from now, and how many of them from each."""
-        return self.bases.others(worker)
 
 
 @frozen
@@ -160,9 +162,9 @@ class UpdateRule(BaseModel, ABC):
         push = round_end or (self.period is not None and step % self.period == 0)
         return frozenset({Action.PUSH}) if push else frozenset()
 
-    @abstractmethod
     def payload(self, local: Local) -> Vector:
-        """The vector to push. May be `local.weights` itself: the receiver copies what it keeps."""
+        """The vector to push: here, the local weights themselves. The receiver copies what it keeps."""
+        return local.weights
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
         """Go on from the reply to a push: here, from the center."""
@@ -217,11 +219,11 @@ class Asynchronous(UpdateRule):
     """
 
     barrier: ClassVar[bool] = False
-    max_staleness: int | None = Field(
+    max_staleness: int | None = parameter(
         None,
+        "Pushes that a worker may be ahead of the slowest one. Default: no bound.",
+        "it counts pushes; leave it out for no bound",
         ge=0,
-        description="Pushes that a worker may be ahead of the slowest one. Default: no bound.",
-        json_schema_extra={"because": "it counts pushes; leave it out for no bound"},
     )
 
     @property

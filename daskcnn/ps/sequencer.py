@@ -56,7 +56,6 @@ from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.versions import Bases, Clocks
 
 _Refusal: TypeAlias = tuple[Code, str] | None
-_OVERFLOW = "merge of finite pushes: would hold NaN or infinity in {dtype}; lower the learning rate"
 
 
 class Vectors(Protocol):
@@ -88,15 +87,10 @@ class Vectors(Protocol):
 
 @dataclass(slots=True)
 class _Joined:
-    """A worker in its present session.
+    """A worker in its present session. late: whether it joined into a round that is under way.
 
-    Attributes
-    ----------
-    late : whether it joined into a round that is under way
-    seq : of its push last merged; 0 before the first
-    base : the version that it was given last; None before the first
-    asked : the seqs of its joins and pulls that wait for the round's end
-    reply : to its push last merged
+    seq, reply: of its push last merged; 0 and None before the first. base: the version that it was given last.
+    asked: the seqs of its joins and pulls that wait for the round's end.
     """
 
     session: int
@@ -138,7 +132,8 @@ class Sequencer:
             case Push():
                 instructions = self._on_push(request)
             case Pull():
-                instructions = self._on_pull(request)
+                refusal = self._stranger(request)
+                instructions = [self._refuse(request, *refusal)] if refusal else self._hand_out(request)
             case Join():
                 instructions = self._on_join(request)
             case Leave():
@@ -155,16 +150,16 @@ class Sequencer:
         if refusal := self._wrong_epoch(join) or self._old_life(join):
             return [self._refuse(join, *refusal)]
         dropped: list[Instruction] = []
-        member = self._members.get(join.worker)
+        worker, member = join.worker, self._members.get(join.worker)
         if member is None or member.session < join.session:
-            dropped = self._remove(join.worker, Code.SESSION, f"session {join.session} took its place")
-            self._admit(join)
+            dropped = self._remove(worker, Code.SESSION, f"session {join.session} took its place")
+            late = self._rule.barrier and bool(self._pending)
+            self._members[worker] = _Joined(join.session, late)
+            self._sessions[worker] = join.session
+            self._clocks.join(worker)
+            if late:
+                self._late[worker] = None
         return dropped + self._hand_out(join)
-
-    def _on_pull(self, pull: Pull) -> list[Instruction]:
-        if refusal := self._stranger(pull):
-            return [self._refuse(pull, *refusal)]
-        return self._hand_out(pull)
 
     def _on_push(self, push: Push) -> list[Instruction]:
         if refusal := self._stranger(push):
@@ -192,14 +187,6 @@ class Sequencer:
         return self._remove(leave.worker, Code.LEFT, "the worker left")
 
     # --- changes of state ---
-
-    def _admit(self, join: Join) -> None:
-        late = self._rule.barrier and bool(self._pending)
-        self._members[join.worker] = _Joined(join.session, late)
-        self._sessions[join.worker] = join.session
-        self._clocks.join(join.worker)
-        if late:
-            self._late[join.worker] = None
 
     def _hand_out(self, request: Join | Pull) -> list[Instruction]:
         """The center, now or when the round that the worker is late for has ended."""
@@ -240,7 +227,8 @@ class Sequencer:
             for push in batch:
                 del self._pending[push.worker]
             if merge is None:
-                reason = _OVERFLOW.format(dtype=self._vectors.dtype)
+                where = f"would hold NaN or infinity in {self._vectors.dtype}"
+                reason = f"merge of finite pushes: {where}; lower the learning rate"
                 instructions += [self._refuse(push, Code.FINITE, reason) for push in batch]
                 continue
             before, self._version = self._version, self._version + 1
@@ -259,8 +247,7 @@ class Sequencer:
         return instructions
 
     def _answer(self, push: Push, merge: Merge, before: int, at: float) -> Reply:
-        worker = push.worker
-        member = self._members[worker]
+        worker, member = push.worker, self._members[push.worker]
         member.seq = push.seq
         self._clocks.tick(worker)
         if self._rule.answers != "nothing":
@@ -316,16 +303,13 @@ class Sequencer:
         return Code.SESSION, f"session={join.session}: {join.worker} has had {newest}; join with a higher one"
 
     def _stranger(self, request: Pull | Push) -> _Refusal:
+        worker, session = request.worker, request.session
         if request.epoch != self._epoch:
             return self._wrong_epoch(request)
-        member = self._members.get(request.worker)
-        if member is None:
-            return Code.WORKER, f"worker={request.worker!r}: has not joined, or has left; join first, as a new session"
-        if request.session != member.session:
-            return (
-                Code.SESSION,
-                f"session={request.session}: {request.worker} is in {member.session}; join as a new one",
-            )
+        if (member := self._members.get(worker)) is None:
+            return Code.WORKER, f"worker={worker!r}: has not joined, or has left; join first, as a new session"
+        if session != member.session:
+            return Code.SESSION, f"session={session}: {worker} is in {member.session}; join as a new one"
         return None
 
     def _out_of_turn(self, push: Push, member: _Joined) -> _Refusal:

@@ -19,16 +19,8 @@ from daskcnn.ps.vectors import all_finite, misfit
 class CenterRange:
     """Holds one range of the center; the whole center is one range too. It is the `Vectors` of a whole server.
 
-    Parameters
-    ----------
-    center : finite 1-D float vector. It is taken over, and never written again.
-    state : the rule's, of this range; taken over. None or empty: as before the first merge.
-    kept : places in this range that no merge changes
-
-    Raises
-    ------
-    ValueError
-        For a center that is not a finite 1-D float vector.
+    center: taken over, and never written again; ValueError if it is not a finite 1-D float vector. state: the rule's,
+    of this range; taken over. None or empty: as before the first merge. kept: places in it that no merge changes.
     """
 
     def __init__(
@@ -43,7 +35,6 @@ class CenterRange:
         self._state = {name: _sealed(vector) for name, vector in state.items()} if state else rule.init(center)
 
     def objection(self, push: Push) -> Objection | None:
-        """Why the payload cannot be merged into the center."""
         return misfit(push.payload, self._center)
 
     def proposed(self, pushes: Sequence[Push], view: View) -> Merge | None:
@@ -52,25 +43,21 @@ class CenterRange:
             merge = self._rule.merge(self._center, self._state, pushes, view)
         for place in self._unchanged:  # a mean of equal numbers may differ from them in the last bit
             merge.center[place] = self._center[place]
-        finite = merge.finite or all(map(all_finite, (merge.center, *merge.state.values())))
-        return merge if finite else None
+        return merge if merge.finite or all(map(all_finite, (merge.center, *merge.state.values()))) else None
 
     def adopt(self, merge: Merge) -> None:
         """Make the proposed merge."""
         self._center, self._state = _sealed(merge.center), merge.state
-        if merge.replies:
-            for reply in merge.replies.values():
-                _sealed(reply)
+        for reply in (merge.replies or {}).values():
+            _sealed(reply)
 
     def merge(self, pushes: Sequence[Push], view: View) -> Merge | None:
-        """Merge the pushes by the rule. None: the result would not be finite, and nothing has changed."""
         merge = self.proposed(pushes, view)
         if merge is not None:
             self.adopt(merge)
         return merge
 
     def given(self, worker: str, session: int) -> Vector:
-        """The center as it is now."""
         return self._center
 
     def forget(self, push: Push) -> None:
@@ -80,11 +67,9 @@ class CenterRange:
         """Nothing is kept for a session."""
 
     def kept(self) -> tuple[Vector, RuleState]:
-        """Center and rule state as they are now."""
         return self._center, self._state
 
     def validate(self) -> None:
-        """Assert every invariant that holds between two calls."""
         assert all_finite(self._center)
         assert not self._center.flags.writeable
         assert all(all_finite(vector) for vector in self._state.values())
@@ -98,18 +83,8 @@ def _sealed(vector: Vector) -> Vector:
 class ParameterServer(Sequencer):
     """Holds the center and merges what is pushed, by the rule. `sequencer` says how it decides.
 
-    Parameters
-    ----------
-    center : finite 1-D float vector. It is copied.
-    epoch : the number of this server in its run
-    version : the merges that the center has behind it
-    state : the rule's state, copied. None: as before the first merge.
-    kept : places in the center that no merge changes
-
-    Raises
-    ------
-    ValueError
-        For a center that is not a finite 1-D float vector.
+    center, state, kept: as for `CenterRange`, but copied. epoch: the number of this server in its run. version: the
+    merges that the center has behind it.
     """
 
     def __init__(
@@ -131,8 +106,7 @@ class ParameterServer(Sequencer):
     ) -> ParameterServer:
         """A server that goes on from the snapshot, by default as the next epoch.
 
-        It refuses what was meant for its predecessor. Workers join it anew. Pushes that waited at the snapshot are not
-        part of it.
+        Workers join it anew. It has no pushes that waited at the snapshot, and refuses what its predecessor was sent.
         """
         epoch = snapshot.epoch + 1 if epoch is None else epoch
         server = cls(rule, snapshot.center, epoch=epoch, version=snapshot.version, state=snapshot.state, kept=kept)

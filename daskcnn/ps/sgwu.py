@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from daskcnn.ps.messages import Push, RuleState, Vector
-from daskcnn.ps.rule import AccuracyWeighted, Local, Merge, View
+from daskcnn.ps.rule import AccuracyWeighted, Merge, View
 from daskcnn.ps.vectors import weighted_sum
 
 
@@ -18,15 +18,10 @@ class SGWU(AccuracyWeighted):
 
     barrier: ClassVar[bool] = True
 
-    def payload(self, local: Local) -> Vector:
-        """The local weights."""
-        return local.weights
-
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
         """The mean of the pushes, weighed by their accuracies."""
         qualities = [push.accuracy for push in pushes]
-        if not any(qualities):
-            qualities = [1.0] * len(pushes)
-        total = sum(qualities)
+        if not (total := sum(qualities)):
+            qualities, total = [1.0] * len(pushes), len(pushes)
         merged, finite = weighted_sum([push.payload for push in pushes], [q / total for q in qualities])
         return Merge(merged, state, finite=finite)

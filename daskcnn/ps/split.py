@@ -51,13 +51,9 @@ def within(places: Sequence[slice], lo: int, hi: int) -> tuple[slice, ...]:
 
 def split_snapshot(snapshot: Snapshot, cuts: Sequence[Span]) -> list[Snapshot]:
     """The snapshot of each range: copies, so that a piece does not keep the whole."""
-    state = snapshot.state or {}
+    state = (snapshot.state or {}).items()
     return [
-        replace(
-            snapshot,
-            center=snapshot.center[lo:hi].copy(),
-            state={name: vector[lo:hi].copy() for name, vector in state.items()},
-        )
+        replace(snapshot, center=snapshot.center[lo:hi].copy(), state={name: v[lo:hi].copy() for name, v in state})
         for lo, hi in cuts
     ]
 
@@ -73,13 +69,9 @@ def joined_snapshot(snapshot: Snapshot, pieces: Sequence[Snapshot]) -> Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class StagedPayload:
-    """Stands for the payload of a push, whose pieces were staged.
+    """Stands for the payload of a push, whose pieces were staged under this ticket. Every try to push has its own.
 
-    Attributes
-    ----------
-    ticket : names the pieces. Every try to push has its own.
-    shape : the payload's
-    objection : the first of those that the ranges have
+    shape: the payload's. objection: the first of those that the ranges have.
     """
 
     ticket: str
@@ -163,14 +155,10 @@ class Vote:
 
 
 class SplitCenter:
-    """The vectors of a sequencer whose ranges lie elsewhere.
+    """The vectors of a sequencer whose ranges lie elsewhere. like: an array of the center's dtype. size: its length.
 
-    Parameters
-    ----------
-    like : an array of the center's dtype
-    size : the center's length
-    send : sends an order to every range, and does not wait. Orders may arrive in any order, and more than once.
-    ask : sends an order to merge to every range, and returns all their votes
+    send: sends an order to every range, and does not wait. Orders may arrive in any order, and more than once.
+    ask: sends an order to merge to every range, and returns all their votes.
     """
 
     def __init__(
@@ -188,7 +176,6 @@ class SplitCenter:
         self._numbers = 0
 
     def objection(self, push: Push) -> Objection | None:
-        """Why the payload cannot be merged into the center."""
         staged = _staged(push)
         if staged.shape != self._shape and not (staged.objection and staged.objection.code == Code.DTYPE):
             return Objection(Code.LENGTH, wrong_shape(staged.shape, self._shape))
@@ -209,7 +196,6 @@ class SplitCenter:
         return Merge(weights, gamma=votes[0].gamma)
 
     def given(self, worker: str, session: int) -> Vector:
-        """The center as it is now, for this session of the worker."""
         weights: Any = StoredVector(self._number())
         self._send(HandOrder(weights.number, worker, session))
         return weights
@@ -219,7 +205,6 @@ class SplitCenter:
         self._send(ForgetOrder(self._number(), push.worker, _staged(push).ticket))
 
     def drop(self, worker: str, session: int) -> None:
-        """The session is over: nothing is kept for it any longer."""
         self._send(DropOrder(self._number(), worker, session))
 
     def kept(self) -> tuple[Vector, RuleState]:
@@ -326,9 +311,7 @@ class OrderedRange:
         """
         answers = self._answers.get(worker)
         if answers is None or number not in answers.vectors:
-            raise LookupError(
-                f"answer {number}: {worker} has had a later one, or has left; join again as a new session"
-            )
+            raise LookupError(f"answer {number}: {worker} has had a later one, or left; join again as a new session")
         answers.read.add(number)
         return answers.vectors[number]
 
@@ -339,7 +322,6 @@ class OrderedRange:
         return self._kept[1]
 
     def validate(self) -> None:
-        """Assert every invariant that holds between two calls."""
         self._range.validate()
         assert all(number > self.done for number in self._orders), "an order was not carried out in its turn"
         for answers in self._answers.values():
@@ -370,7 +352,8 @@ class OrderedRange:
                 self._drop(worker, session)
 
     def _propose(self, order: MergeOrder) -> None:
-        pushes = [replace(push, payload=self._piece(push)) for push in order.pushes]
+        pieces = [self._staged[push.worker][_staged(push).ticket].values for push in order.pushes]
+        pushes = [replace(push, payload=piece) for push, piece in zip(order.pushes, pieces, strict=True)]
         merge = self._range.proposed(pushes, order.view)
         self._proposed = order, merge
         self._voted = order.number, Vote(merge is not None, merge.gamma if merge else {})
@@ -389,11 +372,6 @@ class OrderedRange:
             # once it is merged, no earlier push of the worker can be accepted
             until: tuple[float, float] = (push.session, push.seq) if order.adopt else _NONE
             self._unstage(push.worker, ticket=_staged(push).ticket, until=until)
-
-    def _piece(self, push: Push) -> Vector:
-        piece = self._staged.get(push.worker, {}).get(_staged(push).ticket)
-        assert piece is not None, f"no piece of {push}"
-        return piece.values
 
     def _give(self, worker: str, session: int, number: int, vector: Vector, *, pushed: bool) -> None:
         answers = self._answers.get(worker)

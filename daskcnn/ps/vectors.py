@@ -7,7 +7,7 @@ reads this module without Numba, as the compiled loops are imported at their fir
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,24 +21,17 @@ from daskcnn.ps.messages import Code, Objection, Push, Vector
 def cast(vector: Any, dtype: npt.DTypeLike) -> Any:
     """The array in this dtype, itself where it has it. Overflow gives infinity, without a warning."""
     if isinstance(vector, np.ndarray) and vector.flags.c_contiguous:
-        if (vector.dtype.name, np.dtype(dtype).name) == ("float32", "float16"):
-            return _to_half(vector.reshape(-1)).reshape(vector.shape)
-        if (vector.dtype.name, np.dtype(dtype).name) == ("float16", "float32"):
-            return _from_half(vector.reshape(-1)).reshape(vector.shape)
+        flat, names = vector.reshape(-1), (vector.dtype.name, np.dtype(dtype).name)
+        if names == ("float32", "float16"):
+            half = np.empty(flat.shape, np.float16)
+            compiled.updates.to_half(readable(flat).view(np.uint32), half.view(np.uint16))
+            return half.reshape(vector.shape)
+        if names == ("float16", "float32"):
+            single = np.empty(flat.shape, np.float32)
+            compiled.updates.from_half(readable(flat).view(np.uint16), single.view(np.uint32))
+            return single.reshape(vector.shape)
     with np.errstate(over="ignore"):
         return vector.astype(dtype, copy=False)
-
-
-def _to_half(vector: Vector) -> Vector:
-    result = np.empty(vector.shape, np.float16)
-    compiled.updates.to_half(readable(vector).view(np.uint32), result.view(np.uint16))
-    return result
-
-
-def _from_half(vector: Vector) -> Vector:
-    result = np.empty(vector.shape, np.float32)
-    compiled.updates.from_half(readable(vector).view(np.uint16), result.view(np.uint32))
-    return result
 
 
 _BLOCK = 1 << 15  # elements
@@ -71,10 +64,7 @@ def elastic(center: Vector, other: Vector, alpha: float) -> tuple[Vector, Vector
 
 
 def adagrad(center: Vector, squares: Vector, delta: Vector, lr: float, *, least: float) -> tuple[Vector, Vector, bool]:
-    """The center + lr · delta / (√squares + least), squares + delta², used there already, and whether both are finite.
-
-    New arrays.
-    """
+    """center + lr · delta / (√squares + least) and squares + delta², used there already, new; are both finite?"""
     rate, smallest = center.dtype.type(lr), center.dtype.type(least)
     c, s, d = _alike(center, squares, delta)
     result, new = np.empty_like(center), np.empty_like(center)
@@ -96,8 +86,8 @@ def sample_weights(pushes: Sequence[Push]) -> list[float]:
 def all_finite(vector: Vector) -> bool:
     """True if the vector holds no NaN and no infinity. One pass without temporaries for a sane vector."""
     squares = np.vdot(vector, vector)  # at the speed of BLAS, twice that of a sum; warns of nothing, unlike `dot`
-    # a sum of finite values may overflow
-    return math.isfinite(squares) or all(bool(np.isfinite(vector[b]).all()) for b in _blocks(vector.size))
+    starts = range(0, vector.size, _BLOCK)  # a sum of finite values may overflow
+    return math.isfinite(squares) or all(bool(np.isfinite(vector[lo : lo + _BLOCK]).all()) for lo in starts)
 
 
 def misfit(payload: Vector, center: Vector) -> Objection | None:
@@ -115,7 +105,3 @@ def misfit(payload: Vector, center: Vector) -> Objection | None:
 def wrong_shape(shape: tuple[int, ...], needed: tuple[int, ...]) -> str:
     """The reason for refusing a payload of this shape."""
     return f"shape={shape}: must be {needed}; is it the same network?"
-
-
-def _blocks(size: int) -> Iterator[slice]:
-    return (slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK))
