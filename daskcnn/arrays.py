@@ -91,10 +91,9 @@ def backend(kind: DeviceKind) -> Backend:
 
 
 class Workspace:
-    """Scratch arrays by name, cut off one slab that every pass uses again: it holds what the largest pass takes.
+    """Scratch arrays by name, cut off one slab that every pass, which begins with `recycle`, uses again.
 
-    A pass begins with `recycle`. An array that does not fit the slab is newly allocated, and the slab is enlarged for
-    the next pass.
+    An array that does not fit the slab is newly allocated, and the slab is enlarged for the next pass.
     """
 
     def __init__(self, xp: Any = np) -> None:
@@ -141,7 +140,6 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return self._slab_bytes + sum(self._beside.values())
 
 
@@ -160,10 +158,7 @@ def _aligned(xp: Any, nbytes: int) -> Array:
 
 @dataclass
 class Device:
-    """A worker's means: backend, threads, scratch memory and the bytes of it that a layer may plan with.
-
-    `exact` leaves out algorithms that round more than products of matrices.
-    """
+    """A worker's means. workspace_limit: bytes to plan with. exact: algorithms round as products do at most."""
 
     backend: Backend = NUMPY
     pool: Pool = field(default_factory=Pool)
@@ -179,7 +174,6 @@ class Device:
 
     @property
     def xp(self) -> Any:
-        """The backend's array namespace."""
         return self.backend.xp
 
     def warm(self, dtype: str, say: Callable[[int, int], None] = lambda done, of: None) -> None:
@@ -208,7 +202,6 @@ class DeviceProfile:
 
 
 def device_profile(kind: DeviceKind, threads: int) -> DeviceProfile:
-    """Return the description of this machine's device of the given kind."""
     if kind == "gpu":
         xp = backend("gpu").xp
         properties = xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)
@@ -223,6 +216,15 @@ def _processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Return the BLAS of NumPy and of SciPy among others. Looking for them costs as much as a small task of a step."""
+    import scipy.linalg.cython_blas  # compiled loops call it: it must be there before it is looked for
+
+    assert scipy.linalg.cython_blas
+    return ThreadpoolController()
 
 
 class _Setting:
@@ -256,15 +258,6 @@ def single_threaded_blas() -> Iterator[None]:
         yield
     finally:
         _SINGLE_THREADED.release()
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    """Return the BLAS of NumPy and of SciPy among others. Looking for them costs as much as a small task of a step."""
-    import scipy.linalg.cython_blas  # compiled loops call it: it must be there before it is looked for
-
-    assert scipy.linalg.cython_blas
-    return ThreadpoolController()
 
 
 def keep_freed_memory() -> None:
@@ -326,10 +319,7 @@ def mix64(xp: Any, x: Array) -> Array:
 
 
 def derive(xp: Any, keys: Array, salt: int | Array) -> Array:
-    """Derive independent uint64 keys from keys and a number: `derive(xp, keys, a)` and `(…, b)` do not correlate.
-
-    Numbers in an array of uint64 are broadcast against the keys.
-    """
+    """Derive independent uint64 keys from keys and a number, or uint64 numbers, broadcast against the keys."""
     return mix64(xp, keys + xp.uint64((_GOLDEN * (2 * salt + 1)) & _MASK))
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 from queue import SimpleQueue
 from threading import Lock
 from timeit import repeat
@@ -43,6 +42,11 @@ class Task:
 
     def __post_init__(self) -> None:
         self.level = 1 + max((task.level for task in self.after), default=-1)
+
+
+def equal_slices(size: int, parts: int) -> list[slice]:
+    """Cut range(size) into `parts` slices, equal within one."""
+    return [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
 
 
 class _Signals:
@@ -159,10 +163,7 @@ class Pool:
         return getattr(self._local, "thread", 0)
 
     def map(self, function: Callable[[T], R], items: Iterable[T], *, threads: int | None = None) -> list[R]:
-        """Return `function` of every item, in order. One of the exceptions is raised and ends the rest.
-
-        At most `threads` threads are used; the pool's by default.
-        """
+        """Return `function` of every item, in order, on at most `threads` threads. An exception ends the rest."""
         if self.threads == 1 or threads == 1:
             return [function(item) for item in items]
         every = list(items)
@@ -235,16 +236,13 @@ class Pool:
             return self._signals
 
     def close(self) -> None:
-        """Stop the threads."""
         self._end()
         for helper in self._helpers:
             helper.join()
 
     def slices(self, size: int, *, at_least: int = 1) -> list[slice]:
         """Cut range(size) into one slice per thread, nearly equal, none shorter than `at_least` (if size allows)."""
-        parts = max(1, min(self.threads, size // at_least))
-        edges = [size * i // parts for i in range(parts + 1)]
-        return [slice(a, b) for a, b in pairwise(edges)]
+        return equal_slices(size, max(1, min(self.threads, size // at_least)))
 
 
 def _end(calls: SimpleQueue[_Call | None], helpers: int) -> None:

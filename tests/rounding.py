@@ -86,11 +86,11 @@ def of_direction(algorithm: str, spec: ConvSpec, direction: str, *, compiled: bo
 def _of_tiles(f: Minimal, spec: ConvSpec, direction: str, together: float) -> float:
     """Return the roundings of Winograd's tiles: of three transforms and of sums at every point."""
     f = f.backward or f if direction == "backward_data" else f
-    kernels = f.g[f.kernels_of[: f.points]]
+    kernels = f.g[f.kernels_of[: f.tile.points]]
     if direction == "backward_filter":
         axes = zip(spec.y_shape[:2], spec.dilation, strict=True)
-        tiles = prod(d * ceil(ceil(n / d) / f.outputs) for n, d in axes)
-        sums, terms, (out, one, other) = of_sum(tiles * spec.N, together), f.outputs, (kernels, f.bt, f.a)
+        tiles = prod(d * ceil(ceil(n / d) / f.tile.outputs) for n, d in axes)
+        sums, terms, (out, one, other) = of_sum(tiles * spec.N, together), f.tile.outputs, (kernels, f.bt, f.a)
     else:
         of_each = spec.C if direction == "forward" else spec.K
         sums, terms, (out, one, other) = of_sum(of_each), np.count_nonzero(f.g, axis=1).max(), (f.a, f.bt, kernels)

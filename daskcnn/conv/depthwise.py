@@ -38,7 +38,6 @@ class Depthwise:
     rounding = 2e-6
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True where every channel is a group."""
         return 1 < spec.groups == spec.C
 
     def workspace(self, spec: ConvSpec) -> int:
@@ -49,13 +48,11 @@ class Depthwise:
         return ROUNDING + _turns_bytes(spec) + max(forward, backward)
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Return the sum over taps of the direction."""
         in_cache = prod(spec.y_shape) * spec.R * spec.S // 4 * spec.itemsize  # of all that taps read, a quarter is not
         one = Work("taps", spec.flops, spec.moved + in_cache)
         return (one, one) if direction == "backward" else (one,)
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
-        """Return the loops of processors, elsewhere expressions over whole maps."""
         return (_DepthwiseLoops if backend.compiled else _DepthwiseExpressions)(spec, limit)
 
 
@@ -85,11 +82,8 @@ class _ByTurns(Convolution):
 
     def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
         """Return dx (H, W, N, C)."""
-        of_turns = (
-            self._backward_data(device.backend.contiguous(dy[..., own]), prepared[..., own], device)
-            for own in self._turns
-        )
-        return reduce(iadd, of_turns)
+        turns = ((device.backend.contiguous(dy[..., own]), prepared[..., own]) for own in self._turns)
+        return reduce(iadd, (self._backward_data(*turn, device) for turn in turns))
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, 1, K)."""
@@ -116,15 +110,9 @@ class _ByTurns(Convolution):
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The cut of a pixel's numbers (N, C) into runs.
+    """The cut of a pixel's numbers (N, C) into `count` runs of `length` numbers: all channels of some samples.
 
-    Attributes
-    ----------
-    length : numbers of a run: all channels of some samples
-    count : runs of a pixel
-    taps : of a kernel
-    parts : partial sums of a kernel gradient
-    rows, columns : of the rows that a kernel reaches at once, of x or of dy
+    taps: of a kernel. parts: partial sums of its gradient. rows, columns: what it reaches at once, of x or of dy.
     """
 
     length: int
@@ -140,8 +128,7 @@ class _Runs:
         numbers = min(RUN, HELD_BYTES // (rows * columns * spec.itemsize))
         samples = min(spec.N, max(1, numbers // spec.C))
         count = -(-spec.N // samples)
-        parts = min(PARTS, count * spec.out_H)
-        return cls(samples * spec.C, count, spec.R * spec.S, parts, rows, columns)
+        return cls(samples * spec.C, count, spec.R * spec.S, min(PARTS, count * spec.out_H), rows, columns)
 
     def held_bytes(self, spec: ConvSpec) -> int:
         """Bytes of the rows that a thread holds, and of their numbers."""

@@ -24,11 +24,10 @@ class Dilated:
         self._inner = inner
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True for such problems, if the inner algorithm supports that of the phases."""
-        apart = _apart(spec)
+        down, right = apart = _apart(spec)
         if spec.stride != (1, 1) or spec.groups != 1 or apart == (1, 1):
             return False
-        return apart[0] <= spec.out_H and apart[1] <= spec.out_W and self._inner.supports(_phases(spec).spec)
+        return down <= spec.out_H and right <= spec.out_W and self._inner.supports(_phases(spec).spec)
 
     def workspace(self, spec: ConvSpec) -> int:
         """Return the bytes of the maps by phases, and of the inner algorithm's scratch memory."""
@@ -36,10 +35,8 @@ class Dilated:
         return self._inner.workspace(phases.spec) + phases.held
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Return copies of the maps, and the inner stages."""
-        phases = _phases(spec).spec
-        ways = 2 if direction == "backward" else 1
-        copies = Work("phases", 0, 2 * ways * (prod(phases.x_shape) + prod(phases.y_shape)) * spec.itemsize)
+        phases, copied = _phases(spec).spec, 4 if direction == "backward" else 2
+        copies = Work("phases", 0, copied * (prod(phases.x_shape) + prod(phases.y_shape)) * spec.itemsize)
         return (copies, *self._inner.work(phases, direction))
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
@@ -94,20 +91,13 @@ def _along(size: int, apart: int, late: int) -> list[tuple[slice, slice]]:
     for phase in range(apart):
         before = int(phase < late)  # its first pixel lies before the map
         first = phase - late + before * apart
-        count = len(range(first, size, apart))
-        found.append((slice(before, before + count), slice(first, size, apart)))
+        found.append((slice(before, before + len(range(first, size, apart))), slice(first, size, apart)))
     return found
 
 
 @dataclass(frozen=True)
 class _Phases:
-    """The problem of all phases, and the foldings of its maps.
-
-    Attributes
-    ----------
-    spec : without dilation, each phase of each sample a sample
-    held : bytes of both folded maps and of both gradients, the most of all directions
-    """
+    """The problem of all phases, the foldings of its maps, and the bytes of both folded maps and both gradients."""
 
     spec: ConvSpec
     input: _Folding
@@ -123,24 +113,19 @@ class _Folded(Convolution):
         self._input, self._output, self._inner, self._kept = phases.input, phases.output, inner, kept
 
     def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """Return the inner form of the kernels."""
         return self._kept.prepare(w, device, keep=keep)
 
     def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
         y = self._inner.forward(self._input.apart(x, device), prepared, device, bias=bias)
         return self._output.together(y, device)
 
     def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """Return dx (H, W, N, C)."""
         return self._input.together(self._inner.backward_data(self._output.apart(dy, device), prepared, device), device)
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (R, S, C, K)."""
         return self._inner.backward_filter(self._input.apart(x, device), self._output.apart(dy, device), device)
 
     def backward(self, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
-        """Return (dx, dw)."""
         maps = self._input.apart(x, device), self._output.apart(dy, device)
         dx, dw = self._inner.backward(*maps, prepared, device)
         return self._input.together(dx, device), dw

@@ -35,7 +35,6 @@ class DirectSums:
     _columns = Im2col()
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True for few channels, and kernels that fill registers, in float32 and float64."""
         if spec.groups != 1 or spec.C > CHANNELS or spec.dtype not in ("float32", "float64"):
             return False
         return spec.K % LANES == 0
@@ -45,12 +44,10 @@ class DirectSums:
         return max(self._columns.workspace(spec), ROUNDING + _sum_bytes(spec) + _own_bytes(spec))
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Return the sums of the direction."""
         sums = Work("sums", spec.flops, spec.moved)
         return (*self._columns.data_work(spec), sums) if direction == "backward" else (sums,)
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
-        """Return the loops, or on other backends the expressions of `im2col`."""
         columns = self._columns.bind(spec, backend, limit)
         return _DirectLoops(spec, limit, columns) if backend.compiled else columns
 
@@ -63,12 +60,10 @@ class _DirectLoops(Convolution):
         self._columns, self._taps, self._own = columns, taps(spec), _own_bytes(spec)
 
     def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
         spec = self.spec
         x, y, w = device.backend.contiguous(x), np.empty(spec.y_shape, spec.dtype), prepared.reshape(-1, spec.K)
-        shift = np.zeros(spec.K, spec.dtype)
-        if bias is not None:
-            shift[:] = bias
+        shift = np.empty(spec.K, spec.dtype)
+        shift[:] = 0 if bias is None else bias
 
         def some(first: int, last: int, i: int) -> None:
             met, samples = _integers(f"met{i}", 2, len(w), device), _integers(f"samples{i}", 3, spec.N, device)
@@ -79,15 +74,13 @@ class _DirectLoops(Convolution):
         return y
 
     def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """Return dx (H, W, N, C), by `im2col`."""
         return self._columns.backward_data(dy, prepared, device)
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C, K), a sum of parts."""
         spec, x, dy = self.spec, device.backend.contiguous(x), device.backend.contiguous(dy)
-        parts, size = _parts(spec), spec.R * spec.S * spec.C
-        most = min(parts, spec.flops // THREAD_FLOPS)
-        threads = self.begin(device, most=most, own=self._own, held=_sum_bytes(spec))
+        parts, size, most = _parts(spec), spec.R * spec.S * spec.C, spec.flops // THREAD_FLOPS
+        threads = self.begin(device, most=min(parts, most), own=self._own, held=_sum_bytes(spec))
         sums = device.workspace.take("direct.sums", (parts, size, spec.K), spec.dtype)
         together = max(1, min(spec.N, TOGETHER_BYTES // (spec.K * spec.itemsize)))
 
@@ -107,7 +100,6 @@ def _integers(name: str, kinds: int, count: int, device: Device) -> Array:
 
 
 def _parts(spec: ConvSpec) -> int:
-    """Return the number of partial sums of a kernel gradient."""
     return min(PARTS, spec.out_H)
 
 

@@ -10,36 +10,31 @@ from typing import Any
 
 from daskcnn.arrays import Array, Device
 from daskcnn.conv.fourier import Tiling
-from daskcnn.conv.spec import Convolution, Kernels
+from daskcnn.conv.spec import Kernels, Transforming
 
 AXES = (0, 1)
 
 
-class TilesByFFT(Convolution):
-    """A convolution in tiles. Kernels are kept with their transform if it takes at most half of the limit."""
+class TilesByFFT(Transforming):
+    """A convolution in tiles."""
 
     def __init__(self, tiling: Tiling, limit: int) -> None:
-        super().__init__(tiling.spec, limit)
+        super().__init__(tiling.spec, limit, tiling.kernel_numbers)
         self._tiling = tiling
 
-    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Kernels:
-        """Return the kernels; with their transform too, if many passes share it and there is room."""
-        w = device.backend.contiguous(w)
-        return Kernels(w, self._transform(w, device.xp) if keep and self._tiling.keeps(self.limit) else None)
+    def _transformed(self, w: Array, device: Device) -> Array:
+        return self._transform(w, device.xp)
 
     def forward(self, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
         xp = device.xp
         Y = xp.matmul(self._transform(self._tiling.cut(x, xp), xp), self._of_kernels(prepared, xp).conj())
         y = self._tiling.join(self._inverse(Y, self._tiling.outs, xp), xp)
         return y if bias is None else y + bias
 
     def backward_data(self, dy: Array, prepared: Kernels, device: Device) -> Array:
-        """Return dx (H, W, N, C)."""
         return self._data(self._of_change(dy, device.xp), prepared, device.xp)
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (R, S, C, K)."""
         return self._filter(x, self._of_change(dy, device.xp), device.xp)
 
     def backward(self, x: Array, dy: Array, prepared: Kernels, device: Device) -> tuple[Array, Array]:

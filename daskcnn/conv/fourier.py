@@ -2,12 +2,9 @@
 
 Every fast convolution is bilinear, y = Cᵀ[(A x) ⊙ (B w)], where ⊙ is one matrix product over the channels for every
 frequency. Its two adjoints are the same matrices transposed. Here A, B and C are two-dimensional DFTs of real maps,
-separable: along the height, then along the width. A complex frequency has two rows, re and im.
-
-The cyclic length along an axis need not hold the whole convolution: wrapped numbers may fall on outputs that
-are not used. So size + pad is enough (16 + 2 rather than 16 + 4 for 5 taps with padding 2).
-
-A large map may be cut into overlapping tiles, which makes its convolution one of many small maps.
+separable: along the height, then along the width. A complex frequency has two rows, re and im. The cyclic length along
+an axis is size + pad, as wrapped numbers may fall on outputs that are not used. A large map may be cut into overlapping
+tiles, which makes its convolution one of many small maps.
 """
 
 from __future__ import annotations
@@ -21,17 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import Array
-from daskcnn.conv.spec import ConvSpec
+from daskcnn.conv.spec import ConvSpec, Pair
 
 Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a convolution of stride 1: numbers in the map, taps of the kernel, padding at either end.
-
-    `end` is the padding at the end alone, beside `pad`.
-    """
+    """One axis of a convolution of stride 1: numbers, taps, padding at either end, and more at the end alone."""
 
     size: int
     taps: int
@@ -40,7 +34,6 @@ class Axis:
 
     @property
     def out(self) -> int:
-        """Numbers in the output."""
         return self.size + 2 * self.pad + self.end - self.taps + 1
 
     @property
@@ -51,13 +44,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class Side:
-    """The transform of one operand: along its height, then along its width for real and for complex rows of that.
+    """The transform of one operand: along its height (length, h), then along its width.
 
-    Attributes
-    ----------
-    height : (length, h)
-    real : (width's length, w), for each real row
-    pairs : (2 · width's length, 2·w), for each pair of rows re, im
+    real (width's length, w): for each real row. pairs (2 · width's length, 2·w): for each pair of rows re, im.
     """
 
     height: npt.NDArray[Any]
@@ -88,19 +77,15 @@ def fourier(height: Axis, width: Axis, dtype: str) -> Fourier:
         H, W = np.arange(h, dtype=float), np.arange(w, dtype=float)
         return side(_along_height(height.length, H, sign), _along_width(width.length, W, sign))
 
+    h, w = height.length, width.length
+    of_real = [1] * _reals(w) + [2] * ((w - _reals(w)) // 2)
+    sizes = np.array(of_real * _reals(h) + [2] * (w * ((h - _reals(h)) // 2)))
     return Fourier(
         forth(height.size, width.size, -1),
         forth(height.taps, width.taps, 1),  # conjugated: a correlation
         side(_back_along_height(height), _back_along_width(width)),
-        _units(height.length, width.length),
+        np.stack([np.cumsum(sizes) - sizes, sizes], axis=1),
     )
-
-
-def _units(height: int, width: int) -> npt.NDArray[np.int64]:
-    """Return the first row of each frequency, and its number of rows."""
-    of_real = [1] * _reals(width) + [2] * ((width - _reals(width)) // 2)
-    sizes = np.array(of_real * _reals(height) + [2] * (width * ((height - _reals(height)) // 2)))
-    return np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
 
 
 def _reals(length: int) -> int:
@@ -179,7 +164,6 @@ class Tiling:
 
     @cached_property
     def tiles(self) -> int:
-        """All tiles."""
         return self.grid[0] * self.grid[1]
 
     @cached_property
@@ -192,31 +176,32 @@ class Tiling:
 
     @cached_property
     def rows(self) -> int:
-        """Rows of all frequencies."""
         return self.axes[0].length * self.axes[1].length
 
-    def keeps(self, limit: int) -> bool:
-        """Return True if the transform of the kernels takes at most half of this limit, in bytes."""
-        return 2 * self.rows * self.spec.C * self.spec.K * self.spec.itemsize <= limit
+    @property
+    def kernel_numbers(self) -> int:
+        """Numbers of the kernels' transform."""
+        return self.rows * self.spec.C * self.spec.K
 
     # --- as array expressions ---
 
     def cut(self, x: Array, xp: Any) -> Array:
         """Return the part of x (H, W, N, C) that each tile reads: (h, w, tiles · N, C), with zeros beyond the map."""
-        (top, left), (h, w) = self.spec.pad, self.reads
-        whole = xp.zeros((*self._padded, *x.shape[2:]), x.dtype)
-        rows, cols = min(x.shape[0], len(whole) - top), min(x.shape[1], whole.shape[1] - left)
-        whole[top : top + rows, left : left + cols] = x[:rows, :cols]
-        tiles = [whole[i : i + h, j : j + w] for i, j in self._corners]
-        return xp.stack(tiles, axis=2).reshape(h, w, -1, x.shape[3])
+        return self._parts(x, self.spec.pad, self._padded, self.reads, xp)
 
     def split(self, dy: Array, xp: Any) -> Array:
         """Return the outputs of each tile of dy (out_H, out_W, N, K): (h, w, tiles · N, K), with zeros beyond."""
         (h, w), (down, across) = self.outs, self.grid
-        whole = xp.zeros((down * h, across * w, *dy.shape[2:]), dy.dtype)
-        whole[: len(dy), : dy.shape[1]] = dy
+        return self._parts(dy, (0, 0), (down * h, across * w), self.outs, xp)
+
+    def _parts(self, a: Array, before: Pair, extent: Pair, size: Pair, xp: Any) -> Array:
+        """Return the part of this size of each tile, of a map with zeros before it and up to `extent`."""
+        (top, left), (height, width), (h, w) = before, extent, size
+        whole = xp.zeros((height, width, *a.shape[2:]), a.dtype)
+        rows, cols = min(a.shape[0], height - top), min(a.shape[1], width - left)
+        whole[top : top + rows, left : left + cols] = a[:rows, :cols]
         tiles = [whole[i : i + h, j : j + w] for i, j in self._corners]
-        return xp.stack(tiles, axis=2).reshape(h, w, -1, dy.shape[3])
+        return xp.stack(tiles, axis=2).reshape(h, w, -1, a.shape[3])
 
     def join(self, tiles: Array, xp: Any) -> Array:
         """Invert `split`."""

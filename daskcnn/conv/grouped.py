@@ -12,17 +12,13 @@ from daskcnn.conv.spec import ConvAlgorithm, Convolution, ConvSpec, Direction, P
 
 
 class Grouped:
-    """`inner` for each group. Supports the groups that `inner` supports, but no single channels with one kernel each.
-
-    `depthwise` is for those: products of matrices gain nothing there.
-    """
+    """`inner` for each group, but not for single channels with one kernel each, which `depthwise` does faster."""
 
     def __init__(self, inner: ConvAlgorithm) -> None:
         self.name, self.version, self.rounding = f"grouped-{inner.name}", inner.version, inner.rounding
         self._inner = inner
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True for several groups of a kind that the inner algorithm supports."""
         return 1 < spec.groups < max(spec.C, spec.K) and self._inner.supports(spec.group)
 
     def workspace(self, spec: ConvSpec) -> int:
@@ -30,13 +26,10 @@ class Grouped:
         return self._inner.workspace(spec.group) + _held(spec)
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Return copies of the channels, and the inner stages of every group."""
-        of_group = prod(spec.group.x_shape) + prod(spec.group.y_shape)
-        copies = Work("channels", 0, 2 * of_group * spec.itemsize)
-        return (copies, *self._inner.work(spec.group, direction)) * spec.groups
+        copied = 2 * (prod(spec.group.x_shape) + prod(spec.group.y_shape)) * spec.itemsize
+        return (Work("channels", 0, copied), *self._inner.work(spec.group, direction)) * spec.groups
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
-        """Return the inner algorithm for one group after the other."""
         inner = self._inner.bind(spec.group, backend, limit - _held(spec))
         return _Groups(spec, limit, inner, self._inner.bind(spec.group, backend, limit // spec.groups))
 
@@ -51,26 +44,22 @@ class _Groups(Convolution):
         self._slices = [(slice(g * C, (g + 1) * C), slice(g * K, (g + 1) * K)) for g in range(spec.groups)]
 
     def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """Return the inner form of each group's kernels."""
         return [self._kept.prepare(w[..., kernels], device, keep=keep) for _, kernels in self._slices]
 
     def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
         y = device.xp.empty(self.spec.y_shape, self.spec.dtype)
-        for (channels, kernels), own in zip(self._slices, prepared, strict=True):
-            shift = None if bias is None else bias[kernels]
+        shifts = [None if bias is None else bias[kernels] for _, kernels in self._slices]
+        for (channels, kernels), own, shift in zip(self._slices, prepared, shifts, strict=True):
             y[..., kernels] = self._inner.forward(_of(x, channels, device), own, device, bias=shift)
         return y
 
     def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """Return dx (H, W, N, C)."""
         dx = device.xp.empty(self.spec.x_shape, self.spec.dtype)
         for (channels, kernels), own in zip(self._slices, prepared, strict=True):
             dx[..., channels] = self._inner.backward_data(_of(dy, kernels, device), own, device)
         return dx
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (R, S, C / groups, K)."""
         dw = device.xp.empty(self.spec.w_shape, self.spec.dtype)
         for channels, kernels in self._slices:
             maps = _of(x, channels, device), _of(dy, kernels, device)
@@ -78,7 +67,6 @@ class _Groups(Convolution):
         return dw
 
     def backward(self, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
-        """Return (dx, dw)."""
         spec, xp = self.spec, device.xp
         dx, dw = xp.empty(spec.x_shape, spec.dtype), xp.empty(spec.w_shape, spec.dtype)
         for (channels, kernels), own in zip(self._slices, prepared, strict=True):

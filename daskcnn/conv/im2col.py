@@ -52,12 +52,12 @@ def windows(spec: ConvSpec, whole: Array) -> Iterator[tuple[int, int, Array]]:
         yield r, s, whole[rows, cols]
 
 
-def columns(spec: ConvSpec, source: Array, origin: tuple[int, int], xp: Any) -> Array:
-    """Return (out_H·out_W·N, R·S·C): the numbers that kernels meet at each output, the first at `origin` of the source.
+def columns(spec: ConvSpec, source: Array, xp: Any, origin: tuple[int, int] | None = None) -> Array:
+    """Return (out_H·out_W·N, R·S·C): the numbers that kernels meet at each output, zeros outside of the source.
 
-    Outside of the source there are zeros.
+    origin: the place of the first kernel in the source; None: where the padding begins.
     """
-    whole = _extended(spec, source, origin, xp)
+    whole = _extended(spec, source, (-spec.pad[0], -spec.pad[1]) if origin is None else origin, xp)
     rows, cols, samples, channels = whole.strides
     (down, right), (apart, beside) = spec.stride, spec.dilation
     shape = (*spec.y_shape[:3], spec.R, spec.S, spec.C)
@@ -86,8 +86,6 @@ STRIP_BYTES = 4 << 20
 THREAD_FLOPS = 2_500_000
 """Fewest operations of a thread: about 25 µs, the time that calling one takes."""
 
-Origin = tuple[int, int]
-
 
 class Im2col:
     """Products over columns. Supports every problem of one group."""
@@ -97,7 +95,6 @@ class Im2col:
     rounding = 2e-6
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True for one group."""
         return spec.groups == 1
 
     def workspace(self, spec: ConvSpec) -> int:
@@ -106,7 +103,6 @@ class Im2col:
         return ROUNDING + max([forward, *(_phase_bytes(p, spec) + _least(p.spec) for p in _phases(spec))])
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Return columns and products of the direction."""
         size, pixels = spec.R * spec.S * spec.C, spec.out_H * spec.out_W * spec.N
         columns = Work("columns", 0, pixels * size * spec.itemsize // 4)  # written and read in cache
         forward = (columns, Work("products", spec.flops, spec.moved, (pixels, size, spec.K)))
@@ -131,10 +127,7 @@ class Im2col:
 
 @dataclass(frozen=True, slots=True)
 class _Strips:
-    """Output rows of a strip, output pixels of a block, and the numbers of scratch memory of a thread.
-
-    `held` : bytes that a pass holds besides
-    """
+    """Output rows of a strip, output pixels of a block, a thread's scratch numbers, and bytes that a pass holds too."""
 
     rows: int
     pixels: int
@@ -178,7 +171,6 @@ class _ColumnLoops(Convolution):
         ]
 
     def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
         spec, way = self.spec, self._there if bias is None else self._with_bias
         y, w, threads = np.empty(spec.y_shape, spec.dtype), prepared.reshape(-1, spec.K), self._begin(way, device)
         if bias is not None:
@@ -188,7 +180,6 @@ class _ColumnLoops(Convolution):
         return y
 
     def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """Return dx (H, W, N, C)."""
         spec = self.spec
         whole, dx = spec.stride == (1, 1), np.empty(spec.x_shape, spec.dtype)
         if len(self._phases) < prod(spec.stride):
@@ -225,10 +216,7 @@ class _ColumnLoops(Convolution):
 def _correlate(
     way: _StripPass, source: Array, w: Array, out: Array, threads: int, device: Device, into: Array | None = None
 ) -> None:
-    """Write out (out_H, out_W, N, K) = source ⋆ w, whose first kernel begins at the taps' origin; w (R·S·C [+ 1], K).
-
-    Each thread copies its part of it to `into`, if given, whose pixels may lie apart.
-    """
+    """Write out = source ⋆ w (R·S·C [+ 1], K), from the taps' origin on. Threads copy their parts to `into`, if any."""
     source, strips, small = device.backend.contiguous(source), way.strips, compiled.products.small()
 
     def correlate(first: int, last: int, i: int) -> None:
@@ -276,10 +264,9 @@ class _ColumnExpressions(Convolution):
         self._data_at_once = all(_fits(phase.spec, limit) for phase in self._phases)
 
     def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
         spec, xp = self.spec, device.xp
         if self._at_once:
-            y = xp.matmul(self._columns(x, xp), prepared.reshape(-1, spec.K))
+            y = xp.matmul(columns(spec, x, xp), prepared.reshape(-1, spec.K))
             if bias is not None:
                 y += bias
             return y.reshape(spec.y_shape)
@@ -291,12 +278,11 @@ class _ColumnExpressions(Convolution):
         return y.reshape(spec.y_shape)
 
     def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """Return dx (H, W, N, C)."""
         spec, xp = self.spec, device.xp
         if self._data_at_once:
             dx = xp.zeros(spec.x_shape, spec.dtype)
             for phase in self._phases:
-                met = columns(phase.spec, dy, phase.origin, xp)
+                met = columns(phase.spec, dy, xp, phase.origin)
                 part = xp.matmul(met, _flipped(prepared, phase).reshape(-1, spec.C))
                 dx[phase.pixels] = part.reshape(phase.spec.y_shape)
             return dx
@@ -306,18 +292,13 @@ class _ColumnExpressions(Convolution):
         return unpadded(spec, dpadded, xp)
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (R, S, C, K)."""
         spec, xp, change = self.spec, device.xp, dy.reshape(-1, self.spec.K)
         if self._at_once:
-            return xp.matmul(self._columns(x, xp).T, change).reshape(spec.w_shape)
+            return xp.matmul(columns(spec, x, xp).T, change).reshape(spec.w_shape)
         dw = xp.empty(spec.w_shape, spec.dtype)
         for r, s, window in windows(spec, padded(spec, x, xp)):
             dw[r, s] = xp.matmul(window.reshape(-1, spec.C).T, change)
         return dw
-
-    def _columns(self, x: Array, xp: Any) -> Array:
-        top, left = self.spec.pad
-        return columns(self.spec, x, (-top, -left), xp)
 
 
 def _fits(spec: ConvSpec, limit: int) -> bool:
@@ -333,7 +314,7 @@ class _Phase:
     """The pixels of dx that the same taps reach, as a correlation of dy, without stride, from `origin` on."""
 
     spec: ConvSpec
-    origin: Origin
+    origin: tuple[int, int]
     pixels: tuple[slice, slice]
     taps: tuple[slice, slice]
 
@@ -345,9 +326,8 @@ def _flipped(w: Array, phase: _Phase) -> Array:
 
 def _phases(spec: ConvSpec) -> list[_Phase]:
     """Return a phase for every remainder of (h, w) by the stride that has pixels and taps."""
-    rows = _phases_along(spec.H, spec.R, spec.stride[0], spec.pad[0], spec.dilation[0])
-    cols = _phases_along(spec.W, spec.S, spec.stride[1], spec.pad[1], spec.dilation[1])
-    return [_phase(spec, row, col) for row, col in product(rows, cols)]
+    axes = zip((spec.H, spec.W), (spec.R, spec.S), spec.stride, spec.pad, spec.dilation, strict=True)
+    return [_phase(spec, row, col) for row, col in product(*(_phases_along(*axis) for axis in axes))]
 
 
 Along = tuple[int, slice, slice, int]
@@ -366,9 +346,8 @@ def _phases_along(size: int, kernel: int, stride: int, pad: int, dilation: int) 
         for r in range(min(step, kernel)):
             shift, beside = divmod(first + pad - dilation * r, stride)
             if not beside:
-                count = len(range(r, kernel, step))
-                pixels = slice(first, size, stride)
-                found.append((shift - apart * (count - 1), pixels, slice(r, kernel, step), apart))
+                origin = shift - apart * (len(range(r, kernel, step)) - 1)
+                found.append((origin, slice(first, size, stride), slice(r, kernel, step), apart))
     return found
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from daskcnn.arrays import Array, Device
 from daskcnn.compiled.sizes import Tile
-from daskcnn.conv.spec import Convolution, ConvSpec, Kernels, Shape4
+from daskcnn.conv.spec import ConvSpec, Kernels, Shape4, Transforming
 
 Matrix = npt.NDArray[np.float64]
 
@@ -40,17 +40,10 @@ Convolution for Deep Neural Networks, 2020).
 
 @dataclass(frozen=True, eq=False)
 class Minimal:
-    """F(m×m, r×r): tiles of m×m outputs of r×r taps.
+    """F(m×m, r×r): tiles of m×m outputs of r×r taps, `stride` pixels of the input apart.
 
-    Attributes
-    ----------
-    tile : what a tile has along one axis
-    taps : r
-    stride : pixels of the input from one output to the next
-    a : A (points, outputs)
-    g : G (kernels, taps)
-    bt : Bᵀ (points, inputs)
-    backward : the tiles of the input's gradient, with the kernels turned by 180°; None: the same
+    tile: what a tile has along one axis. a: A (points, outputs). g: G (kernels, taps). bt: Bᵀ (points, inputs).
+    backward: the tiles of the input's gradient, with the kernels turned by 180°; None: the same.
     """
 
     tile: Tile
@@ -85,21 +78,11 @@ class Minimal:
         back = cls(Tile(own, m, points, own + 1, 2 * m), 3, 1, a, g, np.vstack([outer.bt, np.eye(m, own)]))
         return cls(Tile(points, 2 * m, points, own + 1, m), 3, 2, np.vstack([outer.a, identity]), g, bt, back)
 
-    @property
-    def outputs(self) -> int:
-        """Outputs of a tile along one axis."""
-        return self.tile.outputs
-
-    @property
-    def points(self) -> int:
-        """Points of a tile along one axis."""
-        return self.tile.points
-
     @cached_property
     def kernels_of(self) -> list[int]:
         """The number of the kernels at each pair of points."""
         kernels = self.tile.kernels
-        own = [min(p, kernels - 1) for p in range(self.points)]
+        own = [min(p, kernels - 1) for p in range(self.tile.points)]
         return [i * kernels + j for i, j in product(own, repeat=2)]
 
     def kernel_numbers(self, spec: ConvSpec) -> int:
@@ -113,10 +96,7 @@ class Minimal:
 
 @dataclass(frozen=True, slots=True)
 class Correlation:
-    """A convolution or its adjoint: shapes of input and output, and the rows and columns of zeros before the input.
-
-    A negative number of zeros leaves rows of the input out.
-    """
+    """A convolution or its adjoint: shapes, and rows and columns of zeros before the input; below 0, those left out."""
 
     x_shape: Shape4
     y_shape: Shape4
@@ -131,62 +111,44 @@ class Correlation:
     @classmethod
     def data(cls, spec: ConvSpec) -> Correlation:
         """Return the gradient of x: dy with the kernels turned by 180°. With a stride of 2 the padding is odd."""
-        if spec.stride == (1, 1):
-            pad = spec.R - 1 - spec.pad[0], spec.S - 1 - spec.pad[1]
-        else:
-            pad = -(spec.pad[0] // 2), -(spec.pad[1] // 2)
+        (top, left), plain = spec.pad, spec.stride == (1, 1)
+        pad = (spec.R - 1 - top, spec.S - 1 - left) if plain else (-(top // 2), -(left // 2))
         return cls(spec.y_shape, spec.x_shape, pad, spec.dtype)
 
     def tiles(self, f: Minimal) -> tuple[int, int]:
         """Return the numbers of tiles along the height and along the width."""
-        return -(-self.y_shape[0] // f.outputs), -(-self.y_shape[1] // f.outputs)
+        return -(-self.y_shape[0] // f.tile.outputs), -(-self.y_shape[1] // f.tile.outputs)
 
 
-class AtPoints(Convolution):
-    """A convolution by tiles, which are brought to points.
-
-    Attributes
-    ----------
-    f, back : the tiles that make y and dw, and those that make dx
-    there, data : the correlations that make y, and dx from dy
-    keeps : True if the transform of the kernels takes at most half of the limit
-    """
+class AtPoints(Transforming):
+    """A convolution by tiles, brought to points: `f` and `there` make y and dw, `back` and `data` make dx."""
 
     def __init__(self, f: Minimal, spec: ConvSpec, limit: int) -> None:
-        super().__init__(spec, limit)
+        super().__init__(spec, limit, f.kernel_numbers(spec))
         self.f, self.back = f, f.backward or f
         self.there, self.data = Correlation.forward(spec), Correlation.data(spec)
-        self.keeps = 2 * f.kernel_numbers(spec) * spec.itemsize <= limit
 
 
 class PointExpressions(AtPoints):
     """Minimal filtering as expressions over whole arrays."""
 
-    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Kernels:
-        """Return the kernels; with their transform too, if many passes share it and there is room."""
-        w = device.backend.contiguous(w)
-        return Kernels(w, self._at_points(w, device) if keep and self.keeps else None)
-
     def forward(self, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
-        u = self._at_points(prepared.w, device) if prepared.transformed is None else prepared.transformed
+        u = self._transformed(prepared.w, device) if prepared.transformed is None else prepared.transformed
         y = _correlate(self.f, self.there, x, u, device)
         return y if bias is None else y + bias
 
     def backward_data(self, dy: Array, prepared: Kernels, device: Device) -> Array:
-        """Return dx (H, W, N, C)."""
-        u = self._at_points(prepared.w, device, turned=True)
+        u = self._transformed(prepared.w, device, turned=True)
         return _correlate(self.back, self.data, dy, u.swapaxes(1, 2), device)
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (R, S, C, K)."""
         f, c = self.f, self.there
         v = _applied(f.bt, _tiles(x, c.pad, c.tiles(f), f.tile.step, f.tile.inputs, device), device)
-        z = _applied(f.a, _tiles(dy, (0, 0), c.tiles(f), f.outputs, f.outputs, device), device)
-        own = f.kernels_of[: f.points]
+        z = _applied(f.a, _tiles(dy, (0, 0), c.tiles(f), f.tile.outputs, f.tile.outputs, device), device)
+        own = f.kernels_of[: f.tile.points]
         return _applied(f.g[own].T, device.xp.matmul(v.swapaxes(1, 2), z), device).reshape(self.spec.w_shape)
 
-    def _at_points(self, w: Array, device: Device, *, turned: bool = False) -> Array:
+    def _transformed(self, w: Array, device: Device, *, turned: bool = False) -> Array:
         """Return the kernels (R, S, C, K), or those turned by 180°, at their points: (kernels², C, K)."""
         f, (R, S, C, K) = self.back if turned else self.f, w.shape
         return _applied(f.kernel_matrix(turned), w.reshape(R * S, C, K), device)
@@ -194,7 +156,7 @@ class PointExpressions(AtPoints):
 
 def _correlate(f: Minimal, c: Correlation, x: Array, u: Array, device: Device) -> Array:
     """Return y (out_H, out_W, N, K) from x (H, W, N, C) and kernels at their points (kernels², C, K)."""
-    (th, tw), m, (h, w, N, K) = c.tiles(f), f.outputs, c.y_shape
+    (th, tw), m, (h, w, N, K) = c.tiles(f), f.tile.outputs, c.y_shape
     v = _applied(f.bt, _tiles(x, c.pad, (th, tw), f.tile.step, f.tile.inputs, device), device)
     y = _applied(f.a.T, device.xp.matmul(v, u[f.kernels_of]), device).reshape(m, m, th, tw, N, K)
     whole = y.transpose(2, 0, 3, 1, 4, 5).reshape(th * m, tw * m, N, K)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -17,15 +17,7 @@ EXACT = 2e-6
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An algorithm that supports a problem and fits its limit.
-
-    Attributes
-    ----------
-    name : the algorithm's name
-    workspace : bytes of scratch memory that it needs
-    predicted : seconds by the model
-    measured : seconds measured on this machine, None if it was not measured
-    """
+    """An algorithm that fits a problem: its bytes of scratch memory, and its seconds by the model and as measured."""
 
     name: str
     workspace: int
@@ -40,17 +32,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ConvPlan:
-    """The decision for one problem. `bind` makes it a convolution that can be called.
+    """The decision for one problem: an algorithm that makes y, one that makes dx and dw, and the reason for them.
 
-    Attributes
-    ----------
-    spec : the problem
-    forward_algorithm, backward_algorithm : names of the algorithm that makes y, and of the one that makes dx and dw
-    workspace, workspace_limit : bytes of scratch memory that they need, and that they may use
-    reason : why they were chosen
-    seconds : of a training step, measured or else predicted
-    measured : True if `seconds` were measured
-    need_dx : True if `seconds` include dx
+    `bind` makes it a convolution that can be called. workspace, workspace_limit: bytes of scratch memory that they
+    need, and may use. seconds: of a training step, with dx if `need_dx`, measured if `measured`, or else predicted.
     """
 
     spec: ConvSpec
@@ -125,32 +110,22 @@ class BoundPlan:
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C / groups, K) from x (H, W, N, C) and dy (out_H, out_W, N, K)."""
-        self._expect_both(x, dy)
+        _expect("x", x, self.plan.spec.x_shape)
+        _expect("dy", dy, self.plan.spec.y_shape)
         return self.back.backward_filter(x, dy, device)
 
     def backward(self, x: Array, dy: Array, prepared: BothForms, device: Device) -> tuple[Array, Array]:
         """Return (dx, dw) from x (H, W, N, C) and dy (out_H, out_W, N, K). Work that both share is done once."""
-        self._expect_both(x, dy)
-        return self.back.backward(x, dy, prepared.backward, device)
-
-    def _expect_both(self, x: Array, dy: Array) -> None:
         _expect("x", x, self.plan.spec.x_shape)
         _expect("dy", dy, self.plan.spec.y_shape)
+        return self.back.backward(x, dy, prepared.backward, device)
 
 
 def plan(spec: ConvSpec, device: Device, *, workspace_limit: int | None = None, need_dx: bool = True) -> ConvPlan:
     """Choose the fastest algorithm for each way of a training step, measured on this machine or else predicted.
 
-    Parameters
-    ----------
-    spec : the problem
-    device : its backend, threads and limit
-    workspace_limit : bytes of scratch memory; the device's by default
-    need_dx : True if the step includes dx; false for a first layer
-
-    Raises
-    ------
-    ValueError : if no algorithm fits the limit
+    workspace_limit: bytes of scratch memory; the device's by default. need_dx: True if the step includes dx; false for
+    a first layer. Raises ValueError if no algorithm fits the limit.
     """
     limit = device.workspace_limit if workspace_limit is None else workspace_limit
     return _plan(spec, limit, device.backend, device.pool.threads, device.exact, need_dx)
@@ -191,8 +166,9 @@ def _plan(spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: boo
     back = min(alike, key=lambda c: c.seconds.way_back(need_dx))
     seconds = there.seconds.forward + back.seconds.way_back(need_dx)
     others = alike[1:] if there is back else alike
-    reason = "; ".join([_against(seconds, others, measured, need_dx), *_left_out(spec, fit, exact)])
-    workspace = max(there.workspace, back.workspace)
+    text = f"{'measured' if measured else 'predicted'} {readable(seconds)}"
+    text += "".join(f" against {c.name}'s {readable(c.seconds.step(need_dx))}" for c in others[:1])
+    reason, workspace = "; ".join([text, *_left_out(spec, fit, exact)]), max(there.workspace, back.workspace)
     return ConvPlan(spec, there.name, back.name, workspace, limit, reason, seconds, measured, need_dx)
 
 
@@ -228,29 +204,18 @@ def _nothing_fits(spec: ConvSpec, limit: int, exact: bool) -> ValueError:
     )
 
 
-def _against(seconds: float, others: Sequence[Candidate], measured: bool, need_dx: bool) -> str:
-    """Return the seconds of a step, and those of the best algorithm of the others, if there is one."""
-    text = f"{'measured' if measured else 'predicted'} {readable(seconds)}"
-    return text + "".join(f" against {c.name}'s {readable(c.seconds.step(need_dx))}" for c in others[:1])
-
-
 def _left_out(spec: ConvSpec, fit: Sequence[Candidate], exact: bool) -> Iterator[str]:
     """Yield why there was no choice, and which algorithms would take too much memory or are not exact."""
     supported, fitting = versions(spec), {c.name for c in fit}
-    if len(supported) == 1:
-        yield from _not_supported(spec, supported)
+    plain = replace(spec, stride=(1, 1), dilation=(1, 1))
+    others = [name for name, a in ALGORITHMS.items() if name not in supported and a.supports(plain)]
+    if len(supported) == 1 and others:
+        reasons = [f"{name} {getattr(spec, name)}" for name in ("stride", "dilation") if getattr(spec, name) != (1, 1)]
+        yield f"{' with '.join(reasons)} is not supported by {', '.join(others)}"
     if rough := [name for name in supported if not _allowed(ALGORITHMS[name], exact)]:
         yield f"not exact enough: {', '.join(rough)}"
     if large := [name for name in supported if name not in fitting and name not in rough]:
         yield f"more than the workspace limit for {', '.join(large)}"
-
-
-def _not_supported(spec: ConvSpec, supported: Collection[str]) -> Iterator[str]:
-    """Yield which algorithms would support the problem without its stride and dilation, if any would."""
-    plain = replace(spec, stride=(1, 1), dilation=(1, 1))
-    reasons = [f"{name} {getattr(spec, name)}" for name in ("stride", "dilation") if getattr(spec, name) != (1, 1)]
-    if others := [name for name, a in ALGORITHMS.items() if name not in supported and a.supports(plain)]:
-        yield f"{' with '.join(reasons)} is not supported by {', '.join(others)}"
 
 
 def unusual(spec: ConvSpec) -> str:

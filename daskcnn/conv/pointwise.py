@@ -30,7 +30,6 @@ class Pointwise:
     rounding = 2e-6
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True for 1×1 kernels of one group without padding."""
         return spec.R == spec.S == spec.groups == 1 and spec.pad == spec.pad_end == (0, 0)
 
     def workspace(self, spec: ConvSpec) -> int:
@@ -38,7 +37,6 @@ class Pointwise:
         return ROUNDING + (_row(spec) + 2 * spec.C * spec.K) * spec.itemsize
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Return the products of the direction."""
         pixels = prod(spec.y_shape[:3])
         forward, dx, dw = (
             Work("products", spec.flops, spec.moved, sizes)
@@ -47,7 +45,6 @@ class Pointwise:
         return {"forward": (forward,), "backward": (dx, dw), "backward_filter": (dw,)}[direction]
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
-        """Return the products in blocks of rows on processors, elsewhere of all pixels at once."""
         return (_PixelBlocks if backend.compiled else _PixelProducts)(spec, limit)
 
 
@@ -59,7 +56,6 @@ class _PixelProducts(Convolution):
         return device.backend.contiguous(w)[0, 0]
 
     def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
         y = device.xp.matmul(self._pixels(x), prepared)
         return (y if bias is None else y + bias).reshape(self.spec.y_shape)
 
@@ -71,11 +67,9 @@ class _PixelProducts(Convolution):
         return dx
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (1, 1, C, K)."""
         return device.xp.matmul(self._pixels(x).T, dy.reshape(-1, self.spec.K)).reshape(self.spec.w_shape)
 
     def _pixels(self, x: Array) -> Array:
-        """Return the pixels that outputs lie on, (pixels, C)."""
         return _matrix(x[:: self.spec.stride[0], :: self.spec.stride[1]])
 
     def _zeros(self, device: Device) -> Array:
@@ -101,7 +95,6 @@ class _PixelBlocks(_PixelProducts):
         return max(1, min(rows, room // self._row)) if self._row else rows
 
     def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
         spec, own = self.spec, self._rows * self._row
         x, y, threads = device.backend.contiguous(x), np.empty(spec.y_shape, spec.dtype), self._begin(device, own)
 
@@ -115,7 +108,6 @@ class _PixelBlocks(_PixelProducts):
         return y
 
     def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """Return dx (H, W, N, C), 0 where the stride leaves a pixel out."""
         own = self._rows * self._row
         dx, dy, threads = self._zeros(device), device.backend.contiguous(dy), self._begin(device, own)
 

@@ -21,15 +21,10 @@ Shape4 = tuple[int, int, int, int]
 class ConvSpec:
     """Correlate maps x (H, W, N, C) with kernels w (R, S, C / groups, K), giving y (out_H, out_W, N, K).
 
-    N samples, H×W map, C input channels, K kernels of R×S. Raises ValueError for a problem without an output.
-
-    Attributes
-    ----------
-    stride : rows and columns from one output to the next
-    pad : rows of zeros above and below the map, columns at its left and right
-    dilation : rows and columns from one tap of a kernel to the next
-    groups : equal parts of the channels and of the kernels, in order; a kernel sees the channels of its group alone
-    pad_end : rows of zeros below the map and columns at its right, beside those of `pad`
+    N samples, H×W map, C input channels, K kernels of R×S. Raises ValueError for a problem without an output. stride:
+    rows and columns from one output to the next. pad: rows of zeros above and below the map, columns at its left and
+    right. dilation: rows and columns from one tap to the next. groups: equal parts of the channels and of the kernels,
+    in order; a kernel sees those of its group alone. pad_end: zeros below the map and at its right, beside `pad`.
     """
 
     N: int
@@ -62,12 +57,10 @@ class ConvSpec:
 
     @property
     def out_H(self) -> int:
-        """Output rows."""
         return (self.padded[0] - self.extent[0]) // self.stride[0] + 1
 
     @property
     def out_W(self) -> int:
-        """Output columns."""
         return (self.padded[1] - self.extent[1]) // self.stride[1] + 1
 
     @property
@@ -97,7 +90,6 @@ class ConvSpec:
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes per number."""
         return np.dtype(self.dtype).itemsize
 
     @cached_property
@@ -179,28 +171,15 @@ Direction = Literal["forward", "backward", "backward_filter"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One stage of a direction, as the planner's model counts it.
+    """One stage of a direction, as the planner's model counts it. bytes: read and written.
 
-    Attributes
-    ----------
-    stage : name of the stage
-    flops : floating-point operations
-    bytes : bytes read and written
-    gemm : (m, k, n) of one product, m rows of the left factor; None for a stage that only moves numbers
+    gemm: (m, k, n) of one product, m rows of the left factor; None for a stage that only moves numbers.
     """
 
     stage: str
     flops: int
     bytes: int
     gemm: tuple[int, int, int] | None = None
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """Kernels w (R, S, C, K) and, if it is kept, their transform."""
-
-    w: Array
-    transformed: Array | None = None
 
 
 class Lent:
@@ -227,26 +206,20 @@ class ConvAlgorithm(Protocol):
     version: int
     """Raise it when the speed changes, so that measurements of an older version are not used."""
     rounding: float
-    """The largest error in float32, as a share of the largest number of the result, for any BLAS.
-
-    It is that of sums of 256 products of numbers around 0. Sums of four times as many round twice as much.
-    """
+    """The largest error in float32, as a share of the largest number of the result, for any BLAS: of sums of 256
+    products of numbers around 0. Sums of four times as many round twice as much."""
 
     def supports(self, spec: ConvSpec) -> bool:
         """Return True if this algorithm can compute the problem."""
-        ...
 
     def workspace(self, spec: ConvSpec) -> int:
         """Return the bytes of scratch memory on one thread with the smallest blocks: the most of all directions."""
-        ...
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return the costs of the direction, stage by stage, for the planner's model."""
-        ...
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
         """Return the algorithm for this problem, on devices of this backend, in `limit` bytes of scratch memory."""
-        ...
 
 
 class Convolution(ABC):
@@ -254,12 +227,8 @@ class Convolution(ABC):
 
     Arrays belong to `device.xp`: x, dx (H, W, N, C), w, dw (R, S, C / groups, K), y, dy (out_H, out_W, N, K),
     all of `spec.dtype`. Inputs are not changed. Results are new arrays and do not depend on the number of threads.
-    A device lends its threads and its scratch memory. The caller keeps BLAS single-threaded (`single_threaded_blas`).
-
-    Attributes
-    ----------
-    spec : the problem
-    limit : bytes of scratch memory that a pass may take
+    A device lends its threads and its scratch memory, of which a pass may take `limit` bytes. The caller keeps BLAS
+    single-threaded (`single_threaded_blas`).
     """
 
     def __init__(self, spec: ConvSpec, limit: int) -> None:
@@ -298,3 +267,31 @@ class Convolution(ABC):
         threads = max(1, min(device.pool.threads, most, room))
         device.workspace.recycle(held + threads * own + ROUNDING)
         return threads
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels w (R, S, C, K) and, if it is kept, their transform."""
+
+    w: Array
+    transformed: Array | None = None
+
+
+class Transforming(Convolution):
+    """A convolution that keeps kernels with their transform, of so many numbers, if half of the limit holds it."""
+
+    def __init__(self, spec: ConvSpec, limit: int, numbers: int) -> None:
+        super().__init__(spec, limit)
+        self._keeps = 2 * numbers * spec.itemsize <= limit
+
+    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Kernels:
+        """Return the kernels; with their transform too, if many passes share it and there is room.
+
+        A training step would use it once or twice, and writing and reading it takes as long as computing it.
+        """
+        w = device.backend.contiguous(w)
+        return Kernels(w, self._transformed(w, device) if keep and self._keeps else None)
+
+    @abstractmethod
+    def _transformed(self, w: Array, device: Device) -> Array:
+        """Return the kernels' transform, in memory of its own."""

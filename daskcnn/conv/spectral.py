@@ -1,9 +1,8 @@
 """Convolution in the frequency domain: about thirteen times fewer multiplications for 5×5 kernels on 16×16 maps.
 
-Small matrices (`fourier`) transform maps and kernels. A convolution is then one matrix product over the channels for
-each frequency. A pass on processors is one graph of tasks, block of kernels after block: transforms of columns, then
-products of frequencies, then transforms back, each task a compiled loop. Large maps may be cut into tiles, whose
-kernels take less memory and time.
+Small matrices (`fourier`) transform maps and kernels; then there is one matrix product over the channels for each
+frequency. A pass on processors is a graph of tasks, each a compiled loop, block of kernels after block: transforms of
+columns, products, transforms back. Large maps may be cut into tiles, whose kernels take less memory and time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,17 @@ from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Backend, Device
 from daskcnn.conv.fft import TilesByFFT
 from daskcnn.conv.fourier import Side, Tiling, fourier
-from daskcnn.conv.spec import Convolution, ConvSpec, Direction, Kernels, Lent, Work, nearly_equal, ranges_of
+from daskcnn.conv.spec import (
+    Convolution,
+    ConvSpec,
+    Direction,
+    Kernels,
+    Lent,
+    Transforming,
+    Work,
+    nearly_equal,
+    ranges_of,
+)
 from daskcnn.pool import Task
 
 LEAST_ROWS, LEAST_KERNELS = 32, 64
@@ -74,7 +83,6 @@ class Spectral:
         return (sizes.block(n, k) + sizes.scratch(n, k)) * spec.itemsize + ROUNDING
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Return transforms and products of the direction."""
         return Sizes(Tiling(spec, self._tile)).work(direction)
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
@@ -82,28 +90,20 @@ class Spectral:
         return (_SpectralLoops if backend.compiled else TilesByFFT)(Tiling(spec, self._tile), limit)
 
 
-class _SpectralLoops(Convolution):
+class _SpectralLoops(Transforming):
     """Transforms and products in compiled loops, block after block."""
 
     def __init__(self, tiling: Tiling, limit: int) -> None:
-        super().__init__(tiling.spec, limit)
+        super().__init__(tiling.spec, limit, tiling.kernel_numbers)
         self.tiling, self.f = tiling, fourier(*tiling.axes, tiling.spec.dtype)
         self.blocks = Sizes(tiling).choose(limit)
         # outputs that the kernel does not reach have no frequencies
         self._reaches_all = all(axis.pad + axis.end < axis.taps for axis in tiling.axes)
 
-    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Kernels:
-        """Return the kernels; with their transform too, if many passes share it and it takes at most half of the limit.
-
-        A training step would use it twice, and writing and reading it takes as long as computing it.
-        """
-        w = device.backend.contiguous(w)
-        return Kernels(
-            w, _SpectralPass(self, device).of_all_kernels(w) if keep and self.tiling.keeps(self.limit) else None
-        )
+    def _transformed(self, w: Array, device: Device) -> Array:
+        return _SpectralPass(self, device).of_all_kernels(w)
 
     def forward(self, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
         y = np.empty(self.spec.y_shape, self.spec.dtype)
         inside = bias if self._reaches_all else None
         _SpectralPass(self, device).forward(device.backend.contiguous(x), prepared, y, inside)
@@ -112,28 +112,23 @@ class _SpectralLoops(Convolution):
         return y
 
     def backward_data(self, dy: Array, prepared: Kernels, device: Device) -> Array:
-        """Return dx (H, W, N, C)."""
-        dx = self._zeros()
-        _SpectralPass(self, device).backward(None, device.backend.contiguous(dy), prepared, dx, None)
-        return dx
+        return self._gradients(None, dy, prepared, device)[0]
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (R, S, C, K)."""
-        dw = np.empty(self.spec.w_shape, self.spec.dtype)
-        x, dy = map(device.backend.contiguous, (x, dy))
-        _SpectralPass(self, device).backward(x, dy, None, None, dw)
-        return dw
+        return self._gradients(x, dy, None, device)[1]
 
     def backward(self, x: Array, dy: Array, prepared: Kernels, device: Device) -> tuple[Array, Array]:
         """Return (dx, dw); dy is transformed once."""
-        dx, dw = self._zeros(), np.empty(self.spec.w_shape, self.spec.dtype)
-        x, dy = map(device.backend.contiguous, (x, dy))
-        _SpectralPass(self, device).backward(x, dy, prepared, dx, dw)
-        return dx, dw
+        return self._gradients(x, dy, prepared, device)
 
-    def _zeros(self) -> Array:
-        """Return memory for dx: zeros where tiles are added up."""
-        return (np.empty if self.tiling.size is None else np.zeros)(self.spec.x_shape, self.spec.dtype)
+    def _gradients(self, x: Array | None, dy: Array, prepared: Kernels | None, device: Device) -> tuple[Any, Any]:
+        """Return dx, if there are kernels, and dw, if there is x; else None."""
+        spec, made = self.spec, np.empty if self.tiling.size is None else np.zeros  # tiles are added up
+        dx = None if prepared is None else made(spec.x_shape, spec.dtype)
+        dw = None if x is None else np.empty(spec.w_shape, spec.dtype)
+        x = None if x is None else device.backend.contiguous(x)
+        _SpectralPass(self, device).backward(x, device.backend.contiguous(dy), prepared, dx, dw)
+        return dx, dw
 
 
 class _SpectralPass:
@@ -142,18 +137,15 @@ class _SpectralPass:
     def __init__(self, bound: _SpectralLoops, device: Device) -> None:
         self.spec, self.tiling, self.f, self.blocks = bound.spec, bound.tiling, bound.f, bound.blocks
         self.device, self.small = device, compiled.products.small()
-        size, own = self.spec.itemsize, (self.blocks.scratch,)
-        held = self.blocks.numbers * size
-        lanes = bound.begin(device, most=device.pool.threads, own=self.blocks.scratch * size, held=held)
-        take = device.workspace.take
-        self.scratch = Lent([take(f"spectral.scratch{i}", own, self.spec.dtype) for i in range(lanes)])
+        size, own, take = self.spec.itemsize, self.blocks.scratch, device.workspace.take
+        lanes = bound.begin(device, most=device.pool.threads, own=own * size, held=self.blocks.numbers * size)
+        self.scratch = Lent([take(f"spectral.scratch{i}", (own,), self.spec.dtype) for i in range(lanes)])
         self.tasks: list[Task] = []
 
     def forward(self, x: Array, prepared: Kernels, y: Array, bias: Array | None) -> None:
         """Fill y. The bias is added to the products at frequency 0, from which every output receives it."""
         constant = np.zeros(0, y.dtype) if bias is None else bias * self.tiling.rows
-        products: list[Task] = []
-        back: list[Task] = []
+        products, back = list[Task](), list[Task]()
         for samples in ranges_of(self.spec.N, self.blocks.samples):
             X, of_map = self._of_map(x, samples, products)
             for kernels in ranges_of(self.spec.K, self.blocks.kernels):
@@ -168,15 +160,15 @@ class _SpectralPass:
         self, x: Array | None, dy: Array, prepared: Kernels | None, dx: Array | None, dw: Array | None
     ) -> None:
         """Fill dx, which needs the kernels, and dw, which needs x, as far as they are given."""
-        products: list[Task] = []
-        back: list[Task] = []  # of the kernels' gradient, which lies where the kernels do
+        products, back = list[Task](), list[Task]()  # `back` of the kernels' gradient, which lies where the kernels do
         none, C = np.zeros((0, 0, 0), dy.dtype), self.spec.C
         for samples in ranges_of(self.spec.N, self.blocks.samples):
             X, of_map = (none, []) if x is None else self._of_map(x, samples, products)
             dX = none if dx is None else self._take("dmap", _size(samples) * self.tiling.tiles, C)
             for kernels in ranges_of(self.spec.K, self.blocks.kernels):
                 W, begin, of_kernels = self._of_kernels(prepared, kernels, [*products, *back])
-                dY, of_output = self._of_output(dy, samples, kernels, products)
+                dY = self._take("output", _size(samples) * self.tiling.tiles, _size(kernels))
+                of_output = self._forth(self.f.output, dy, dY, self._output_cut(samples, kernels), products)
                 dW = none if dw is None else self._take("kernels", C, _size(kernels))
                 add = int(kernels.start > 0)
                 differentiate = partial(
@@ -214,11 +206,6 @@ class _SpectralPass:
         X = self._take("map", _size(samples) * self.tiling.tiles, self.spec.C)
         return X, self._forth(self.f.map, x, X, self._map_cut(samples), after)
 
-    def _of_output(self, dy: Array, samples: slice, kernels: slice, after: Sequence[Task]) -> tuple[Array, list[Task]]:
-        """Return the same for an output's gradient (rows, tiles · n, k)."""
-        dY = self._take("output", _size(samples) * self.tiling.tiles, _size(kernels))
-        return dY, self._forth(self.f.output, dy, dY, self._output_cut(samples, kernels), after)
-
     def _of_kernels(
         self, prepared: Kernels | None, kernels: slice, after: Sequence[Task]
     ) -> tuple[Array, int, list[Task]]:
@@ -232,7 +219,7 @@ class _SpectralPass:
 
     def _forth(self, side: Side, source: Array, target: Array, cut: Any, after: Sequence[Task]) -> list[Task]:
         """Return tasks that transform columns of a map (h, w, …, …) to rows (rows, …, …)."""
-        outer = _outer(cut.size)
+        outer = max(1, COLUMNS // cut.size)  # columns at once
         own = source, side.height, side.real, side.pairs, cut, target, outer, self.small
         return self._tasks(partial(compiled.spectral.forth, *own), -(-cut.length // outer), self._flops(cut), after)
 
@@ -240,7 +227,7 @@ class _SpectralPass:
         self, side: Side, source: Array, target: Array, cut: Any, after: Sequence[Task], *, add: bool = False
     ) -> list[Task]:
         """Return tasks that transform rows to columns of a map, set or added: the transpose of `_forth`."""
-        outer = _outer(cut.size)
+        outer = max(1, COLUMNS // cut.size)
         own = source, side.height, side.real, side.pairs, cut, target, int(add), outer, self.small
         return self._tasks(partial(compiled.spectral.back, *own), -(-cut.length // outer), self._flops(cut), after)
 
@@ -282,7 +269,6 @@ class _SpectralPass:
         return compiled.spectral.Cut(0, s.C, kernels.start, _size(kernels), s.R, s.S, 1, 1, 0, 0, 0, 0)
 
     def _take(self, name: str, *shape: int) -> Array:
-        """Return scratch memory for rows of this shape."""
         return self.device.workspace.take(f"spectral.{name}", (self.tiling.rows, *shape), self.spec.dtype)
 
 
@@ -294,7 +280,6 @@ class Sizes:
 
     @property
     def least_samples(self) -> int:
-        """Samples of the smallest block."""
         return min(self.spec.N, -(-LEAST_ROWS // self.tiling.tiles))
 
     def block(self, samples: int, kernels: int) -> int:
@@ -343,11 +328,9 @@ class Sizes:
         return (*twice, self._product(n, s.K, s.C), self._product(s.C, n, s.K))
 
     def _transform(self, name: str, h: int, w: int, columns: int) -> Work:
-        length = self.tiling.axes[1].length
-        moved = columns * (self.rows + h * w) * self.spec.itemsize
-        return Work(
-            f"transform of {name}", columns * _column_flops(self.tiling, h, w), moved, (2 * length, 2 * w, COLUMNS)
-        )
+        moved, length = columns * (self.rows + h * w) * self.spec.itemsize, self.tiling.axes[1].length
+        flops, gemm = columns * _column_flops(self.tiling, h, w), (2 * length, 2 * w, COLUMNS)
+        return Work(f"transform of {name}", flops, moved, gemm)
 
     def _product(self, m: int, k: int, n: int) -> Work:
         moved = self.rows * (m * k + k * n + m * n) * self.spec.itemsize
@@ -358,11 +341,6 @@ def _column_flops(tiling: Tiling, h: int, w: int) -> int:
     """Return the operations of the transform of a column h × w: along the height, then along the width."""
     height, width = (axis.length for axis in tiling.axes)
     return 2 * w * height * (h + 2 * width)
-
-
-def _outer(size: int) -> int:
-    """Return the number of outer columns of this size that are transformed at once."""
-    return max(1, COLUMNS // size)
 
 
 def _size(s: slice) -> int:

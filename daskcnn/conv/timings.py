@@ -7,8 +7,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,15 +42,10 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The speed of one thread of a device, in float32.
+    """The speed of one thread of a device, in float32. gemm_flops: operations of a large GEMM a second.
 
-    Attributes
-    ----------
-    gemm_flops : operations of a large GEMM
-    bytes_per_second : bytes read or written
-    half : (m, k, n); a GEMM that is this short along one axis alone has half the rate
-    memory_threads : this many threads together use the memory's whole bandwidth
-    stage : seconds to start a stage
+    half: (m, k, n); a GEMM that is this short along one axis alone has half the rate. memory_threads: this many threads
+    together use the memory's whole bandwidth. stage: seconds to start one.
     """
 
     gemm_flops: float
@@ -75,7 +69,6 @@ RATES: Mapping[str, Rates] = {"cupy": GPU}
 
 
 def predict(algorithm: ConvAlgorithm, spec: ConvSpec, rates: Rates, threads: int) -> Seconds:
-    """Return the predicted seconds of the algorithm on this number of threads."""
     forward, backward, backward_filter = (
         total_seconds(algorithm.work(spec, direction), rates, threads, spec.itemsize)
         for direction in ("forward", "backward", "backward_filter")
@@ -84,10 +77,7 @@ def predict(algorithm: ConvAlgorithm, spec: ConvSpec, rates: Rates, threads: int
 
 
 def total_seconds(works: Iterable[Work], rates: Rates, threads: int, itemsize: int) -> float:
-    """Return the seconds of stages one after the other, each as long as the slower of its arithmetic and its traffic.
-
-    This is a roofline model.
-    """
+    """Return the seconds of stages in turn, each the longer of its arithmetic and its traffic (a roofline model)."""
     memory = rates.bytes_per_second * min(threads, rates.memory_threads)
     return sum(
         rates.stage + max(arithmetic_seconds(work, rates, itemsize) / threads, work.bytes / memory) for work in works
@@ -137,24 +127,14 @@ class _Kept(BaseModel):
 
 
 def key(spec: ConvSpec, threads: int, workspace_limit: int) -> str:
-    """Return the name of an entry.
-
-    Limits (bytes) within a power of two share one: blocks change little between them.
-    """
+    """Return an entry's name. Limits (bytes) within a power of two share one: blocks change little between them."""
     s, more = spec, ""
     limit = 1 << max(0, workspace_limit.bit_length() - 1)
     shape = f"N{s.N} H{s.H} W{s.W} C{s.C} K{s.K} R{s.R} S{s.S} stride {s.stride[0]},{s.stride[1]}"
     for name, usual in (("dilation", (1, 1)), ("groups", 1), ("pad_end", (0, 0))):
-        # left out where usual: times from before there were such problems keep their names
-        value = getattr(s, name)
-        more += "" if value == usual else f" {name} {value}"
+        if (value := getattr(s, name)) != usual:  # times from before there were such problems keep their names
+            more += f" {name} {value}"
     return f"{shape} pad {s.pad[0]},{s.pad[1]}{more} {s.dtype}, {threads} threads, {limit} bytes"
-
-
-def _reason(error: OSError | DataError | ValidationError) -> str | None:
-    if isinstance(error, ValidationError):
-        return first_problem(error).reason
-    return error.strerror if isinstance(error, OSError) else error.reason
 
 
 class Memory:
@@ -173,20 +153,20 @@ class Memory:
         self.entries = {**self.entries, **self._read()}
 
     def remember(self, entries: Mapping[str, Entry], *, anew: bool = False) -> None:
-        """Add these entries, on disk too if possible.
-
-        If two processes measured the same problem, both use the first result, unless `anew`.
-        """
+        """Add these entries, on disk too if possible. What another process kept before counts, unless `anew`."""
         self.entries = {**self.entries, **entries}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self.path.with_suffix(".lock"), self._patience):
+            with FileLock(self.path.with_suffix(".lock"), timeout=self._patience):
                 kept = self._read()
-                older = {} if anew else {k: e for k, e in kept.items() if _same(e, entries.get(k))}
-                self.entries = {**self.entries, **kept, **entries, **older}
-                self._write()
+                known = {k: e for k, e in kept.items() if k in entries and e.versions == entries[k].versions}
+                self.entries = {**self.entries, **kept, **entries, **({} if anew else known)}
+                file = _Kept(format=FORMAT, machine=self.machine, entries=self.entries)
+                replace_file(self.path, file.model_dump_json(indent=1).encode())  # the lock's holder alone writes it
         except OSError as error:
-            self._warn_once(f"{self.path}: measured times cannot be kept ({error}); set DASKCNN_CACHE_DIR")
+            held = f"another process has held its lock for {self._patience:g} s"
+            reason = held if isinstance(error, Timeout) else error
+            self._warn_once(f"{self.path}: measured times cannot be kept ({reason}); set DASKCNN_CACHE_DIR")
 
     def _read(self) -> dict[str, Entry]:
         try:
@@ -194,41 +174,19 @@ class Memory:
         except FileNotFoundError:
             return {}
         except (OSError, DataError, ValidationError) as error:
-            self._warn_once(
-                f"{self.path}: ignored, not a file of measured times ({_reason(error)}); it is written anew"
-            )
+            found = first_problem(error) if isinstance(error, ValidationError) else error
+            reason = found.strerror if isinstance(found, OSError) else found.reason
+            self._warn_once(f"{self.path}: ignored, not a file of measured times ({reason}); it is written anew")
             return {}
         if kept.machine != self.machine:
             self._warn_once(f"{self.path}: ignored, measured on another machine; it is written anew")
             return {}
         return kept.entries
 
-    def _write(self) -> None:
-        text = _Kept(format=FORMAT, machine=self.machine, entries=self.entries).model_dump_json(indent=1)
-        replace_file(self.path, text.encode())  # the lock's holder alone writes it
-
     def _warn_once(self, message: str) -> None:
         if not self._warned:
             self._warn(message)
         self._warned = True
-
-
-def _same(kept: Entry, measured: Entry | None) -> bool:
-    return measured is not None and kept.versions == measured.versions
-
-
-@contextmanager
-def _locked(path: Path, patience: float) -> Iterator[None]:
-    """Hold the lock of this file. Raises TimeoutError if another process does not release it within `patience` s."""
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=patience)
-    except Timeout as error:
-        raise TimeoutError(f"another process has held {path} for {patience:g} s") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def believed() -> bool:

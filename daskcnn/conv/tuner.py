@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from daskcnn.arrays import Array, Device, Workspace
+from daskcnn.arrays import Device, Workspace
 from daskcnn.conv.algorithms import ALGORITHMS
 from daskcnn.conv.planner import Candidate, candidates, forget_plans, versions
 from daskcnn.conv.spec import ConvSpec
@@ -40,21 +40,9 @@ def tune(
 ) -> list[ConvSpec]:
     """Measure the problems that this machine has no times for (all of them with `anew`), and remember the times.
 
-    Small problems come first. A problem for which no time is left keeps the model's choice. Nothing is
-    measured if measurements are not `believed`. The caller keeps BLAS single-threaded.
-
-    Parameters
-    ----------
-    specs : problems; duplicates are measured once
-    device : where to measure
-    clock : returns seconds
-    seconds : for all problems together
-    anew : measure known problems too
-    begun : called before each problem
-
-    Returns
-    -------
-    The problems that were measured.
+    Small problems come first, duplicates once. A problem for which no time is left keeps the model's choice. Nothing is
+    measured if measurements are not `believed`. The caller keeps BLAS single-threaded. clock: returns seconds. seconds:
+    for all problems together. begun: called before each problem. Returns the problems that were measured.
     """
     if not believed():
         return []
@@ -62,7 +50,12 @@ def tune(
     memory = memory_of(device.backend)
     memory.refresh()
     forget_plans()
-    todo = sorted((s for s in dict.fromkeys(specs) if _open(s, device) or anew), key=lambda s: s.flops)
+
+    def unknown(spec: ConvSpec) -> bool:
+        best = next(iter(candidates(spec, device)), None)  # measured algorithms come first
+        return best is not None and best.measured is None
+
+    todo = sorted((s for s in dict.fromkeys(specs) if unknown(s) or anew), key=lambda s: s.flops)
     end = clock() + seconds if todo else 0.0
     found: dict[ConvSpec, dict[str, Seconds]] = {}
     for i, spec in enumerate(todo):
@@ -70,16 +63,15 @@ def tune(
         now = clock()
         found |= {spec: times} if (times := measure(spec, device, clock, now + (end - now) / (len(todo) - i))) else {}
     if found:
-        memory.remember({_key(s, device): Entry(versions=versions(s), seconds=t) for s, t in found.items()}, anew=anew)
+        means = device.pool.threads, device.workspace_limit
+        entries = {key(s, *means): Entry(versions=versions(s), seconds=t) for s, t in found.items()}
+        memory.remember(entries, anew=anew)
         forget_plans()
     return list(found)
 
 
 def measure(spec: ConvSpec, device: Device, clock: Clock, end: float) -> dict[str, Seconds]:
-    """Return the median seconds of the candidates worth running, which take turns.
-
-    The result is empty if there is no choice, or if `end` comes before each candidate ran once after its warm-up.
-    """
+    """Return median seconds of the candidates worth running; none without a choice, or if `end` comes too soon."""
     names = _worth_running(candidates(spec, device), end - clock())
     if len(names) < 2:
         return {}
@@ -99,7 +91,8 @@ def measure(spec: ConvSpec, device: Device, clock: Clock, end: float) -> dict[st
             taken[name].append(seconds)
         names = [name for name in names if _within(SLOWER, runs[name], runs)]
     complete = all(taken[name] for name in names)
-    return {name: _median(runs) for name, runs in taken.items() if runs} if complete else {}
+    medians = {n: Seconds(*map(median, zip(*runs, strict=True))) for n, runs in taken.items() if runs}
+    return medians if complete else {}
 
 
 class _Trial:
@@ -107,13 +100,9 @@ class _Trial:
 
     def __init__(self, spec: ConvSpec, device: Device, clock: Clock) -> None:
         self._spec, self._device, self._clock = spec, device, clock
-        rng = np.random.default_rng(0)
-        self._x, self._w, self._dy = (self._random(rng, s) for s in (spec.x_shape, spec.w_shape, spec.y_shape))
-
-    def _random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        host = rng.random(shape, np.float32).astype(self._spec.dtype, copy=False)
-        host -= 0.5
-        return self._device.backend.from_host(host)
+        rng, shapes = np.random.default_rng(0), (spec.x_shape, spec.w_shape, spec.y_shape)
+        hosts = (rng.random(shape, np.float32).astype(spec.dtype, copy=False) for shape in shapes)
+        self._x, self._w, self._dy = (device.backend.from_host(np.subtract(host, 0.5, out=host)) for host in hosts)
 
     def turns(self, names: Iterable[str], end: float) -> dict[str, Seconds]:
         """Run each algorithm in turn, as many as begin before `end`."""
@@ -137,12 +126,6 @@ class _Trial:
         return self._clock()
 
 
-def _open(spec: ConvSpec, device: Device) -> bool:
-    """Return whether the memory has no answer for this problem."""
-    found = candidates(spec, device)
-    return bool(found) and found[0].measured is None
-
-
 def _worth_running(found: Iterable[Candidate], seconds: float) -> list[str]:
     """Return the algorithms that may be the best, the likeliest first, as many as can run twice in this time."""
     predicted = {c.name: c.predicted for c in found}
@@ -156,11 +139,3 @@ def _within(factor: float, seconds: Seconds, among: Mapping[str, Seconds]) -> bo
     """Return whether one of the directions takes at most `factor` times the shortest: plans choose for each."""
     least = map(min, zip(*among.values(), strict=True))
     return any(own <= factor * shortest for own, shortest in zip(seconds, least, strict=True))
-
-
-def _median(runs: Iterable[Seconds]) -> Seconds:
-    return Seconds(*map(median, zip(*runs, strict=True)))
-
-
-def _key(spec: ConvSpec, device: Device) -> str:
-    return key(spec, device.pool.threads, device.workspace_limit)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -20,17 +19,8 @@ from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Backend, Device
 from daskcnn.compiled.sizes import STEPS, apart
 from daskcnn.conv.minimal import AtPoints, Correlation, Minimal, PointExpressions
-from daskcnn.conv.spec import (
-    LONGEST,
-    Convolution,
-    ConvSpec,
-    Direction,
-    Kernels,
-    Lent,
-    Work,
-    nearly_equal,
-    ranges_of,
-)
+from daskcnn.conv.spec import LONGEST, Convolution, ConvSpec, Direction, Kernels, Lent, Work, nearly_equal, ranges_of
+from daskcnn.pool import equal_slices
 
 GROUP_BYTES = 1 << 20
 """Bytes of a group at all points, before and after the products: what stays in a core's cache."""
@@ -54,13 +44,9 @@ THREAD_NUMBERS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The cut of tiles and samples into groups.
+    """The cut of tiles and samples into groups, which have several tiles only if they have all samples.
 
-    Attributes
-    ----------
-    tiles, samples : of a group, which has several tiles only if it has all samples
-    count : groups of a map
-    numbers : scratch memory of a group
+    tiles, samples: of a group. count: groups of a map. numbers: scratch memory of a group.
     """
 
     tiles: int
@@ -70,7 +56,6 @@ class Groups:
 
     @property
     def rows(self) -> int:
-        """Rows of a group's products."""
         return self.tiles * self.samples
 
 
@@ -90,10 +75,7 @@ class Winograd:
         return odd and spec.R == spec.S == self._f.taps and spec.dtype in ("float32", "float64")
 
     def workspace(self, spec: ConvSpec) -> int:
-        """Return the bytes of kernels at their points, and of the smallest group.
-
-        The array expressions of a GPU take more: the whole map at its points.
-        """
+        """Return the bytes of kernels at their points and of the smallest group. A GPU takes the whole map's."""
         f, forward = self._f, Correlation.forward(spec)
         kernels = f.kernel_numbers(spec)
         gradient = kernels + _sum_groups(f, forward, 0).numbers
@@ -104,12 +86,10 @@ class Winograd:
         return ROUNDING + max(gradient, *passes) * spec.itemsize
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Return transforms and products of the direction."""
         forward, data = _work(self._f, Correlation.forward(spec)), _work(self._back, Correlation.data(spec))
         return {"forward": forward, "backward": (*data, *forward), "backward_filter": forward}[direction]
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
-        """Return the loops of processors, elsewhere expressions over whole arrays."""
         return (_WinogradLoops if backend.compiled else PointExpressions)(self._f, spec, limit)
 
 
@@ -117,12 +97,8 @@ class Winograd:
 class _PointWay:
     """A correlation in loops: forward, or with the turned kernels for the gradient of the input.
 
-    Attributes
-    ----------
-    f, c : the tiles, and the correlation
-    turned : True if the kernels are turned by 180° and their channels swapped
-    g : the matrix that brings kernels to points
-    groups : of tiles and samples; None where products are made line of points by line
+    turned: True if the kernels are turned by 180° and their channels swapped. g: the matrix that brings kernels to
+    points. groups: of tiles and samples; None where products are made line of points by line.
     """
 
     f: Minimal
@@ -162,23 +138,14 @@ class _WinogradLoops(AtPoints):
         self._portions = _portions(f, spec, room)
         self._shape, self._gt = (f.tile.kernels**2, spec.C, spec.K), np.ascontiguousarray(f.g.T, spec.dtype)
 
-    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Kernels:
-        """Return the kernels; with their transform too, if many passes share it and it takes at most half of the limit.
-
-        A training step would use it once: the gradient of the data is made with the turned kernels.
-        """
-        w = device.backend.contiguous(w)
-        if not keep or not self.keeps:
-            return Kernels(w)
+    def _transformed(self, w: Array, device: Device) -> Array:
         scratch = _Scratch(self, device, held=0, own=STEPS)
-        return Kernels(w, self._forward.transform(w, np.empty(self._shape, self.spec.dtype), scratch))
+        return self._forward.transform(w, np.empty(self._shape, self.spec.dtype), scratch)
 
     def forward(self, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None) -> Array:
-        """Return y (out_H, out_W, N, K)."""
         return self._correlate(self._forward, x, prepared.w, prepared.transformed, bias, device)
 
     def backward_data(self, dy: Array, prepared: Kernels, device: Device) -> Array:
-        """Return dx (H, W, N, C)."""
         return self._correlate(self._data, dy, prepared.w, None, None, device)
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
@@ -195,7 +162,8 @@ class _WinogradLoops(AtPoints):
             cut = *self.there.pad, groups.tiles, groups.samples, of_part.start, of_part.stop, *_points_of(f, line)
             compiled.winograd.correlate_filter(x, dy, du[part], f.tile, *cut, scratch.small, own)
 
-        scratch.map(some, [(i, part, line) for i, part in enumerate(_parts(groups.count, len(du))) for line in lines])
+        parts = enumerate(equal_slices(groups.count, len(du)))
+        scratch.map(some, [(i, part, line) for i, part in parts for line in lines])
         return self._folded(du, scratch)
 
     def backward(self, x: Array, dy: Array, prepared: Kernels, device: Device) -> tuple[Array, Array]:
@@ -258,14 +226,14 @@ class _WinogradPass:
         u, bias = self.u, self._bias(scratch)
         if u is None:
             u = way.transform(self.w, scratch.take("kernels", *shape), scratch)
-        cut = STEPS + f.points**2 * apart(groups.rows, c.x_shape[3])
+        cut = STEPS + f.tile.points**2 * apart(groups.rows, c.x_shape[3])
 
         def some(part: slice, own: Array) -> None:
             inputs, products = own[:cut], own[cut:]
-            numbers = *c.pad, groups.tiles, groups.samples, part.start, part.stop, 0, f.points, scratch.small
+            numbers = *c.pad, groups.tiles, groups.samples, part.start, part.stop, 0, f.tile.points, scratch.small
             compiled.winograd.correlate(self.x, u, way.turned, bias, y, products, f.tile, *numbers, inputs)
 
-        scratch.map(some, _parts(groups.count, TASKS * scratch.threads))
+        scratch.map(some, equal_slices(groups.count, min(groups.count, TASKS * scratch.threads)))
         return y
 
     def by_lines(self) -> Array:
@@ -290,11 +258,10 @@ class _WinogradPass:
             compiled.winograd.write_outputs(products, y, f.tile, part.start, part.stop, own)
 
         scratch.map(line, reversed(range(f.tile.kernels)))  # the last kernels may be of several lines
-        scratch.map(outputs, _parts(tiles * samples, scratch.threads))
+        scratch.map(outputs, equal_slices(tiles * samples, min(tiles * samples, scratch.threads)))
         return y
 
     def _bias(self, scratch: _Scratch) -> Array:
-        """Return the bias, or zeros."""
         bias = scratch.take("bias", self.way.c.y_shape[3])
         bias[:] = 0 if self.bias is None else self.bias
         return bias
@@ -302,13 +269,9 @@ class _WinogradPass:
 
 @dataclass(frozen=True, slots=True)
 class Portions:
-    """The cut of a minibatch's samples for both gradients at once.
+    """The cut of a minibatch's samples for both gradients at once: of each portion, which has partial sums of its own.
 
-    Attributes
-    ----------
-    samples : of a portion, which has partial sums of its own
-    tiles, together : of a group, whose rows are multiplied together
-    numbers : scratch memory of a group
+    tiles, together: of a group, whose rows are multiplied together. numbers: scratch memory of a group.
     """
 
     samples: list[slice]
@@ -325,13 +288,13 @@ def _portions(f: Minimal, spec: ConvSpec, room: int) -> Portions | None:
     most = min(N, MOST_PORTIONS, PORTIONS_BYTES // (sums * spec.itemsize), *pays)
     if most < LEAST_PORTIONS:
         return None
-    samples = _parts(N, 1 << most.bit_length() - 1)  # a power of two leaves few threads without work at the end
+    samples = equal_slices(N, 1 << most.bit_length() - 1)  # a power of two leaves few threads without work at the end
     longest = max(each.stop - each.start for each in samples)
-    rows = max(LEAST_ROWS, min(MOST_ROWS, GRADIENTS_BYTES // (f.points**2 * (C + K) * spec.itemsize)))
+    rows = max(LEAST_ROWS, min(MOST_ROWS, GRADIENTS_BYTES // (f.tile.points**2 * (C + K) * spec.itemsize)))
     while rows >= FEWEST_ROWS:
         together = min(longest, rows)
         several = min(tiles, rows // together)
-        numbers = STEPS + f.points**2 * (apart(several * together, C) + apart(several * together, K))
+        numbers = STEPS + f.tile.points**2 * (apart(several * together, C) + apart(several * together, K))
         if (1 + len(samples)) * sums + numbers <= room:
             return Portions(samples, several, together, numbers)
         rows //= 2
@@ -340,7 +303,7 @@ def _portions(f: Minimal, spec: ConvSpec, room: int) -> Portions | None:
 
 def _points_of(f: Minimal, kernels: slice) -> tuple[int, int]:
     """Return the first and last of the points along the height that have these kernels."""
-    return kernels.start, f.points if kernels.stop == f.tile.kernels else kernels.stop
+    return kernels.start, f.tile.points if kernels.stop == f.tile.kernels else kernels.stop
 
 
 class _Scratch:
@@ -374,8 +337,8 @@ def _by_lines(f: Minimal, c: Correlation) -> bool:
 def _of_lines(f: Minimal, c: Correlation) -> tuple[int, int]:
     """Return the numbers of all products and a bias, and those of a line's kernels and inputs."""
     rows, C, K, kernels = prod(c.tiles(f)) * c.x_shape[2], c.x_shape[3], c.y_shape[3], f.tile.kernels
-    lines = f.points - kernels + 1  # that share the last kernels
-    return f.points**2 * apart(rows, K) + K, STEPS + kernels * C * K + lines * f.points * apart(rows, C)
+    lines = f.tile.points - kernels + 1  # that share the last kernels
+    return f.tile.points**2 * apart(rows, K) + K, STEPS + kernels * C * K + lines * f.tile.points * apart(rows, C)
 
 
 def _groups(f: Minimal, c: Correlation, room: int) -> Groups:
@@ -400,20 +363,17 @@ def _sum_bytes(f: Minimal, c: Correlation) -> int:
 
 def _fewest_parts(f: Minimal, c: Correlation) -> int:
     """Return two where two threads could not share the lines of points of one sum equally."""
-    return 2 if f.points % 2 and 2 * _sum_bytes(f, c) <= EVEN_BYTES else 1
+    return 2 if f.tile.points % 2 and 2 * _sum_bytes(f, c) <= EVEN_BYTES else 1
 
 
 def _of_rows(f: Minimal, c: Correlation, room: int, rows: int, fewest: int, most: int | None) -> Groups:
-    """Return groups of about so many rows, or of more that stay in cache, up to `most`.
-
-    There are at least `fewest` groups if each has enough rows.
-    """
+    """Return `fewest` groups or more, of about so many rows, or of more that stay in cache, up to `most`."""
     (N, C), K, tiles = c.x_shape[2:], c.y_shape[3], prod(c.tiles(f))
 
     def numbers(rows: int) -> int:
-        return STEPS + f.points**2 * (apart(rows, C) + apart(rows, K))
+        return STEPS + f.tile.points**2 * (apart(rows, C) + apart(rows, K))
 
-    rows = max(LEAST_ROWS, rows, GROUP_BYTES // (f.points**2 * (C + K) * np.dtype(c.dtype).itemsize))
+    rows = max(LEAST_ROWS, rows, GROUP_BYTES // (f.tile.points**2 * (C + K) * np.dtype(c.dtype).itemsize))
     rows = min(rows, max(LEAST_ROWS, tiles * N // fewest), most or rows)
     while rows > FEWEST_ROWS and numbers(rows) > room:
         rows //= 2
@@ -422,15 +382,9 @@ def _of_rows(f: Minimal, c: Correlation, room: int, rows: int, fewest: int, most
     return Groups(several, samples, -(-tiles // several) * -(-N // samples), numbers(several * samples))
 
 
-def _parts(count: int, parts: int) -> list[slice]:
-    """Cut range(count) into `parts` slices, nearly equal and none of them empty."""
-    edges = [count * i // parts for i in range(parts + 1)]
-    return [slice(a, b) for a, b in pairwise(edges) if a < b]
-
-
 def _work(f: Minimal, c: Correlation) -> tuple[Work, ...]:
     (N, C), K, itemsize = c.x_shape[2:], c.y_shape[3], np.dtype(c.dtype).itemsize
-    rows, squared = prod(c.tiles(f)) * N, f.points**2
+    rows, squared = prod(c.tiles(f)) * N, f.tile.points**2
     return (
         Work("kernels", 0, (f.taps**2 + f.tile.kernels**2) * C * K * itemsize),
         Work("transforms", 0, squared * rows * (C + K) * itemsize // 2),

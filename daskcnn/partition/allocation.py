@@ -44,7 +44,6 @@ class Allocation:
         return count(self.ranges[worker])
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of samples of each worker."""
         return {worker: count(ranges) for worker, ranges in self.ranges.items()}
 
     def give(self, samples: Mapping[str, int], increment: int) -> Allocation:

@@ -22,7 +22,6 @@ class IDPA(Partitioner):
     laws: ClassVar[frozenset[str]] = frozenset({"complete", "proportional", "served"})
 
     def weights(self, seconds: Sequence[float]) -> list[float]:
-        """Return speeds: samples per second, relative to the fastest."""
         return speeds(seconds)
 
 
@@ -30,11 +29,9 @@ class IDPA(Partitioner):
 class IDPAPaper(IDPA):
     """BPT-CNN eq. 2-5 with bounds: n'_j = floor(N/A)·a·t̄ / (m·t̄_j); the last worker takes the rest.
 
-    t̄ is the arithmetic mean of t̄_j, so the n'_j add up to more than there is, and the last worker starves. Taken to
-    the letter the formula may ask for negative counts. The paper says nothing of that; these bounds are ours. No worker
-    loses samples. No worker gets more than the increment still has. Every worker gets a sample in the first increment,
-    where that has as many as there are workers. The paper drops N mod A samples; here the last increment gives them
-    out, as in `idpa`.
+    t̄ is the arithmetic mean of t̄_j, so the n'_j add up to more than there is, and the last worker starves. The bounds
+    are ours: no worker loses samples or gets more than the increment still has, and every one gets a sample in the
+    first increment, if there are enough. The last increment gives out the N mod A samples too, as in `idpa`.
     """
 
     laws: ClassVar[frozenset[str]] = frozenset({"complete"})
@@ -80,5 +77,4 @@ class UDPA(Partitioner):
         object.__setattr__(self, "increments", 1)
 
     def weights(self, seconds: Sequence[float]) -> list[float]:
-        """Return equal weights, whatever the speeds."""
         return [1.0] * len(seconds)

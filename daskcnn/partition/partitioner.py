@@ -40,10 +40,7 @@ class Partitioner(ABC):
         """Return what the workers' shares are in proportion to."""
 
     def start(self, total: int, workers: Sequence[str]) -> Allocation:
-        """Return an allocation that has given nothing.
-
-        Raises ValueError for no workers, a name that occurs twice, or more increments than samples.
-        """
+        """Return an allocation that has given nothing. ValueError for no or equal workers, or too many increments."""
         if not workers or len(set(workers)) != len(workers):
             raise ValueError(f"workers={list(workers)}: need at least one worker, each name once")
         if total < self.increments:
@@ -133,9 +130,8 @@ class Partitioner(ABC):
     def _sizes(self, allocation: Allocation, times: list[float], increment: int) -> list[int]:
         """Return what each worker has after a synchronous increment. No size falls (the excess is shared).
 
-        No size is 0 while there are samples for all: a worker without samples has no round, so it would never be
-        measured again, and never push. An increment with fewer samples than workers goes to those that have none, the
-        fastest first.
+        No size is 0 while there are samples for all: a worker without samples would never be measured again, and never
+        push. An increment with fewer samples than workers goes to those that have none, the fastest first.
         """
         given = self._given_after(allocation, increment)
         have = list(allocation.sizes().values())

@@ -41,11 +41,9 @@ def kernel_shards(num_kernels: int, seconds: Sequence[float]) -> list[int]:
 def balanced_shards(num_kernels: int, seconds: Sequence[float], fixed: Sequence[float]) -> list[int]:
     """Return kernels for each worker so that the slowest finishes as early as whole kernels allow.
 
-    A worker with n of K kernels takes n/K · seconds + fixed, and nothing without kernels. `seconds` grow with its
-    share (its work on all kernels, and what it sends for them). `fixed` does not (the input that any kernel needs). So
-    a worker whose share would not repay its fixed seconds gets no kernels. Among equally fast cuts eq. 1's is taken.
-
-    Raises ValueError as `kernel_shards` does, and for fixed seconds that are not finite and 0 or more, one per worker.
+    A worker with n of K kernels takes n/K · seconds (of work on all kernels, and to send what they give) + fixed (for
+    the input that any kernel needs), and nothing without kernels. Among equally fast cuts eq. 1's is taken. Raises
+    ValueError as `kernel_shards` does, and for fixed seconds that are not finite and 0 or more, one per worker.
     """
     paper = kernel_shards(num_kernels, seconds)
     if len(fixed) != len(seconds) or not all(math.isfinite(each) and each >= 0 for each in fixed):
@@ -66,10 +64,7 @@ def _taken(n: int, total: int, seconds: float, fixed: float) -> float:
 
 
 def _earliest(num_kernels: int, seconds: Sequence[float], fixed: Sequence[float]) -> list[int]:
-    """Give one kernel after the other to the worker that would finish it the earliest.
-
-    A worker's time only grows with its kernels, so the largest of these times is the least possible.
-    """
+    """Give each kernel to the worker that would finish it first. Times only grow, so the largest is the least."""
     costs, shares = list(zip(seconds, fixed, strict=True)), [0] * len(seconds)
     ends = [(_taken(1, max(1, num_kernels), *cost), w) for w, cost in enumerate(costs)]
     heapq.heapify(ends)

@@ -1,16 +1,14 @@
 """The rounds of a run: the next samples of each worker, until every sample was presented `epochs` times on average.
 
-Theory of operation: a *round* is one pass of a worker over all its samples. `Rounds` is told that a round ended
-(`finished`), that its worker is `lost` or that a worker has come (`join`); `due` then returns the rounds that start
-now. Under a barrier rule all workers start together; otherwise each starts again when its own round ends. Increments of
-the allocation are handed out at those moments. Without a barrier, increments of workers that come too late for them go
-to those that begin a round. The budget is `total · epochs` presentations: the last rounds are cut so that they add up
-to it (instead of rounding the number of rounds as BPT-CNN eq. 6 does).
+A *round* is `passes` passes of a worker over all its samples. `Rounds` is told that a round ended (`finished`), that a
+worker is `lost` or has come (`join`); `due` then returns the rounds that start now. Under a barrier rule all workers
+start together; otherwise each starts again when its own round ends. Then increments of the allocation are handed out;
+without a barrier, those of workers that come too late for them go to those that begin a round. The last rounds are cut
+so that all add up to `total · epochs` presentations.
 
-With `passes` a round has this many passes. With `swaps` pairs of workers swap half of their samples between two rounds,
-so that each sees more of the data (Hegde & Usmani §5.1.1). With `batch_size` all workers make the same number of steps
-in a round, because they meet after every few of them; their minibatches are in proportion to their samples. No clock,
-no I/O.
+With `swaps` pairs of workers swap half of their samples between two rounds, so that each sees more of the data (Hegde &
+Usmani §5.1.1). With `batch_size` all workers make the same number of steps in a round, because they meet after every
+few of them; their minibatches are in proportion to their samples. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -144,7 +142,6 @@ class Rounds:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Names of the workers."""
         return tuple(self.seconds)
 
     @property

@@ -45,7 +45,7 @@ SMALL_RULES: Mapping[str, dict[str, Any]] = {
 
 
 def paper_figures(chosen: Scenario, seed: int = 0) -> Iterator[Figure]:
-    """Yield all figures."""
+    """Yield all figures: of BPT-CNN, of Marques, Falcao and Alexandre, and of Hegde and Usmani."""
     yield from _accuracy(chosen, seed)
     yield _time_by_samples(chosen, seed)
     yield from _by_workers(chosen, seed)
@@ -53,9 +53,6 @@ def paper_figures(chosen: Scenario, seed: int = 0) -> Iterator[Figure]:
     yield from _layer_speedups(chosen)
     yield from _layer_steps(chosen)
     yield _downpour_saturation(chosen, seed)
-
-
-# --- BPT-CNN ---
 
 
 def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
@@ -72,8 +69,7 @@ def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
             "rule": SMALL_RULES.get(strategy, {}),
         }
         job = resolve(small)
-        workload = Workload.of(job, samples=POINTS - 400, numbers=chosen.numbers)
-        log: list[Event] = []
+        workload, log = Workload.of(job, samples=POINTS - 400, numbers=chosen.numbers), list[Event]()
         learner = learner_of(job, dataset, workload)
         with single_threaded_blas():
             Simulation(workload, chosen.cluster, seed=seed, learner=learner, emit=log.append).run()
@@ -137,9 +133,6 @@ def _time_by_threads(chosen: Scenario, seed: int) -> Figure:
     return Figure("time-by-threads", title, "BPT-CNN fig. 14", "threads", "seconds", curves, doubling=True)
 
 
-# --- Marques, Falcao and Alexandre ---
-
-
 def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
     """Yield speed-ups by the number of equal devices of each kind, over links of different speed."""
     for kind, pattern in kinds(chosen.cluster).items():
@@ -178,13 +171,9 @@ def _layer_steps(chosen: Scenario) -> Iterator[Figure]:
         yield stacked(f"layer-step-{kind}", title, "Marques et al. fig. 9 and 10", f"{kind} devices", bars)
 
 
-# --- Hegde and Usmani ---
-
-
 def _downpour_saturation(chosen: Scenario, seed: int) -> Figure:
     """Updates a second by the number of equal workers, with the saturation of the server by T/τ."""
-    first = chosen.cluster.members()[0]
-    server = chosen.cluster.server
+    first, server = chosen.cluster.members()[0], chosen.cluster.server
     if server.bandwidth is None and server.merge_rate is None:
         server = Server(bandwidth=LINKS[1])
     case = _of_strategy(chosen, "downpour", "udpa")

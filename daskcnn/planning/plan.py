@@ -79,8 +79,7 @@ def _rows(chosen: Scenario, more: list[Worker], seed: int) -> Iterator[Row]:
     for pattern in more:
         cluster = cluster.with_one_more(pattern)
         row = _row(chosen, cluster, pattern.kind, seed)
-        row = replace(row, gain=1 - row.epoch / before.epoch, speedup=first.epoch / row.epoch)
-        before = row
+        before = row = replace(row, gain=1 - row.epoch / before.epoch, speedup=first.epoch / row.epoch)
         yield row
 
 

@@ -79,8 +79,7 @@ def _conv_network(model: str, image: tuple[int, int, int], layer: Mapping[str, A
         options = ", ".join(f"--{name}" for name in layer)
         raise ValueError(f"{options}: options of a single convolution; write {SINGLE} in place of {model}")
     if model_problem(model):
-        known = [*MODELS, SINGLE]
-        raise ValueError(f"model {model!r}: no name, nor C1:C2 such as 50:500{nearest(model, known)}")
+        raise ValueError(f"model {model!r}: no name, nor C1:C2 such as 50:500{nearest(model, [*MODELS, SINGLE])}")
     return sequential_from_spec(model_spec(model, image, 10))
 
 
@@ -91,9 +90,8 @@ def image_shape(images: str) -> tuple[int, int, int]:
     if "://" in images or Path(images).exists():
         return open_dataset(images).shape
     if not (match := re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", images)):
-        raise ValueError(
-            f"dataset {images!r}: write HxWxC, such as 32x32x3, a path or a name{nearest(images, DATASETS)}"
-        )
+        known = nearest(images, DATASETS)
+        raise ValueError(f"dataset {images!r}: write HxWxC, such as 32x32x3, a path or a name{known}")
     H, W, C = map(int, match.groups())
     return H, W, C
 
@@ -121,24 +119,14 @@ def _planned(name: str, spec: ConvSpec, device: Device, *, need_dx: bool) -> dic
     }
 
 
-_USUAL = (32, 32, 3), 10
-"""Images and classes of networks without usual ones."""
-
-
 def named_models() -> list[dict[str, Any]]:
     """All named models with their usual images: name, image, classes, parameters, operations, origin."""
-    summaries = {name: summarise(_named(name, m.image, m.classes), m.image) for name, m in MODELS.items()}
-    return [
-        {
-            "name": name,
-            "image": model.image,
-            "classes": model.classes,
-            "parameters": sum(row.parameters for row in summaries[name]),
-            "forward": sum(row.forward for row in summaries[name]),
-            "origin": model.origin,
-        }
-        for name, model in MODELS.items()
-    ]
+    models = []
+    for name, model in MODELS.items():
+        rows = summarise(_named(name, model.image, model.classes), model.image)
+        sums = {"parameters": sum(row.parameters for row in rows), "forward": sum(row.forward for row in rows)}
+        models.append({"name": name, "image": model.image, "classes": model.classes, **sums, "origin": model.origin})
+    return models
 
 
 def show_model(
@@ -181,7 +169,7 @@ def _network(model: str, images: str | None, classes: int | None) -> tuple[Seque
     if model_problem(name):
         raise ValueError(f"no name, nor C1:C2 such as 50:500, nor a job file that ends in .toml{nearest(name, MODELS)}")
     known = MODELS.get(name)
-    image, usual = (known.image, known.classes) if known else _USUAL
+    image, usual = (known.image, known.classes) if known else ((32, 32, 3), 10)
     shape = image_shape(images) if images else image
     return _named(name, shape, classes or usual, relu), shape, dtype
 

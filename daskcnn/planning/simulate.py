@@ -52,12 +52,11 @@ class Scenario:
 
     @property
     def sharded(self) -> bool:
-        """True for a job of strategy `layer`."""
         return self.job.train.strategy == LAYER
 
     @property
     def workload(self) -> Workload:
-        """The workload of a data-parallel job."""
+        """Its workload, if it is data-parallel."""
         return Workload.of(self.job, samples=self.samples, numbers=self.numbers)
 
     @property
@@ -68,8 +67,8 @@ class Scenario:
     @property
     def about(self) -> dict[str, Any]:
         """Data set and model for the first event."""
-        model = self.job.model
-        return {"dataset": self.job.data.name, "model": model.name or f"{len(model.layers or ())} layers"}
+        data, model = self.job.data, self.job.model
+        return {"dataset": data.name, "model": model.name or f"{len(model.layers or ())} layers"}
 
     def sharding(self, cluster: SimulatedCluster) -> Direct:
         """The job's kernels over this cluster, as this package shards them."""
@@ -145,14 +144,12 @@ def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
         job = with_network(job, find_network(job.model.from_, "best"), images)
     samples = train - job.data.validation
     if samples < max(1, job.train.increments or 1):
-        raise JobError(
-            [f"data.validation = {job.data.validation}: leaves {samples} of {train} training samples; lower it"]
-        )
+        validation = f"data.validation = {job.data.validation}"
+        raise JobError([f"{validation}: leaves {samples} of {train} training samples; lower it"])
     try:
-        layout = layout_of(job, images)
+        return Scenario(job, cluster, source, images, samples, layout_of(job, images).size)
     except ValueError as error:
         raise JobError([f"model: {error}"]) from error
-    return Scenario(job, cluster, source, images, samples, layout.size)
 
 
 def _images(job: Job) -> tuple[Described, int, str]:

@@ -45,7 +45,6 @@ class ADMM(UpdateRule):
         return self.every or None
 
     def problems_with_groups(self, size: int) -> Iterator[str]:
-        """Groups do not compute the proximal term."""
         if self.rho > 0:
             yield (
                 f"rule.rho = {self.rho:g}: its term in every step is not built for groups of workers "
@@ -65,7 +64,6 @@ class ADMM(UpdateRule):
         return grads
 
     def payload(self, local: Local) -> Vector:
-        """w + u."""
         if (dual := local.memory.get(_DUAL)) is None:
             return local.weights
         pushed = local.weights.copy()
@@ -81,6 +79,5 @@ class ADMM(UpdateRule):
         local.base, local.base_version = answer, version
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
-        """The mean of what the workers push, with equal weights."""
         merged, finite = weighted_sum([push.payload for push in pushes], [1 / len(pushes)] * len(pushes))
         return Merge(merged, state, finite=finite)

@@ -36,7 +36,6 @@ class AGWU(AccuracyWeighted, Asynchronous):
         return local.weights - local.base
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
-        """The center plus the push, weighed by its staleness and its accuracy."""
         (push,) = pushes
         gamma = self._gamma(push, view)
         merged, finite = add_scaled(center, gamma * max(push.accuracy, self.accuracy_floor), push.payload)

@@ -68,7 +68,6 @@ class BSP(UpdateRule):
         return "float16" if self.exchange == "asa16" else asked
 
     def problems_with_groups(self, size: int) -> Iterator[str]:
-        """Groups have no way to meet peer to peer."""
         if self.serverless:
             yield (
                 f"rule.exchange = {self.exchange!r}: groups of workers (train.replica_size = {size}) meet through the "
@@ -76,7 +75,6 @@ class BSP(UpdateRule):
             )
 
     def problems_with_split_server(self, shards: int) -> Iterator[str]:
-        """Without a server there is none to split."""
         if self.serverless:
             yield (
                 f"cluster.ps_shards = {shards}: rule.exchange = {self.exchange!r} has no server to split; remove it, "
@@ -84,7 +82,6 @@ class BSP(UpdateRule):
             )
 
     def payload(self, local: Local) -> Vector:
-        """The local weights, or what was added to the center's."""
         return local.weights if self.combine == "average" else local.weights - local.base
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:

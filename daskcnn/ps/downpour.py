@@ -43,7 +43,6 @@ class Downpour(Asynchronous):
         return self.n_push
 
     def due(self, step: int, *, round_end: bool) -> frozenset[Action]:
-        """A push every n_push steps, a pull every n_fetch."""
         pull = {Action.PULL} if round_end or step % self.n_fetch == 0 else set()
         return super().due(step, round_end=round_end) | pull
 

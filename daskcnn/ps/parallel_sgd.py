@@ -38,6 +38,5 @@ class ParallelSGD(UpdateRule):
             )
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
-        """The mean of the pushes, weighed by their samples."""
         merged, finite = weighted_sum([push.payload for push in pushes], sample_weights(pushes))
         return Merge(merged, state, finite=finite)

@@ -207,7 +207,6 @@ class AccuracyWeighted(UpdateRule):
 
     @property
     def judges_pushes(self) -> bool:
-        """Unless Q is the round's training accuracy."""
         return self.accuracy_on == "validation"
 
 

@@ -1,32 +1,27 @@
 """The sequencer decides for a parameter server; it touches no vector. A state machine without I/O.
 
-Theory of operation. `handle` takes one request and returns the instructions that follow from it, to any worker. The
-host of the server (an actor, the simulator, a test) calls it from one thread, one request after the other, carries out
-the instructions, and puts the time into the requests. Nothing else changes the state. The vectors lie behind the
-interface `Vectors`: in one range beside the sequencer (`server`), or in ranges on other machines (`split`).
+`handle` takes one request and returns the instructions that follow from it, to any worker. The host of the server (an
+actor, the simulator, a test) calls it from one thread, one request after the other, carries out the instructions, and
+puts the time into the requests. The vectors lie behind the interface `Vectors`: in one range beside the sequencer
+(`server`), or in ranges on other machines (`split`).
 
-Workers. A Join begins a life of a worker, its session. A newer session supersedes the older one, whose waiting push is
-dropped and whose later ones are refused. A join is a first pull as well: its reply brings the center. Every request
-but Leave ends in exactly one Reply or Refuse.
+Workers. A Join begins a life of a worker, its session, and brings the center. A newer session supersedes the older one,
+whose waiting push is dropped and whose later ones are refused. Every request but Leave ends in one Reply or Refuse.
 
-Pushes. (epoch, worker, session, seq) is applied once. The key last merged is answered again with the same reply. A key
-that still waits is not answered twice: its one reply is addressed to the key. A refused push changes nothing but the
-counters, and its seq may be used again.
+Pushes. (epoch, worker, session, seq) is applied once. The key last merged is answered again with the same reply; a key
+that still waits has one reply. A refused push changes nothing but the counters, and its seq may be used again.
 
-Barriers. A rule with a barrier merges when every expected worker has pushed. A worker is expected if it joined before
-the first push of the round. A worker that joins later takes part from the next round: its join is answered, with the
-merged center, when this round ends. So all members have to join before the first of them pushes. Leave and a newer
-session take a worker's slot (and its push, if it waits) out of the barrier, which may open it.
+Barriers. A rule with a barrier merges when every worker that joined before the round's first push has pushed. A later
+one takes part from the next round: its join is answered, with the merged center, when this round ends. Leave and a
+newer session take a worker's slot (and its push, if it waits) out of the barrier, which may open it.
 
-Bounded staleness. A rule without a barrier may hold a push back until the slowest worker has caught up; the sequencer
-counts the merged pushes of each worker for that. After every request it looks again for a push that may go on. The
-slowest worker's own push always may. A worker that leaves frees the pushes that wait for it. A worker that comes late
-begins with the count of the slowest.
+Bounded staleness. A rule without a barrier may hold a push back until the slowest worker has caught up, by the pushes
+merged of each. After every request the sequencer looks for a push that may go on; the slowest worker's own always may.
+A worker that leaves frees the pushes that wait for it. One that comes late begins with the count of the slowest.
 
-Overflow. Finite pushes may have a merge that is not finite. Such a merge is not made: center, rule state, version and
-clocks stay as they are, and every push of the merge is refused with Code.FINITE. Under a barrier these are all pushes
-of the round, as a sum has no culprit. The round ends with the refusals: workers that joined late are given the center,
-and every refused worker may push its seq again.
+Overflow. A merge of finite pushes that is not finite is not made: center, rule state, version and clocks stay as they
+are, and every push of it is refused with Code.FINITE, as a sum has no culprit. A round ends with the refusals: workers
+that joined late are given the center, and every refused worker may push its seq again.
 """
 
 from __future__ import annotations
@@ -220,7 +215,6 @@ class Sequencer:
         return [self._refused_as(worker, member.session, seq, code, f"{reason}; {remedy}") for seq in seqs]
 
     def _merges(self, at: float) -> list[Instruction]:
-        """Make every merge that may be made now."""
         instructions: list[Instruction] = []
         while self._pending and (batch := self._rule.ready(self._pending, view := self._view())):
             merge = self._vectors.merge(batch, view)

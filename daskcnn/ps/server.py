@@ -46,7 +46,6 @@ class CenterRange:
         return merge if merge.finite or all(map(all_finite, (merge.center, *merge.state.values()))) else None
 
     def adopt(self, merge: Merge) -> None:
-        """Make the proposed merge."""
         self._center, self._state = _sealed(merge.center), merge.state
         for reply in (merge.replies or {}).values():
             _sealed(reply)

@@ -19,7 +19,6 @@ class SGWU(AccuracyWeighted):
     barrier: ClassVar[bool] = True
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
-        """The mean of the pushes, weighed by their accuracies."""
         qualities = [push.accuracy for push in pushes]
         if not (total := sum(qualities)):
             qualities, total = [1.0] * len(pushes), len(pushes)

@@ -1,21 +1,19 @@
 """The center split over ranges on several machines: orders that a sequencer gives, and ranges that carry them out.
 
-Theory of operation. A `SplitCenter` stands beside the sequencer in place of the vectors. It turns what the sequencer
-wants done into orders, which are numbered without gaps. Every `OrderedRange` holds its part of the center and carries
-out all orders by their numbers. So all ranges go through the very same versions, whenever the orders reach them.
+A `SplitCenter` stands beside the sequencer in place of the vectors, and turns what it wants done into orders, numbered
+without gaps. Every `OrderedRange` holds its part of the center and carries out all orders by their numbers. So all
+ranges go through the very same versions, whenever the orders reach them.
 
-Pushes. A payload is cut into pieces, which are *staged* in the ranges first, under a ticket that is new for every try,
-and checked there. Then the sequencer is told of the push, with a `StagedPayload` in place of the payload. An order to
-merge names the tickets. So a piece that was staged takes part only if the sequencer accepted the very push that it
-was staged for; pieces of refused and repeated pushes are ordered away.
+Pushes. The pieces of a payload are first *staged* in the ranges, under a ticket that is new for every try, and checked.
+Then the sequencer is told of the push, with a `StagedPayload` as its payload. An order to merge names the tickets, so a
+piece takes part only if the push that it was staged for was accepted; those of all others are ordered away.
 
-Merges. A merge is made in two steps, as any range may find that its part would not be finite. First every range works
-the merge out and votes. If all votes are for it, every range is ordered to adopt it; else every range drops it.
+Merges. First every range works the merge out and votes, as its part may not be finite. If all votes are for it, every
+range is ordered to adopt it; else every range drops it.
 
-Answers. The weights of a reply are what the ranges hold for the worker after the order of one number; a `StoredVector`
-with that number stands for them. A worker that reads the pieces of the same number from all ranges cannot have parts of
-two versions. A range keeps an answer until it was read and a later one was given to the worker. It keeps the answer to
-the worker's last push, which may be repeated. Nothing that was given out is ever written to.
+Answers. The weights of a reply are what the ranges hold for the worker after the order of one number, for which a
+`StoredVector` stands: its pieces cannot be of two versions. A range keeps an answer until it was read and a later one
+was given, and the answer to the last push, which may be repeated. Nothing that was given out is ever written to.
 """
 
 from __future__ import annotations
@@ -69,10 +67,7 @@ def joined_snapshot(snapshot: Snapshot, pieces: Sequence[Snapshot]) -> Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class StagedPayload:
-    """Stands for the payload of a push, whose pieces were staged under this ticket. Every try to push has its own.
-
-    shape: the payload's. objection: the first of those that the ranges have.
-    """
+    """Stands for a payload whose pieces were staged under this ticket, new for every try; and the first objection."""
 
     ticket: str
     shape: tuple[int, ...]

@@ -38,10 +38,7 @@ _BLOCK = 1 << 15  # elements
 
 
 def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float]) -> tuple[Vector, bool]:
-    """Σ weights_i · vectors_i, added up in this order in float64, rounded once; and whether it is finite.
-
-    A new array of the vectors' dtype.
-    """
+    """Σ weights_i · vectors_i, new, added up in this order in float64, rounded once; and whether it is finite."""
     assert len(weights) == len(vectors)
     given, result = _alike(*vectors), np.empty_like(vectors[0])
     finite = compiled.updates.weighted_sum(

@@ -40,7 +40,6 @@ class Bases:
             self._one_less_at(before)
 
     def remove(self, worker: str) -> None:
-        """The worker is gone."""
         self._one_less_at(self._base.pop(worker))
 
     def others(self, worker: str) -> tuple[Array, Array]:
@@ -58,7 +57,6 @@ class Bases:
         return copy
 
     def as_dict(self) -> dict[str, int]:
-        """The version that each worker trains from."""
         return dict(self._base)
 
     def _add(self, version: int) -> None:
@@ -92,11 +90,9 @@ class Clocks:
         self._workers_at: Counter[int] = Counter()
 
     def of(self, worker: str) -> int:
-        """The worker's count."""
         return self._counts[worker]
 
     def join(self, worker: str) -> None:
-        """A worker is new."""
         self._counts[worker] = self.lowest
         self._workers_at[self.lowest] += 1
 
@@ -108,11 +104,9 @@ class Clocks:
         self._one_less_at(count)
 
     def remove(self, worker: str) -> None:
-        """The worker is gone."""
         self._one_less_at(self._counts.pop(worker))
 
     def as_dict(self) -> dict[str, int]:
-        """The count of each worker."""
         return dict(self._counts)
 
     def _one_less_at(self, count: int) -> None:

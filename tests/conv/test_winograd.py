@@ -104,16 +104,16 @@ def test_a_tight_limit_changes_no_more_than_rounding_does(algorithm: str) -> Non
 @pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 2), (4, 3), (4, 5)])
 def test_the_matrices_are_minimal_filtering_to_the_last_digits(outputs: int, taps: int) -> None:
     f, rng = Minimal.of(outputs, taps), np.random.default_rng(0)
-    d, g = rng.standard_normal(f.points), rng.standard_normal(taps)
+    d, g = rng.standard_normal(f.tile.points), rng.standard_normal(taps)
     np.testing.assert_allclose(f.a.T @ ((f.g @ g) * (f.bt @ d)), np.correlate(d, g, "valid"), rtol=1e-12)
 
 
 def test_every_second_output_needs_as_many_points_as_inputs() -> None:
     f, rng = Minimal.halving(4), np.random.default_rng(0)
-    d, g, own = rng.standard_normal(9), rng.standard_normal(3), f.kernels_of[: f.points]
+    d, g, own = rng.standard_normal(9), rng.standard_normal(3), f.kernels_of[: f.tile.points]
     y = f.a.T @ ((f.g @ g)[own] * (f.bt @ d))
     np.testing.assert_allclose(y, np.correlate(d, g, "valid")[::2], rtol=1e-12)
-    assert (f.points, f.tile.kernels, f.tile.step) == (9, 6, 8)
+    assert (f.tile.points, f.tile.kernels, f.tile.step) == (9, 6, 8)
 
 
 def test_its_gradient_is_what_inputs_receive_from_outputs() -> None:
@@ -124,5 +124,5 @@ def test_its_gradient_is_what_inputs_receive_from_outputs() -> None:
     dx = np.zeros(11)
     for i, change in enumerate(dy):
         dx[2 * i : 2 * i + 3] += change * g
-    made = f.a.T @ ((f.kernel_matrix(turned=True) @ g)[f.kernels_of[: f.points]] * (f.bt @ dy))
+    made = f.a.T @ ((f.kernel_matrix(turned=True) @ g)[f.kernels_of[: f.tile.points]] * (f.bt @ dy))
     np.testing.assert_allclose(made, dx[1:9], rtol=1e-12)
