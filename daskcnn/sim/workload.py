@@ -77,13 +77,13 @@ class Workload:
     def settings(self) -> Settings:
         """The settings for the coordinator."""
         return Settings(
-            self.strategy,
-            self.rule,
-            self.partitioner,
-            self.samples,
-            self.validation,
-            self.epochs,
-            self.batch_size,
+            strategy=self.strategy,
+            rule=self.rule,
+            partitioner=self.partitioner,
+            samples=self.samples,
+            validation=self.validation,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
             patience=self.patience,
             checkpoint_every=self.checkpoint_every,
             stall_timeout=self.stall_timeout,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
-from daskcnn.arrays import Array
 from daskcnn.partition.allocation import count
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Action, Local, UpdateRule
@@ -23,15 +22,10 @@ class JudgeLocal:
 
 @dataclass(frozen=True, slots=True)
 class TrainSteps:
-    """Make the round's next steps, up to a stop at which the rule wants an exchange.
+    """Make the round's next steps, up to a stop at which the rule wants a push, a pull or both, or the round's end.
 
-    Attributes
-    ----------
-    first, step : The steps to make, counted from 1 in each round.
-    gained, samples : The samples of these steps; the samples behind the replica afterwards.
-    push, pull : What the rule wants at the stop.
-    judge : What is judged before the push; None if nothing is.
-    last : True at the round's end.
+    first, step: the steps to make, counted from 1 in each round. gained, samples: the samples of these steps; the
+    samples behind the replica afterwards. judge: the order to carry out before the push. last: True at the round's end.
     """
 
     first: int
@@ -49,11 +43,8 @@ class Cadence:
 
     Parameters
     ----------
-    rule : Says what is due after which step.
-    batch_size : Samples of a minibatch.
-    validation:
-        The samples lo…hi of the training part on which a rule that weighs pushes has them judged. Without any samples
-        Q is the round's training accuracy.
+    validation : The samples lo…hi of the training part on which a rule that weighs pushes has them judged. If there
+        are none, Q is the round's training accuracy.
     """
 
     def __init__(self, rule: UpdateRule, batch_size: int, validation: tuple[int, int] = (0, 0)) -> None:
@@ -64,23 +55,23 @@ class Cadence:
     def stops(self, round_: Round) -> tuple[TrainSteps, ...]:
         """Return the stops in turn; the last one is the round's end."""
         ranges = round_.ranges
-        if len(ranges) == 1:  # as mostly; it is asked millions of times
-            ((lo, hi),) = ranges
-            whole = hi - lo
-        else:
-            whole = count(ranges)
+        # mostly one range, and called millions of times
+        whole = ranges[0][1] - ranges[0][0] if len(ranges) == 1 else count(ranges)
         shape = round_.samples, whole, round_.steps
         if (stops := self._known.get(shape)) is None:
             stops = self._known[shape] = tuple(self._stops(*shape))
         return stops
 
     def exchanges(self, round_: Round) -> frozenset[int]:
-        """The steps of a round, counted from 1, after which the rule wants an exchange."""
+        """Return the steps of a round, counted from 1, after which the rule wants an exchange."""
         return frozenset(stop.step for stop in self.stops(round_) if stop.push or stop.pull)
 
     def _stops(self, samples: int, whole: int, steps: int | None) -> Iterator[TrainSteps]:
+        """Yield the stops of a round that `Replica.training` cuts into minibatches in the same way."""
+        plan = BatchPlan((), self._batch_size, 0, steps=steps)
+        passes = ((begun, batch_edges(plan, min(whole, samples - begun))) for begun in range(0, samples, whole))
         made = before = 0
-        for step, done in enumerate(self._samples_after(samples, whole, steps), 1):
+        for step, done in enumerate((begun + hi for begun, edges in passes for _, hi in edges), 1):
             last = done == samples
             due = self._rule.due(step, round_end=last)
             if due or last:
@@ -88,13 +79,6 @@ class Cadence:
                 judge = self._judge if push else None
                 yield TrainSteps(made + 1, step, done - before, done, push, Action.PULL in due, judge, last)
                 made, before = step, done
-
-    def _samples_after(self, samples: int, whole: int, steps: int | None) -> Iterator[int]:
-        """Samples behind the replica after each step, as `Replica.training` cuts a round into minibatches."""
-        plan = BatchPlan((), self._batch_size, 0, steps=steps)
-        for begun in range(0, samples, whole):
-            for _, hi in batch_edges(plan, min(whole, samples - begun)):
-                yield begun + hi
 
 
 def steps_of_round(
@@ -108,28 +92,11 @@ def steps_of_round(
 ) -> Generator[Trained, None, None]:
     """Train the round a step at a time; call `close()` if you stop iterating early.
 
-    Parameters
-    ----------
-    local : The replica's weights, with what the rule's `local_step` goes by.
-    scale : Factor of the learning rate.
-    stop:
-        Asked before each step.
-
-    Yields
-    ------
-    What the round has come to after each step.
-
-    Raises
-    ------
-    Stopped : When `stop` says so.
-    Diverged : When a loss is not finite.
+    local: the replica's weights, with the numbers that the rule's `local_step` goes by. scale: factor of the learning
+    rate. Yields the sums of the round after each step. Raises Stopped when `stop`, called before each step, says so,
+    Diverged when a loss is not finite.
     """
-
     replica.restart_optimizer()
-
-    def adjust(grads: Array) -> Array:
-        return rule.local_step(grads, local)
-
     return replica.training(
         round_.ranges,
         round_.samples,
@@ -137,6 +104,6 @@ def steps_of_round(
         progress=round_.progress,
         steps=round_.steps,
         stop=stop,
-        adjust=adjust,
+        adjust=lambda grads: rule.local_step(grads, local),
         scale=scale,
     )

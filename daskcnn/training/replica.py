@@ -41,22 +41,14 @@ Clock = Callable[[], float]
 
 
 class Stopwatch:
-    """Measures what a replica does.
+    """Measures the seconds of a replica's work.
 
-    Parameters
-    ----------
-    clock : gives the time in seconds.
-    synchronize : waits until the device has done what it was asked for.
-    throttle : factor by which the worker takes longer than its machine would.
-    pause : spends seconds; without it no throttle applies.
+    synchronize: waits until the device has done its work. throttle: factor by which the worker takes longer than its
+    machine would. pause: spends seconds; without it no throttle applies.
     """
 
     def __init__(
-        self,
-        clock: Clock,
-        synchronize: Callable[[], Any],
-        throttle: float = 1.0,
-        pause: Callable[[float], Any] | None = None,
+        self, clock: Clock, synchronize: Callable[[], Any], throttle: float, pause: Callable[[float], Any] | None
     ) -> None:
         self.clock, self._synchronize = clock, synchronize
         self._throttle, self._pause = throttle, pause
@@ -88,17 +80,12 @@ class Stopwatch:
 
 
 EVALUATION_BATCH = 500
+"""Images scored at once, where they fit."""
 ALONE = 1 << 18
 """Bytes of a parameter from which its gradient is not copied."""
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that diverges says so by its loss
 
-
 Adjust = Callable[[Array], Array]
-Look = Callable[[Array, Array], None]
-
-
-def _unchanged(grads: Array) -> Array:
-    return grads
 
 
 def _partners(batch: Batch) -> Batch:
@@ -123,7 +110,7 @@ class Trained:
 
 
 def evaluation_batch(model: Sequential, in_shape: Sequence[int], dtype: str, device: Device, most: int) -> int:
-    """Images scored at once: fewer than `most` where a convolution of that many does not fit the device's limit."""
+    """Return the images to score at once: `most`, or fewer if a convolution of them exceeds the device's limit."""
     size = most
     while size > 1 and not all(
         candidates(spec, device) for _, spec in network.convolutions(model, in_shape, size, dtype)
@@ -135,7 +122,7 @@ def evaluation_batch(model: Sequential, in_shape: Sequence[int], dtype: str, dev
 def presentations(
     job: Job, ranges: tuple[tuple[int, int], ...], samples: int, first: int, steps: int | None
 ) -> Iterator[BatchPlan]:
-    """A round of `samples` samples: a plan for every pass over the ranges, the last one cut short.
+    """Yield a plan for every pass over the ranges in a round of `samples` samples; the last one is cut short.
 
     first: the number of the first pass. steps: minibatches of each pass; None: of the job's size.
     """
@@ -201,9 +188,9 @@ class Replica:
         return (shares * own + (1 - shares) * others).astype(self.job.model.dtype)
 
     def partners(self, batch: Batch) -> Targets | None:
-        """The labels that the samples of a training batch are mixed with, and what they count for; None: with none.
+        """Return the labels that a training batch's samples are mixed with, and their weights.
 
-        Where images are the labels there are none: the mixed image is the label.
+        None: they are mixed with none, or the mixed image is the label.
         """
         if batch.mixture is None or self.loss.labels == "image":
             return None
@@ -232,19 +219,19 @@ class Replica:
         return self.descent.optimizer.init(self._parameters, self.device.xp)
 
     def host_weights(self) -> Array:
-        """A copy of the weights on the host."""
+        """Return a copy of the weights on the host."""
         return np.array(self.device.backend.to_host(self.weights))
 
     def host_optimizer(self) -> OptimizerState:
-        """A copy of the optimizer's state on the host."""
+        """Return a copy of the optimizer's state on the host."""
         return self.optimizer_state.moved(lambda vectors: np.array(self.device.backend.to_host(vectors)))
 
     @_QUIET
-    def step(self, batch: Batch, pace: StepPace, adjust: Adjust = _unchanged) -> tuple[float, int | None]:
-        """One minibatch: mean loss, each sample times its weight, and right answers, if it has any, before the step.
+    def step(self, batch: Batch, pace: StepPace, adjust: Adjust | None = None) -> tuple[float, int | None]:
+        """Train on one minibatch. Returns its mean weighted loss and its right answers, if any, before the step.
 
-        `adjust` is given the gradients (parameter_size,) and returns those to descend by.
-        Raises Diverged where the loss is not finite, with weights and the optimizer's state as they were.
+        adjust: changes the gradients (parameter_size,) before the descent. Raises Diverged if the loss is not finite,
+        with weights and the optimizer's state as they were.
         """
         ctx = Context(self.device, training=True, keys=batch.keys)
         loss, right, grads, new_state = loss_and_gradients(
@@ -268,11 +255,12 @@ class Replica:
             kept[...] = new
         return value, None if right is None else int(self.device.backend.scalar(right))
 
-    def _descend(self, grads: Params, pace: StepPace, adjust: Adjust) -> None:
+    def _descend(self, grads: Params, pace: StepPace, adjust: Adjust | None) -> None:
         """Step the weights by these gradients. Large ones are copied only where all are needed as one vector."""
         where: dict[str, Any] = {"xp": self.device.xp, "out": self._grads, "device": self.device}
-        if adjust is not _unchanged or self.descent.clip is not None:
-            given: Array | Gradients = adjust(self.layout.flatten(grads, {}, **where))
+        if adjust is not None or self.descent.clip is not None:
+            given: Array | Gradients = self.layout.flatten(grads, {}, **where)
+            given = given if adjust is None else adjust(given)
         else:
             vector = self.layout.flatten(grads, {}, **where, but=self._alone)
             own = zip(self.layout.places(), leaves(grads), strict=True)
@@ -289,15 +277,15 @@ class Replica:
         progress: tuple[float, float],
         steps: int | None = None,
         stop: Callable[[], bool] = lambda: False,
-        adjust: Adjust = _unchanged,
+        adjust: Adjust | None = None,
         after: Callable[[Trained, bool], None] = lambda so_far, last: None,
         scale: float = 1.0,
     ) -> Trained:
         """Present `samples` of the ranges, once or more often; the run's progress goes from one value to the other.
 
         steps: minibatches to cut that into, nearly equal; None: as many as it takes at the job's batch size.
-        after: called after each step, with what the round came to so far and whether it was the last. scale: of the
-        learning rate. Raises Stopped when `stop` says so before a step.
+        after: called after each step with the sums so far, and True if it was the last. scale: of the learning rate.
+        Raises Stopped when `stop` says so before a step.
         """
         trained = Trained(Score(0.0, 0, 0), self.job.train.lr, 0.0, 0.0)
         how: dict[str, Any] = {"presentation": presentation, "progress": progress, "steps": steps}
@@ -315,7 +303,7 @@ class Replica:
         progress: tuple[float, float],
         steps: int | None = None,
         stop: Callable[[], bool] = lambda: False,
-        adjust: Adjust = _unchanged,
+        adjust: Adjust | None = None,
         scale: float = 1.0,
     ) -> Generator[Trained, None, None]:
         """Yield the sums of the round after each step of `train`. Call `close()` if you stop iterating early."""
@@ -334,7 +322,7 @@ class Replica:
                     yield Trained(score, pace.lr, load, compute)
 
     def pace_at(self, progress: float, scale: float = 1.0) -> StepPace:
-        """The pace at this part (0…1) of the run. scale: of the learning rate."""
+        """Return the pace at this part (0…1) of the run. scale: of the learning rate."""
         return network.pace_at(self.job.train, self.rate, progress, scale)
 
     @_QUIET
@@ -347,14 +335,14 @@ class Replica:
         *,
         weights: Array | None = None,
         whole: int | None = None,
-        look: Look | None = None,
+        look: Callable[[Array, Array], None] | None = None,
         views: Views = "none",
     ) -> Score:
-        """Loss and right answers on samples lo…hi of a split, of the present weights or of these on the device.
+        """Return the score on samples lo…hi of a split, of the present weights or of these on the device.
 
-        All samples count alike. whole: samples that are judged, if lo…hi is a part of them; the score then has what
-        their AUC is made of, if the loss is for labels. look: called with the scores and labels of each batch, on the
-        host. views: of each image, whose scores are averaged.
+        All samples count alike. whole: samples that are judged, if lo…hi is a part of them; the score then has the
+        numbers behind their AUC, if the loss is for labels. look: called with the scores and labels of each batch, on
+        the host. views: of each image, whose scores are averaged.
         """
         params, state = (self._params, self._state) if weights is None else self.layout.views(weights)
         dtype = self.job.model.dtype
@@ -363,7 +351,7 @@ class Replica:
         total, backend = Score(0.0, 0, 0), self.device.backend
         collected = None if whole is None or self.loss.labels == "image" else Collected(lo, whole)
         ctx = Context(self.device, kept={})
-        with batches(self.dataset, split, plan, self.job.model.dtype) as ready:
+        with batches(self.dataset, split, plan, dtype) as ready:
             for batch in ready:
                 if stop():
                     raise Stopped

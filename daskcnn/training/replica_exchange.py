@@ -1,9 +1,8 @@
 """A replica's side of the exchanges with the center, as a state machine without I/O and without a clock.
 
-Theory of operation. A method is called for each fact: what has happened on the worker, and when. It returns the order
-that follows. The driver of the machine (a task on a worker, the simulator, a test) carries the order out and calls the
-method that answers it. The driver measures or simulates time and moves the bytes; it
-decides nothing.
+Theory of operation. A method is called for each fact: an event on the worker and its time. It returns the order that
+follows. The driver of the machine (a task on a worker, the simulator, a test) carries the order out and calls the
+method that answers it. The driver measures or simulates time and moves the bytes; it decides nothing.
 
     fact                       orders that may follow
     joined                     none: a round may begin
@@ -27,13 +26,13 @@ Exchanges. At most one is under way; its push and its pull are one Send, and all
 the pushes of a session from 1, and a push carries the version that it was trained from. Q is measured before a push,
 on the weights that are pushed.
 
-Overlap. Where rule and cluster allow it, a Send names the stretch to train meanwhile, unless it is the round's last.
-The weights that were sent are set aside. What the steps since then have added to them is added to what the replies
-bring, when these are there: between two steps, or at the next stop, where the machine says Await first.
+Overlap. If rule and cluster allow it, a Send names the stretch to train meanwhile, unless it is the round's last. The
+weights that were sent are set aside. The change that the steps since then have made is added to the vectors of the
+replies when these are there: between two steps, or at the next stop, where the machine says Await first.
 
 Seconds. Facts carry the times at which work began and ended. An exchange counts as communication from the moment at
-which the replica has nothing else to do until the replies are there; what the server says it waited for other workers
-counts as wait. An exchange that ends while steps are made costs nothing. Judging counts as evaluation.
+which the replica has nothing else to do until the replies are there. The server's wait for other workers counts as
+wait. An exchange that ends while steps are made costs nothing. Judging counts as evaluation.
 
 Arithmetic. The weights are changed here, by the rule's own functions: `begin`, `payload`, `adopt`, `pulled`. The
 driver hands in vectors where the replica computes, in its dtype, and brings payloads into the host's memory.
@@ -58,8 +57,10 @@ CERTAIN = 1.0
 
 
 class Gain(NamedTuple):
-    """A push without its sender. payload: where the replica computes; it is not written to any more, or
-    is `Local.weights` itself, which rest until the reply is there.
+    """A push without its sender.
+
+    payload: where the replica computes; it is not written to any more, or is `Local.weights` itself, which rest until
+    the reply is there.
     """
 
     seq: int
@@ -124,25 +125,16 @@ class ExchangePhase(Enum):
 
 
 # the module's own names: looking up a member of an enum takes ten times as long
-_APART, _IDLE, _TRAINING, _AWAITING = (
-    ExchangePhase.APART,
-    ExchangePhase.IDLE,
-    ExchangePhase.TRAINING,
-    ExchangePhase.AWAITING,
+(_APART, _IDLE, _TRAINING, _AWAITING, _JUDGING_LOCAL, _SENDING, _PULLING_CENTER, _JUDGING_CENTER, _REPORTING) = (
+    ExchangePhase
 )
-_JUDGING_LOCAL, _SENDING, _PULLING_CENTER = (
-    ExchangePhase.JUDGING_LOCAL,
-    ExchangePhase.SENDING,
-    ExchangePhase.PULLING_CENTER,
-)
-_JUDGING_CENTER, _REPORTING = ExchangePhase.JUDGING_CENTER, ExchangePhase.REPORTING
 
 
 class Arithmetic(Protocol):
     """Arithmetic of an exchange, of the push and of its answer: a rule's own, unless merges travel in another way."""
 
     def payload(self, local: Local) -> Vector:
-        """The vector that is pushed."""
+        """Return the vector that is pushed."""
         ...
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
@@ -152,9 +144,10 @@ class Arithmetic(Protocol):
 
 @dataclass(slots=True)
 class _Tally:
-    """Sums of a round so far. told: of its stops, how many were reached; pushed: samples up to the last push.
+    """Sums of a round so far.
 
-    since: when the work ended that was done last.
+    told: number of its stops that were reached. pushed: samples up to the last push. since: time when the last work
+    ended.
     """
 
     round: Round
@@ -181,13 +174,11 @@ class _Tally:
 
 
 class ReplicaExchange:
-    """One worker's machine, for its whole life in a run. See the module's text for how it works.
+    """One worker's machine, for its whole life in a run, as the module's text describes it.
 
     Parameters
     ----------
-    rule : The run's update rule.
-    local : The replica's weights, where it computes.
-    cadence : Where rounds stop; shared by all workers.
+    cadence : Shared by all workers.
     overlap : Let replicas train during an exchange, if the rule allows it.
     via : Arithmetic of the exchange, if not the rule's own.
     frozen : Places in the weights that no exchange changes once a session has begun.
@@ -234,13 +225,13 @@ class ReplicaExchange:
     # --- facts ---
 
     def joined(self, center: Vector, version: int) -> None:
-        """A session has begun, from this center. A round under way is given up."""
+        """Begin a session from this center. A round under way is given up."""
         self._tally = self._under_way = self._sent = None
         self.rule.begin(self.local, center, version)
         self._phase, self._seq = _IDLE, 0
 
     def begin(self, round_: Round, center_range: tuple[int, int] | None) -> TrainSteps:
-        """A round begins. center_range: the samples of the training part to judge the center on afterwards."""
+        """Begin a round. center_range: the samples of the training part to judge the center on afterwards."""
         assert self._phase is _IDLE, self._not_now("a round begins")
         stops, version = self._cadence.stops(round_), self.local.base_version
         self._tally = _Tally(round_, center_range, stops, version, version)
@@ -248,7 +239,7 @@ class ReplicaExchange:
         return stops[0]
 
     def trained(self, score: Score | None, lr: float | None, *, busy: float, load: float, at: float) -> Order:
-        """The stretch that was ordered last is trained. score, busy, load: of the round so far; busy includes load."""
+        """Take in that the ordered stretch is trained. score, busy, load: of the round so far; busy includes load."""
         tally = self._tally
         assert tally is not None and self._phase is _TRAINING, self._not_now("steps are made")  # noqa: PT018
         tally.score, tally.lr, tally.busy, tally.load, tally.since = score, lr, busy, load, at
@@ -258,7 +249,7 @@ class ReplicaExchange:
         return self._at_stop(tally)
 
     def judged_local(self, score: Score | None, *, begun: float, at: float) -> Send:
-        """The replica's own weights have this score; None: it is not known."""
+        """Take in the score of the replica's own weights; None: it is not known."""
         tally = self._tally
         assert tally is not None and self._phase is _JUDGING_LOCAL, self._not_now("own weights are judged")  # noqa: PT018
         tally.evaluation += at - begun
@@ -266,7 +257,7 @@ class ReplicaExchange:
         return self._send(tally, None if score is None else score.quality)
 
     def judged_center(self, score: Score | None, *, begun: float, at: float) -> Report:
-        """The center has this score; None: it is not known."""
+        """Take in the score of the center; None: it is not known."""
         tally = self._tally
         assert tally is not None and self._phase is _JUDGING_CENTER, self._not_now("the center is judged")  # noqa: PT018
         assert tally.center_range is not None
@@ -277,7 +268,7 @@ class ReplicaExchange:
         return _REPORT
 
     def replied(self, answers: Sequence[Answer], at: float) -> Order | None:
-        """All that was sent is answered. None: training goes on as ordered."""
+        """Take in the answers to all that was sent. Returns None if training goes on as ordered."""
         tally, phase = self._tally, self._phase
         assert tally is not None, self._not_now("replies are there")
         if phase is _PULLING_CENTER:
@@ -294,11 +285,16 @@ class ReplicaExchange:
         if sent.meanwhile is None:
             self._take_in(tally, sent, answers)
             return self._go_on(tally)
-        self._settle(tally, sent, answers)
+        weights, before = self.local.weights, self._sent
+        assert before is not None, "weights are set aside"
+        gained, self._sent = weights - before, None  # by what was trained since
+        weights[...] = before
+        self._take_in(tally, sent, answers)
+        weights += gained
         return None if phase is _TRAINING else self._at_stop(tally)
 
     def report(self, *, bytes_up: int, bytes_down: int, optimizer: OptimizerState | None = None) -> RoundReport:
-        """The round that has ended, with what the driver moved for it and the optimizer's state on the host."""
+        """Return the ended round's report. optimizer: the optimizer's state on the host."""
         tally = self._tally
         assert tally is not None and self._phase is _REPORTING, self._not_now("a report is asked for")  # noqa: PT018
         self._tally, self._phase = None, _IDLE
@@ -326,7 +322,7 @@ class ReplicaExchange:
         )
 
     def give_up(self) -> None:
-        """The round under way is not to be ended: whatever comes of it is dropped, and no report is made."""
+        """Drop the round under way: no report is made."""
         self._tally = self._under_way = self._sent = None
         if self._phase is not _APART:
             self._phase = _IDLE
@@ -334,7 +330,7 @@ class ReplicaExchange:
     # --- what follows ---
 
     def _at_stop(self, tally: _Tally) -> Order:
-        """Nothing is under way, and all steps up to the stop are made."""
+        """Return the order at a stop whose steps are all made, with nothing under way."""
         stop = tally.stops[tally.told]
         if stop.judge is not None:
             self._phase = _JUDGING_LOCAL
@@ -360,15 +356,6 @@ class ReplicaExchange:
         self._phase = _SENDING if meanwhile is None else _TRAINING
         self._under_way = order = Send(push, stop.pull, meanwhile)
         return order
-
-    def _settle(self, tally: _Tally, sent: Send, answers: Sequence[Answer]) -> None:
-        """Go on from the replies and from what was trained since."""
-        weights, before = self.local.weights, self._sent
-        assert before is not None, "weights are set aside"
-        gained, self._sent = weights - before, None
-        weights[...] = before
-        self._take_in(tally, sent, answers)
-        weights += gained
 
     def _take_in(self, tally: _Tally, sent: Send, answers: Sequence[Answer]) -> None:
         """Go on from the replies: first that to the push, then that to the pull, as far as they were asked for."""
@@ -405,8 +392,6 @@ class ReplicaExchange:
         self._phase = _JUDGING_CENTER
         lo, hi = tally.center_range
         return JudgeCenter(lo, hi, self.local.base)
-
-    # --- what holds ---
 
     def _not_now(self, fact: str) -> str:
         return f"{fact}, while the machine waits for {self._phase.value}"

@@ -19,20 +19,18 @@ class RoundReport(NamedTuple):
 
     Attributes
     ----------
-    round : The round that was trained.
-    score : Loss and right answers over the round's samples, each before the step that it was part of.
+    score : Over the round's samples, each before the step that it was part of.
     lr : Learning rate of the last step.
     busy, load : Seconds of loading and computing; of these, the seconds of waiting for minibatches.
     wait, communication : Seconds that the replica waited for other workers; seconds of its exchanges besides.
     evaluation : Seconds of judging the weights on validation samples.
-    bytes_up, bytes_down : Bytes sent and received.
     pushes : Pushes that were answered.
     version : Version of the last reply.
     base_version, gamma, q : The last push's base version, attenuation γ and accuracy Q.
     staleness : The largest staleness of the round's pushes, in versions.
     judged, center : Number of validation samples that the center was judged on; the center's score on them.
     optimizer : The optimizer's state on the host.
-    members : What each worker of a group spent and moved.
+    members : Costs of each worker of a group.
     """
 
     round: Round
@@ -82,7 +80,7 @@ class RoundReport(NamedTuple):
         return None if self.score is None else self.score.accuracy
 
     def event(self, epoch: float) -> RoundEnded:
-        """The report as it is logged, at this epoch of the run."""
+        """Return the report as it is logged, at this epoch of the run."""
         numbers = {name: getattr(self, name) for name in RoundNumbers.model_fields if name not in _OF_ROUND}
         return RoundEnded(
             worker=self.worker,

@@ -25,9 +25,7 @@ BATCH = 500
 class Classifier:
     """A network with its weights (flat, host). Images are (N, H, W, C), as the data set has them.
 
-    Attributes
-    ----------
-    views : of each image, whose scores are averaged; at first those of the job
+    views: of each image, whose scores are averaged; at first those of the job.
     """
 
     def __init__(self, job: Job, facts: Facts, weights: Array) -> None:
@@ -47,7 +45,7 @@ class Classifier:
         return self.loss.labels == "image"
 
     def predict(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Probability of each class, (N, classes). Raises DataError for images of another shape or type.
+        """Return the probability of each class, (N, classes). Raises DataError for images of another shape or type.
 
         A network that reconstructs images gives images (N, H, W, C), in the scale of those that it is given.
         An image with NaN gives NaN, unless the network was trained with a value that stands for no data.
@@ -57,12 +55,12 @@ class Classifier:
         return self.on(Device(workspace_limit=train.workspace_mib << 20, exact=train.exact)).probabilities(images)
 
     def losses(self, images: npt.NDArray[Any]) -> list[float]:
-        """Loss of each image (N, H, W, C), of a network that reconstructs images."""
+        """Return the loss of each image (N, H, W, C), of a network that reconstructs images."""
         self.check_images(images)
         return self.on(Device(exact=self.job.train.exact)).losses(images)
 
     def check_images(self, images: Any) -> None:
-        """Raise DataError where an array of any kind is none of images as the network knows them."""
+        """Raise DataError if an array of any kind does not hold images as the network knows them."""
         shape, dtype = self.facts.shape, self.facts.dtype
         if images.ndim == 4 and images.shape[1:] == shape and images.dtype == dtype:
             return
@@ -97,9 +95,14 @@ class Predictor:
             return np.concatenate([none, *(self._probabilities(images[i : i + size]) for i in cuts)])
 
     def _probabilities(self, images: npt.NDArray[Any]) -> Array:
-        x = normalise(self._classifier.facts, images, self._classifier.job.model.dtype)
-        found = self._classifier.loss.probabilities(self._scores(x))
-        return _as_images(found, self._classifier.facts) if self._classifier.reconstructs else found
+        classifier, facts = self._classifier, self._classifier.facts
+        found = classifier.loss.probabilities(self._scores(normalise(facts, images, classifier.job.model.dtype)))
+        if not classifier.reconstructs:
+            return found
+        # maps (H, W, N, C) or vectors (N, H·W·C), to the scale of images at rest
+        made = found.transpose(2, 0, 1, 3) if found.ndim == 4 else found.reshape(-1, *facts.shape)
+        scaled: Array = made * facts.deviation.astype(made.dtype) + facts.mean.astype(made.dtype)
+        return scaled
 
     def _scores(self, x: Array) -> Array:
         """Return the scores of a batch x (H, W, N, C) on the host."""
@@ -130,14 +133,7 @@ def _remedy(given: tuple[int, ...], wanted: tuple[int, ...]) -> str:
     return "give the numbers that it was trained on, in the same type and scale"
 
 
-def _as_images(pixels: Array, facts: Facts) -> Array:
-    """Return what a network makes of images, maps (H, W, N, C) or vectors (N, H·W·C), as images at rest are scaled."""
-    images = pixels.transpose(2, 0, 1, 3) if pixels.ndim == 4 else pixels.reshape(-1, *facts.shape)
-    scaled: Array = images * facts.deviation.astype(images.dtype) + facts.mean.astype(images.dtype)
-    return scaled
-
-
 def to_classifier(checkpoint: Checkpoint, job: Job) -> Classifier:
-    """The checkpoint's network. Raises DataError where the weights are not those of the job's network."""
+    """Return the checkpoint's network. Raises DataError if the weights are not those of the job's network."""
     facts = facts_of(checkpoint)
     return Classifier(job, facts, weights_of(checkpoint, job, facts))

@@ -22,11 +22,8 @@ Numbers = npt.NDArray[np.float64]
 class Weighting:
     """Weights of the samples of a batch.
 
-    Attributes
-    ----------
-    factors
-        Factors of a sample's own weight: (classes,), by the label, or () for all samples alike. They make
-        the mean weight of the training samples 1.
+    factors: of a sample's own weight, (classes,), by the label, or () for all samples alike. They make the mean weight
+    of the training samples 1.
     """
 
     factors: Numbers
@@ -56,33 +53,32 @@ def weighting_of(job: Job, dataset: Dataset) -> Weighting | None:
         return None
     weights = np.ones(samples) if own is None else own.astype(np.float64)
     if not (np.isfinite(weights).all() and weights.min(initial=0) >= 0 and weights.sum() > 0):
-        raise DataError(dataset.path, "its sample weights are not numbers of 0 or more, one at least above 0", _PREPARE)
+        reason = "its sample weights are not numbers of 0 or more, one at least above 0"
+        raise DataError(dataset.path, reason, "prepare the data set again with other weights")
     if given is None:
         return Weighting(np.asarray(samples / weights.sum()))
     if dataset.labels == "several":
         raise JobError([f"train.class_weights = {given!r:.60}: {_SEVERAL}"])
     labels = dataset.train.labels()[:samples]
     sums = np.bincount(labels, weights, minlength=len(dataset.classes)).astype(np.float64)
-    factors = _balanced(sums) if given == "balanced" else _given(given, dataset.classes)
+    if given == "balanced":  # N / (classes · N of the class), with samples counted by their weights
+        mean = sums.sum() / max(1, np.count_nonzero(sums))
+        factors = np.divide(mean, sums, out=np.zeros_like(sums), where=sums > 0)
+    else:
+        factors = _given(given, dataset.classes)
     if not (total := (factors * sums).sum()) > 0:
         raise JobError(["train.class_weights: no training sample has a weight above 0; raise some"])
     return Weighting(factors * (samples / total))
 
 
-_PREPARE = "prepare the data set again with other weights"
 _SEVERAL = (
     "a sample has several labels, so it belongs to no one class whose weight is its own; remove it, and give weights, "
     "one a sample, where the data set is prepared"
 )
 
 
-def _balanced(sums: Numbers) -> Numbers:
-    """All classes count alike: N / (classes · N of the class), with samples counted by their weights."""
-    return np.divide(sums.sum() / max(1, np.count_nonzero(sums)), sums, out=np.zeros_like(sums), where=sums > 0)
-
-
 def _given(given: Sequence[float] | Mapping[str, float] | Any, classes: Sequence[str]) -> Numbers:
-    """The numbers of the job, in the order of the classes. Raises JobError where they are for others."""
+    """Return the job's numbers in the order of the classes. Raises JobError if they are for others."""
     if isinstance(given, Mapping):
         if unknown := [name for name in given if name not in classes]:
             raise JobError([f"train.class_weights.{name}: no such class{nearest(name, classes)}" for name in unknown])

@@ -26,22 +26,24 @@ TUNING = 10.0
 
 
 def tune_convolutions(replica: Replica, seconds: float = TUNING, *, begun: Begun = lambda done, of, spec: None) -> None:
-    """Let the planner measure the network's convolutions, those that this machine does not remember.
+    """Let the planner measure those of the network's convolutions that this machine does not remember.
 
-    `begun` is told which one comes next. It comes before `step_seconds`, which should see the speed of training.
+    begun: called with the one that comes next. Tune before `step_seconds`, which should see the speed of training.
     """
     specs = convolutions(replica.model, replica.dataset.shape, replica.batch_size, replica.job.model.dtype)
     tune([spec for _, spec in specs], replica.device, clock=replica.watch.clock, seconds=seconds, begun=begun)
 
 
 def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, float]]:
-    """Seconds a sample of a whole step, and of each convolution (forward and backward), on random values.
+    """Return seconds a sample of a whole step, and of each convolution (forward and backward), on random values.
 
     The shapes are the real ones, and the code path is that of training. A warm-up is dropped and the median kept.
     Weights and the optimizer's state are the same afterwards.
     """
-    batch, watch = _random_batch(replica), replica.watch
-    n = len(batch.labels)
+    watch, rng, n = replica.watch, np.random.default_rng(replica.job.train.seed), replica.batch_size
+    H, W, C = replica.dataset.shape
+    x = rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
+    batch = Batch(x, _labels(replica, rng, n), rng.integers(0, 2**63, n).astype(np.uint64))
     weights, state = replica.host_weights(), replica.host_optimizer()
     whole = watch.median_seconds(lambda: replica.step(batch, StepPace(0.0)), steps) / n
     convs = {
@@ -54,15 +56,8 @@ def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, 
     return whole, convs
 
 
-def _random_batch(replica: Replica) -> Batch:
-    rng, n = np.random.default_rng(replica.job.train.seed), replica.batch_size
-    H, W, C = replica.dataset.shape
-    x = rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
-    return Batch(x, _labels(replica, rng, n), rng.integers(0, 2**63, n).astype(np.uint64))
-
-
-def random_labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[Any]:
-    """Labels of n samples such as the replica's loss takes."""
+def _loss_labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[Any]:
+    """Draw labels of n samples such as the replica's loss takes."""
     if replica.loss.labels == "image":
         H, W, C = replica.dataset.shape
         return rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
@@ -70,13 +65,13 @@ def random_labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDA
 
 
 def _labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[np.integer]:
-    """Labels of n samples such as the replica's data set has."""
+    """Draw labels of n samples such as the replica's data set has."""
     classes = len(replica.dataset.classes)
     return rng.integers(0, classes, n) if replica.dataset.labels == "classes" else rng.integers(0, 2, (n, classes))
 
 
 def _conv_step(replica: Replica, name: str, layer: Conv, in_shape: Shape) -> Callable[[], None]:
-    """One convolution, there and back."""
+    """Return the work of one convolution, there and back."""
     params, xp = inside(replica.layout.views(replica.weights)[0], name), replica.device.xp
     H, W, C = in_shape
     x, ctx = xp.ones((H, W, replica.batch_size, C), replica.job.model.dtype), Context(replica.device, training=True)
@@ -95,11 +90,9 @@ MOST_FIXED = 0.9
 class StageSeconds(NamedTuple):
     """Seconds a sample, forward and backward, with the optimizer's step.
 
-    Attributes
-    ----------
-    whole : Of each convolution and the layers spread with it, by name, with all kernels.
-    fixed : Of those, what a shard takes however few kernels it has.
-    rest : Of what home does alone: all layers that are not divided, and the loss.
+    whole: of each convolution and the layers spread with it, by name, with all kernels. fixed: the part of those that a
+    shard takes however few kernels it has. rest: of the work that home does alone: all layers that are not divided, and
+    the loss.
     """
 
     whole: Mapping[str, float]
@@ -122,18 +115,17 @@ def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
         passes = [_passes(replica, i, size) for size in sizes]
         rounds = [[replica.watch.seconds(each) / n for each in passes] for _ in range(steps + 1)][1:]
         seconds = list(zip(*rounds, strict=True))
-        whole[stage.name] = median(seconds[0])
-        fixed[stage.name] = _fixed(*map(min, seconds), part=sizes[-1] / kernels) if kernels > 1 else 0.0
+        whole[stage.name], part = median(seconds[0]), sizes[-1] / kernels
+        if kernels > 1:  # of seconds = fixed + part · (all - fixed)
+            least, halved = map(min, seconds)
+            fixed[stage.name] = min(max(0.0, (halved - part * least) / (1 - part)), MOST_FIXED * least)
+        else:
+            fixed[stage.name] = 0.0
     return StageSeconds(whole, fixed, replica.watch.median_seconds(_at_home(replica), steps) / n)
 
 
-def _fixed(whole: float, seconds: float, *, part: float) -> float:
-    """The part of `whole` that does not depend on the size of a part, if such a part takes these seconds."""
-    return min(max(0.0, (seconds - part * whole) / (1 - part)), MOST_FIXED * whole)
-
-
 def _passes(replica: Replica, i: int, kernels: int) -> Callable[[], object]:
-    """A shard of the stage's first kernels, there and back."""
+    """Return the work of a shard of the stage's first kernels, there and back."""
     n, device, rng = replica.batch_size, replica.device, np.random.default_rng(replica.job.train.seed)
     stages = stages_of(replica.model)
     shapes = stage_shapes(stages, replica.dataset.shape)
@@ -161,7 +153,7 @@ def _passes(replica: Replica, i: int, kernels: int) -> Callable[[], object]:
 
 
 def _at_home(replica: Replica) -> Callable[[], object]:
-    """The layers that are not divided, there and back, and the loss, as home computes them from the shards' outputs."""
+    """Return the work of the layers that are not divided, there and back, and of the loss, as home does it."""
     stages = stages_of(replica.model)
     counts = [[stage.conv.kernels] if stage.conv else [] for stage in stages]
     _, merged = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_optimizer(), counts)
@@ -179,12 +171,12 @@ def _at_home(replica: Replica) -> Callable[[], object]:
 def _merged_passes(
     replica: Replica, stage: Stage, piece: Piece | None, in_shape: Shape, *, last: bool
 ) -> Callable[[], object]:
-    """A stage's layers that are not divided, there and back; of the last one the loss too."""
+    """Return the work of a stage's layers that are not divided, there and back; of the last one the loss too."""
     n, rng = replica.batch_size, np.random.default_rng(replica.job.train.seed)
     *sides, channels = stage.shard_shape(in_shape)
     x = rng.standard_normal((*sides, n, channels)).astype(replica.job.model.dtype)
     keys = rng.integers(0, 2**63, n).astype(np.uint64)
-    labels = random_labels(replica, rng, n)
+    labels = _loss_labels(replica, rng, n)
     device = Device() if last and stage.light else replica.device  # it is done on every worker's host then
     there, fed = piece and piece.on(device), stage.conv is not None or bool(stage.inputs)
 
@@ -199,7 +191,7 @@ def _merged_passes(
 
 
 def _shard(replica: Replica, i: int, kernels: int) -> tuple[Stage, Share, Piece, Edges]:
-    """The stage's first kernels, with those of the next shard that its layers reach over to."""
+    """Cut off the stage's first kernels, with those of the next shard that its layers reach over to."""
     stages = stages_of(replica.model)
     counts = [[stage.conv.kernels] if stage.conv else [] for stage in stages]
     stage, conv = stages[i], stages[i].conv

@@ -28,8 +28,8 @@ def settings_of(rule: tuple[str, dict[str, Any]], partition: str, **more: Any) -
     name, options = rule
     increments = 1 if partition == "udpa" else 2
     strategy, partitioner = RULES[name].model_validate(options), PARTITIONERS[partition](increments)
-    more = {"stall_timeout": STALL, **more}
-    return Settings(name, strategy, partitioner, SAMPLES, VALIDATION, EPOCHS, 8, **more)
+    small = {"samples": SAMPLES, "validation": VALIDATION, "epochs": EPOCHS, "batch_size": 8, "stall_timeout": STALL}
+    return Settings(strategy=name, rule=strategy, partitioner=partitioner, **{**small, **more})
 
 
 GUESS = Guessing(0.1, math.log(10))
@@ -163,7 +163,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
             return
         assert end.status == ("interrupted" if self.interrupted else "done")
         rounds = self.coordinator.rounds
-        if end.status == "done" and not self.coordinator.looks.stopping:
+        if end.status == "done" and not self.coordinator.evaluations.stopping:
             assert rounds is not None
             assert rounds.done == SAMPLES * EPOCHS
             assert self.coordinator.kept.epoch == EPOCHS

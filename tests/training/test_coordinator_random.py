@@ -98,7 +98,7 @@ def test_whatever_happens_the_run_ends_as_it_should(seed: int) -> None:
         return
     assert end.status == ("interrupted" if course.interrupted else "done")
     coordinator = course.coordinator
-    if end.status == "done" and not coordinator.looks.stopping:
+    if end.status == "done" and not coordinator.evaluations.stopping:
         assert coordinator.rounds is not None
         assert coordinator.rounds.done == SAMPLES * EPOCHS
         assert coordinator.kept.epoch == EPOCHS

@@ -14,7 +14,7 @@ from daskcnn.events import Warned
 from daskcnn.job.resolve import resolve
 from daskcnn.nn.score import Score
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.evaluations import LOWER, Guessing, Look, Looks, guessing_on
+from daskcnn.training.coordinator.evaluations import LOWER, Evaluation, Evaluations, Guessing, guessing_on
 from daskcnn.training.coordinator.orders import Order
 from tests.training import layer_shell
 from tests.training.coordinator_shell import Shell, report_of
@@ -118,21 +118,21 @@ def test_kernels_are_placed_anew_and_steps_go_a_third_as_far() -> None:
     assert end.status == "diverged"
 
 
-def look(right: int, trained: int) -> Look:
+def evaluation(right: int, trained: int) -> Evaluation:
     """200 samples each."""
-    return Look(Score(200.0, trained, 200), Score(200.0, right, 200), 200, 1.0)
+    return Evaluation(Score(200.0, trained, 200), Score(200.0, right, 200), 200, 1.0)
 
 
 HALF = Guessing(0.5, math.log(2))
 
 
-def told(found: Look, *, guess: Guessing | None = HALF, epoch: float = 3.0) -> str | None:
-    looks = Looks(patience=None, epoch=0.0, best=0.0, worse=0, now=0.0)
-    return looks.guesses(found, guess, epoch=epoch, epochs=10, steps=21.0)
+def told(found: Evaluation, *, guess: Guessing | None = HALF, epoch: float = 3.0) -> str | None:
+    evaluations = Evaluations({}, None, 10, 0.0, 0.0)
+    return evaluations.guesses(found, guess, epoch=epoch, steps=21.0)
 
 
 def test_a_run_that_guesses_is_told_why_it_may() -> None:
-    text = told(look(104, 100))
+    text = told(evaluation(104, 100))
     assert text is not None
     for part in ("after 3 epochs", "52.0 %", "50.0 %", "21 so far", "train.lr", "train.batch_size", "labels"):
         assert part in text
@@ -141,28 +141,27 @@ def test_a_run_that_guesses_is_told_why_it_may() -> None:
 @pytest.mark.parametrize(
     ("found", "known"),
     [
-        (look(120, 100), {}),  # 2.8 standard errors above guessing
-        (look(100, 120), {}),  # it learns, and overfits
-        (look(100, 100), {"guess": None}),
-        (look(100, 100), {"epoch": 2.0}),
-        (Look(Score(200.0, None, 200), Score(200.0, None, 200), 200, 1.0), {}),
+        (evaluation(120, 100), {}),  # 2.8 standard errors above guessing
+        (evaluation(100, 120), {}),  # it learns, and overfits
+        (evaluation(100, 100), {"guess": None}),
+        (evaluation(100, 100), {"epoch": 2.0}),
+        (Evaluation(Score(200.0, None, 200), Score(200.0, None, 200), 200, 1.0), {}),
     ],
 )
-def test_a_run_that_learns_or_that_has_just_begun_is_not_told(found: Look, known: dict[str, Any]) -> None:
+def test_a_run_that_learns_or_that_has_just_begun_is_not_told(found: Evaluation, known: dict[str, Any]) -> None:
     assert told(found, **known) is None
 
 
 def test_a_run_is_told_once() -> None:
-    looks = Looks(patience=None, epoch=0.0, best=0.0, worse=0, now=0.0)
-    so_far: dict[str, Any] = {"epochs": 10, "steps": 21.0}
-    assert looks.guesses(look(100, 100), HALF, epoch=3.0, **so_far)
-    assert looks.guesses(look(100, 100), HALF, epoch=4.0, **so_far) is None
+    evaluations = Evaluations({}, None, 10, 0.0, 0.0)
+    assert evaluations.guesses(evaluation(100, 100), HALF, epoch=3.0, steps=21.0)
+    assert evaluations.guesses(evaluation(100, 100), HALF, epoch=4.0, steps=21.0) is None
 
 
 def test_guessing_is_rarely_taken_for_learning_and_learning_not_for_guessing() -> None:
     """Of 1,000 runs of either kind, on 200 samples of two classes; those that learn are right 7 times of 10."""
     rng = np.random.default_rng(0)
-    guess, learn = ([told(look(*rng.binomial(200, p, 2))) for _ in range(1000)] for p in (0.5, 0.7))
+    guess, learn = ([told(evaluation(*rng.binomial(200, p, 2))) for _ in range(1000)] for p in (0.5, 0.7))
     assert sum(text is not None for text in guess) > 930
     assert not any(learn)
 

@@ -738,7 +738,7 @@ class Machine(RuleBasedStateMachine):
     def time_passes(self, after: float) -> None:
         self.shell.then(facts.Tick, after=after)
 
-    @precondition(lambda self: self.coordinator.calibration.begun)
+    @precondition(lambda self: self.coordinator.phase is not Phase.CALIBRATING)
     @rule(after=st.sampled_from([30.0, 60.0]))
     def nothing_happens(self, after: float) -> None:
         self.shell.then(facts.Tick)
@@ -790,7 +790,7 @@ class Machine(RuleBasedStateMachine):
         assert sum(isinstance(order, orders.End) for order in shell.orders) == 1
         assert (end.error is None) == (end.status == "done")
         if end.status == "done":
-            assert shell.kept == 60 or self.coordinator.records.looks.stopping
+            assert shell.kept == 60 or self.coordinator.records.evaluations.stopping
         if end.status in ("done", "lost", "interrupted"):
             assert shell.saved == shell.kept, "a snapshot is lost"
 

@@ -15,7 +15,7 @@ from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, Join, Local, ParameterServer, Push, UpdateRule
 from daskcnn.training.cadence import Cadence
-from daskcnn.training.coordinator.evaluations import NOTHING, Looks
+from daskcnn.training.coordinator.evaluations import NOTHING, Evaluations
 from daskcnn.training.replica_exchange import ReplicaExchange, Send
 from tests.training.coordinator_shell import report_of
 
@@ -55,15 +55,15 @@ def test_scores_without_right_answers_add_up(parts: list[tuple[float, int]]) -> 
 
 
 def test_runs_stop_early_without_a_lower_loss() -> None:
-    looks = Looks(patience=2, epoch=0.0, best=0.0, worse=0, now=0.0)
+    evaluations = Evaluations({}, 2, 10, 0.0, 0.0)
     better = []
     for loss in (0.9, 0.5, 0.5, 0.7):
-        assert not looks.stopping
-        looks.scored(judged(loss))
-        better.append(looks.look(1.0)[1])
+        assert not evaluations.stopping
+        evaluations.scored(judged(loss))
+        better.append(evaluations.end_interval(1.0)[1])
     assert better == [True, True, False, False]
-    assert looks.stopping
-    assert looks.best == 1 / 1.5
+    assert evaluations.stopping
+    assert evaluations.best == 1 / 1.5
 
 
 @pytest.mark.parametrize(("accuracy_on", "quality"), [("validation", 0.8), ("train", 0.25)])

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
 
 from daskcnn import errors
 from daskcnn.errors import ClusterError, Lost, UserError
-from daskcnn.events import WorkerLost
+from daskcnn.events import WorkerIgnored, WorkerLeftOut, WorkerLost, WorkersCalibrated
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.calibration import CalibrationPhase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order, Outbox
-from daskcnn.training.coordinator.roster import Roster
-from daskcnn.training.coordinator.settings import LayerSettings, Settings
+from daskcnn.training.coordinator.roster import Measured, Roster
+from daskcnn.training.coordinator.settings import RunSettings
 
 
 class Phase(Enum):
@@ -35,7 +34,7 @@ class Phase(Enum):
     ENDED = auto()
 
 
-_ENDED = Phase.ENDED  # asked for with every fact: a member's look-up in its class takes ten times as long
+_ENDED = Phase.ENDED  # read with every fact: a member's look-up in its class takes ten times as long
 
 
 class Coordinating(ABC):
@@ -43,12 +42,12 @@ class Coordinating(ABC):
 
     Parameters
     ----------
-    remedy : words on what helps after a worker was lost before the run began.
+    remedy : Words on what helps after a worker was lost before the run began.
     """
 
-    def __init__(self, settings: Settings | LayerSettings, remedy: str = "start it again") -> None:
+    def __init__(self, settings: RunSettings, remedy: str = "start it again") -> None:
         self.roster, self._out = Roster(settings.wanted), Outbox()
-        self.calibration = CalibrationPhase(self.roster, settings.stall_timeout, remedy)
+        self._calibration_limit, self._remedy = settings.stall_timeout, remedy
         self.phase = Phase.CALIBRATING
         self.life = 0
         self._interrupted: errors.Interrupted | None = None
@@ -67,7 +66,7 @@ class Coordinating(ABC):
 
     @abstractmethod
     def _takes_workers(self) -> bool:
-        """True if a worker that becomes ready is of use now."""
+        """Return True if a worker that becomes ready is of use now."""
 
     @abstractmethod
     def _begin(self, now: float) -> None:
@@ -97,35 +96,55 @@ class Coordinating(ABC):
     # --- workers come ---
 
     def _on_worker_ready(self, fact: facts.WorkerReady) -> None:
-        self._out.extend(self.calibration.ready(fact) if self._takes_workers() else self.calibration.ignored(fact))
+        if self._takes_workers() and self.roster.wants(fact.worker, fact.kind):
+            self.roster.calibrate(fact.worker, fact.kind, fact.at)
+            self._out.put(orders.Calibrate(fact.worker))
+        elif fact.worker not in self.roster.alive and fact.worker not in self.roster.calibrating:
+            self._out.log(WorkerIgnored(address=fact.worker))
 
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
-        if self.calibration.calibrated(fact):
+        if fact.worker in self.roster.calibrating:
+            self.roster.calibrated(fact.worker, Measured(fact.seconds, fact.row))
             self._begin_if_calibrated(fact.at)
 
     def _on_calibration_failed(self, fact: facts.CalibrationFailed) -> None:
-        self._leave_out(self.calibration.failed(fact), fact.at)
+        if fact.worker in self.roster.calibrating:
+            self._leave_out([fact.worker], fact.reason, fact.remedy, fact.at)
 
-    def _leave_out(self, left_out: list[Order], now: float) -> None:
-        """Go on without workers that were not calibrated, if these are orders to leave some out."""
-        self._out.extend(left_out)
-        if left_out and self.phase is Phase.CALIBRATING:
+    def _leave_out_lost(self, fact: facts.WorkerGone) -> None:
+        """Go on without workers that were lost while they measured themselves, or before the run began."""
+        known = {*self.roster.calibrating, *(self.roster.alive if self.phase is Phase.CALIBRATING else ())}
+        self._leave_out([worker for worker in fact.workers if worker in known], fact.reason, self._remedy, fact.at)
+
+    def _leave_out_overdue(self, now: float) -> None:
+        """Go on without workers that do not answer."""
+        limit = self._calibration_limit
+        remedy = "is it busy with another job? Give each its own workers, or raise cluster.stall_timeout"
+        self._leave_out(self.roster.overdue(now, limit), f"not calibrated within {limit:g} s", remedy, now)
+
+    def _leave_out(self, workers: Sequence[str], reason: str, remedy: str, now: float) -> None:
+        """Go on without workers that were not calibrated."""
+        for worker in workers:
+            self.roster.drop(worker)
+            self._out.log(WorkerLeftOut(worker=worker, reason=reason, remedy=remedy))
+            self._out.put(orders.Dismiss(worker))
+        if workers:
             self._begin_if_calibrated(now)
 
     def _begin_if_calibrated(self, now: float) -> None:
-        if not self.calibration.over:
+        """Begin the run, if it has not begun, with the workers that have measured themselves."""
+        if self.phase is not Phase.CALIBRATING or self.roster.calibrating:
             return
-        try:
-            self._out.extend(self.calibration.begin())
-        except ClusterError as error:
-            self._end("unusable", error)
-        else:
-            self._begin(now)
+        if not self.roster.alive:
+            self._end("unusable", ClusterError("no worker is usable; see the warnings above"))
+            return
+        self._out.log(WorkersCalibrated(workers=[measured.row for measured in self.roster.alive.values()]))
+        self._begin(now)
 
     # --- workers go ---
 
     def _drop(self, worker: str, reason: str, samples: int = 0) -> None:
-        """Go on without the worker; the run ends where that was the last. samples: those that move to others."""
+        """Go on without the worker; the run ends if that was the last. samples: those that move to others."""
         address = self.roster.alive[worker].row.address
         self.roster.drop(worker)
         self._out.log(WorkerLost(worker=worker, reason=reason, samples_moved=samples))

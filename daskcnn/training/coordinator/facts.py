@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from daskcnn.errors import UserError
 from daskcnn.events import CalibratedWorker, Spent
@@ -17,9 +16,6 @@ from daskcnn.frozen import Stated, frozen
 from daskcnn.nn.score import Score
 from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.training.round_report import RoundReport
-
-Kind: TypeAlias = str
-"""A worker's device kind, "cpu" or "gpu"."""
 
 
 class Fact(Stated):
@@ -31,22 +27,16 @@ class Fact(Stated):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady(Fact):
-    """A worker is there and may be used: at the start, or at any time of the run."""
+    """A worker is there and may be used: at the start, or at any time of the run. kind: "cpu" or "gpu"."""
 
     worker: str
-    kind: Kind
+    kind: str
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated(Fact):
-    """A worker has measured itself.
-
-    Attributes
-    ----------
-    seconds : seconds a sample of a whole training step.
-    row : what the log says of the worker.
-    """
+    """A worker has measured itself: seconds a sample of a whole training step, and its row in the log."""
 
     worker: str
     seconds: float
@@ -144,10 +134,8 @@ class OutOfStep(Fact):
 class Waits(Fact):
     """The answer to `AskWaiting`.
 
-    Attributes
-    ----------
-    waiting : replicas that wait for others; they are not to blame.
-    stuck : by replica, the workers that it waits for, where that is known; its own members otherwise.
+    waiting: replicas that wait for others; they are not to blame. stuck: the workers that a replica waits for, by
+    replica, if that is known; else its own members.
     """
 
     waiting: frozenset[str]
@@ -166,14 +154,7 @@ class LinksMeasured(Fact):
 
 @dataclass(frozen=True, slots=True)
 class StepDone(Fact):
-    """A step of a layer-sharded run has ended. Steps end in order.
-
-    Attributes
-    ----------
-    number : the step's number in the run, from 0.
-    score : loss and right answers of its minibatch.
-    lr : its learning rate.
-    """
+    """A step of a layer-sharded run has ended. Steps end in order. number: in the run, from 0."""
 
     life: int
     number: int
@@ -193,7 +174,7 @@ class SegmentStopped(Fact):
 
 @dataclass(frozen=True, slots=True)
 class PiecesCollected(Fact):
-    """The answer to `Collect`. finite: whether every weight is a finite number."""
+    """The answer to `Collect`. finite: True if every weight is a finite number."""
 
     life: int
     step: int
@@ -203,7 +184,7 @@ class PiecesCollected(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Counted(Fact):
-    """The answer to `AskCounters` of this number: what each worker spent and moved since it was last asked."""
+    """The answer to `AskCounters` of this number: each worker's counters since it was last asked."""
 
     ask: int
     spent: Mapping[str, Spent]
@@ -236,7 +217,7 @@ class Saved(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerGone(Fact):
-    """The scheduler does not answer any more. error: what to tell the user."""
+    """The scheduler does not answer any more. error: for the user."""
 
     error: UserError
     at: float

@@ -10,7 +10,7 @@ tasks burdens the scheduler, and a lost worker costs the steps since the snapsho
 where kernels are to move. An epoch's snapshot is judged.
 
 Shares. The first go by calibration and measured links. Every `report_every` steps the workers are asked for what they
-spent; the run goes on meanwhile. Where other shares would save enough, the segment stops and its snapshot is placed by
+spent; the run goes on meanwhile. If other shares would save enough, the segment stops and its snapshot is placed by
 them. A snapshot's pieces are placed anew anyway, so a smaller gain is enough there.
 
 Going back. A run that loses a worker, or has tasks out of step, goes on from the snapshot. It ends after tasks out of
@@ -31,7 +31,6 @@ from typing import Any
 from daskcnn.errors import Diverged, Lost, UserError
 from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.calibration import Silence
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer_records import REPLICA, LayerRecords, LayerSnapshot
@@ -43,13 +42,7 @@ GO_BACK = 5
 
 
 class LayerCoordinator(Coordinating):
-    """Decides a layer-sharded run. See the module's text for how it works.
-
-    Parameters
-    ----------
-    settings : the job's numbers.
-    snapshot : the state to go on from.
-    """
+    """Decides a layer-sharded run, as the module's text describes it. snapshot: the state to go on from."""
 
     def __init__(self, settings: LayerSettings, snapshot: LayerSnapshot | None = None) -> None:
         super().__init__(settings)
@@ -61,8 +54,9 @@ class LayerCoordinator(Coordinating):
         self._fewer = False  # a worker was lost since kernels were shared
         self._stopping = False  # the segment
         self._gone_back: deque[int] = deque(maxlen=GO_BACK)  # the steps gone back to, last
-        self._last_ask = False  # whether the answer that is awaited is the epoch's last
-        self.silence = Silence()
+        self._last_ask = False  # True if the answer that is awaited is the epoch's last
+        self._heard: float | None = None  # since when there is no result
+        self._asked = False  # it was asked for whom the run waits, and the answer is to come
         self._now = 0.0
 
     def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
@@ -76,7 +70,7 @@ class LayerCoordinator(Coordinating):
             facts.Counted: self._on_counted,
             facts.OutOfStep: self._on_out_of_step,
             facts.Waits: self._on_waits,
-            facts.Saved: self._on_saved,
+            facts.Saved: lambda fact: None,  # nothing waits for it: orders are carried out in turn
             facts.Tick: self._on_tick,
         }
 
@@ -91,7 +85,7 @@ class LayerCoordinator(Coordinating):
         return self.records.snapshot
 
     def _takes_workers(self) -> bool:
-        return not self.calibration.begun
+        return self.phase is Phase.CALIBRATING
 
     def _begin(self, now: float) -> None:
         self.records.begin_epoch(now)
@@ -135,13 +129,12 @@ class LayerCoordinator(Coordinating):
         self.done, self.end = self.snapshot.step, self.records.segment_end
         self._enter(Phase.STEPPING)
         self._out.put(orders.Place(self.life, self.done, shares))
-        scale = self.records.divergence.scale
-        self._out.put(orders.RunSegment(self.life, self.done, self.end, scale))
+        self._out.put(orders.RunSegment(self.life, self.done, self.end, self.records.divergence.scale))
 
     def _enter(self, phase: Phase) -> None:
-        """The shell has something new to carry out; how long that takes is none of the workers' silence."""
+        """Enter a phase. The shell carries something new out, whose time is none of the workers' silence."""
         self.phase, self._stopping = phase, False
-        self.silence.restart()
+        self._heard, self._asked = None, False
 
     def _on_step_done(self, fact: facts.StepDone) -> None:
         if self.phase is not Phase.STEPPING or fact.life != self.life or fact.number != self.done:
@@ -151,7 +144,7 @@ class LayerCoordinator(Coordinating):
             self._diverged(Diverged(value, "training diverged", "lower train.lr"))
             return
         self.done = fact.number + 1
-        self.silence.heard(fact.at)
+        self._heard = fact.at
         self.records.trained(fact.score, fact.lr)
         if self.records.report_due(self.done):
             shares = self.sharing.shares
@@ -221,7 +214,7 @@ class LayerCoordinator(Coordinating):
             self._diverged(ruined)
 
     def _go_on(self, *, better: bool) -> None:
-        """Behind a snapshot: save it if that is due, and train on, with other shares where these are worth it."""
+        """Save the new snapshot if that is due, and train on, with other shares if these are worth it."""
         records = self.records
         if better or records.save_due:
             records.save()
@@ -237,9 +230,6 @@ class LayerCoordinator(Coordinating):
             self._share_out()
         else:
             self._place()
-
-    def _on_saved(self, fact: facts.Saved) -> None:
-        """Nothing waits for it: orders are carried out in turn."""
 
     def _diverged(self, error: Diverged) -> None:
         """Go back to the snapshot that was saved last, once; then end."""
@@ -265,28 +255,25 @@ class LayerCoordinator(Coordinating):
         if watch is None:
             return
         watch.take(fact.spent)  # of the shares that there were when it was asked
-        self._move_if_worth_it()
+        moves = not self.records.ending(self.done) and self._interrupted is None and self.sharing.seek(self.done)
+        if moves:
+            self._out.warn(f"after step {self.done}: {self.sharing.move}")
+        if moves and self.phase is Phase.STEPPING:
+            self._stop_segment()
         if self.phase is not Phase.COUNTING:
             return
         if self._last_ask:
             self._end_epoch()
         else:
             self._last_ask = True
-            self.silence.restart()
+            self._heard, self._asked = None, False
             self._ask_for_counters()
-
-    def _move_if_worth_it(self) -> None:
-        if self.records.ending(self.done) or self._interrupted is not None or not self.sharing.seek(self.done):
-            return
-        self._out.warn(f"after step {self.done}: {self.sharing.move}")
-        if self.phase is Phase.STEPPING:
-            self._stop_segment()
 
     # --- workers go, and tasks out of step ---
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
-        if not self.calibration.begun:
-            self._leave_out(self.calibration.gone(fact), fact.at)
+        if self.phase is Phase.CALIBRATING:
+            self._leave_out_lost(fact)
         elif lost := [worker for worker in fact.workers if worker in self.roster.alive]:
             self._lose(lost, fact.reason)
 
@@ -331,12 +318,14 @@ class LayerCoordinator(Coordinating):
     # --- silence ---
 
     def _on_tick(self, fact: facts.Tick) -> None:
-        if not self.calibration.begun:
-            self._leave_out(self.calibration.overdue(fact.at), fact.at)
-        elif self.phase is Phase.MEASURING:  # each transfer has a limit of its own
-            return
-        elif self.silence.overdue(fact.at, self._limit):
-            self._out.put(orders.AskWaiting((REPLICA,)))
+        if self.phase is Phase.CALIBRATING:
+            self._leave_out_overdue(fact.at)
+        elif self.phase is not Phase.MEASURING:  # there each transfer has a limit of its own
+            if self._heard is None:
+                self._heard = fact.at
+            if not self._asked and fact.at - self._heard > self._limit:
+                self._asked = True
+                self._out.put(orders.AskWaiting((REPLICA,)))
 
     @property
     def _limit(self) -> float:
@@ -347,8 +336,8 @@ class LayerCoordinator(Coordinating):
         return limit
 
     def _on_waits(self, fact: facts.Waits) -> None:
-        asked, self.silence.asked = self.silence.asked, False
-        if not asked or not self.silence.longer(fact.at, self._limit):
+        asked, self._asked = self._asked, False
+        if not asked or self._heard is None or fact.at - self._heard <= self._limit:
             return
         awaited = {
             Phase.STEPPING: f"step {self.done}",
@@ -368,15 +357,15 @@ class LayerCoordinator(Coordinating):
             self._end_interrupted()
 
     def _end_interrupted(self) -> None:
-        """The snapshot is saved; where training has not begun there is none. Ruined weights are not."""
-        if self.records.look is not None and self.records.ruined is not None:
+        """Save the snapshot, unless there is none or its weights are ruined, and end."""
+        if self.records.evaluated is not None and self.records.ruined is not None:
             self.records.restore()
         if self.phase not in (Phase.CALIBRATING, Phase.MEASURING) or self.records.unsaved:
             self.records.save()
         self._end("interrupted", self._interrupted)
 
     def _give_up(self, error: UserError) -> None:
-        """Nothing more can be trained: save what is new, and end."""
+        """Save an unsaved snapshot, and end: nothing more can be trained."""
         if self._interrupted is not None:
             self._end_interrupted()
             return
@@ -387,7 +376,7 @@ class LayerCoordinator(Coordinating):
     def validate(self) -> None:
         """Assert every invariant that holds between two facts."""
         self.roster.validate()
-        if not self.calibration.begun or self.ended:
+        if self.phase is Phase.CALIBRATING or self.ended:
             return
         settings, snapshot, alive = self.settings, self.snapshot, self.roster.alive
         assert alive, "a run without workers goes on"
@@ -408,4 +397,4 @@ class LayerCoordinator(Coordinating):
         if self.phase in (Phase.JUDGING, Phase.COUNTING):
             assert snapshot.step == self.done
             assert self.done % settings.steps_per_epoch == 0, "judged within an epoch"
-        assert (self.records.look is not None) == (self.phase is Phase.COUNTING)
+        assert (self.records.evaluated is not None) == (self.phase is Phase.COUNTING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -33,7 +33,7 @@ class Calibrate(Order):
 class FormGroups(Order):
     """Make these groups of workers, by the name of the replica that each has.
 
-    left_out: workers in none. measure_links: whether the links between a group's members are measured first.
+    left_out: workers in none. measure_links: measure the links between a group's members first.
     """
 
     groups: Mapping[str, tuple[str, ...]]
@@ -65,10 +65,7 @@ class Join(Order):
 class StartRound(Order):
     """Let the replica train a round. Answer: `RoundDone`.
 
-    Attributes
-    ----------
-    score : validation samples on which it judges the center afterwards; None: none.
-    scale : factor of the learning rate.
+    score: validation samples on which it judges the center afterwards, if any. scale: factor of the learning rate.
     """
 
     life: int
@@ -80,7 +77,7 @@ class StartRound(Order):
 
 @dataclass(frozen=True, slots=True)
 class Leave(Order):
-    """The replica frees its place at the server's barrier: it is gone or has no round now."""
+    """Free the replica's place at the server's barrier: it is gone or has no round now."""
 
     replica: str
     life: int
@@ -101,7 +98,7 @@ class CancelAll(Order):
 
 @dataclass(frozen=True, slots=True)
 class Dismiss(Order):
-    """The worker is no longer part of the run."""
+    """Let the worker go: it is no longer part of the run."""
 
     worker: str
 
@@ -160,13 +157,9 @@ class Collect(Order):
 
 @dataclass(frozen=True, slots=True)
 class Keep(Order):
-    """The pieces collected last become the snapshot. `Judge` scores it, `Save` writes it, `Place` begins from it.
+    """Make the pieces collected last the snapshot. `Judge` scores it, `Save` writes it, `Place` begins from it.
 
-    Attributes
-    ----------
-    step, epoch : steps, and presentations a sample, so far.
-    book : what a resumed run needs of the coordinator, as JSON can keep it.
-    validation : the snapshot's score; None: not judged.
+    step, epoch: steps, and presentations a sample, so far. book, validation: as in `Save`.
     """
 
     step: int
@@ -177,12 +170,12 @@ class Keep(Order):
 
 @dataclass(frozen=True, slots=True)
 class Restore(Order):
-    """The state to go on from, optimizers' included, is the one that was saved last, or that the run began with."""
+    """Go on from the state that was saved last, or that the run began with, optimizers' included."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskCounters(Order):
-    """Ask every worker what it spent and moved, between two tasks of steps. Answer: `Counted` of the same number."""
+    """Read every worker's counters between two tasks of steps. Answer: `Counted` of the same number."""
 
     ask: int
 
@@ -206,10 +199,10 @@ class Save(Order):
 
     Attributes
     ----------
-    epoch : presentations a sample so far.
-    book : what a resumed run needs of the coordinator, as JSON can keep it.
-    replicas : whose optimizer's state is kept.
-    validation : the center's score; None: not judged.
+    epoch : Presentations a sample so far.
+    book : The coordinator's state for a resumed run, as JSON can keep it.
+    replicas : Replicas whose optimizer's state is kept.
+    validation : The center's score; None: not judged.
     """
 
     epoch: float
@@ -220,7 +213,7 @@ class Save(Order):
 
 @dataclass(frozen=True, slots=True)
 class CountServer(Order):
-    """Log what the server has merged and refused so far."""
+    """Log the server's counts of merged and refused pushes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +225,7 @@ class Log(Order):
 
 @dataclass(frozen=True, slots=True)
 class End(Order):
-    """The run is over. error: what to tell the user; None where it is done. No order follows."""
+    """End the run. error: for the user; None if the run is done. No order follows."""
 
     status: Status
     error: UserError | None = None
@@ -250,21 +243,17 @@ class Outbox:
         return self._orders
 
     def put(self, order: Order) -> None:
-        """This is to be done next."""
+        """Add an order."""
         self._orders.append(order)
 
-    def extend(self, following: Iterable[Order]) -> None:
-        """These are to be done next, in turn."""
-        self._orders.extend(following)
-
     def drop(self, kind: type) -> None:
-        """Orders of this kind that were put since the fact are not to be done."""
+        """Take back the orders of this kind that were put since the fact."""
         self._orders[:] = [order for order in self._orders if not isinstance(order, kind)]
 
     def log(self, event: Event) -> None:
-        """This is to be recorded."""
+        """Add the order to log an event."""
         self._orders.append(Log(event))
 
     def warn(self, message: str) -> None:
-        """This is to be recorded as a warning."""
+        """Add the order to log a warning."""
         self.log(Warned(message=message))

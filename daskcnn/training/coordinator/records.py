@@ -1,4 +1,4 @@
-"""How far a run is and what is kept of it: versions, looks at the center, states that a life can begin from."""
+"""The progress of a run and what is kept of it: versions, evaluations, states that a life can begin from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from daskcnn.errors import Diverged
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import orders
-from daskcnn.training.coordinator.evaluations import Divergence, looks_from
+from daskcnn.training.coordinator.evaluations import Divergence, Evaluations
 from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.settings import Settings
 
@@ -21,9 +21,9 @@ class Kept:
 
     Attributes
     ----------
-    step, epoch : merges, and presentations a sample.
-    book : rounds, server epoch, best and worse looks, and the epochs to train; empty before the first save.
-    judged : whether its center was scored.
+    step, epoch : Merges, and presentations a sample.
+    book : Rounds, server epoch, evaluations, and the epochs to train; empty before the first save.
+    judged : True if its center was scored.
     """
 
     step: int = 0
@@ -42,19 +42,18 @@ class Records:
 
     Attributes
     ----------
-    kept : the state that a life can begin from.
-    good : the state that was saved last, or that the run began with.
-    saving : states that are being kept, the oldest first.
-    version : of the newest center that was reported.
-    divergence : the learning rate's factor, and whether the run may go back.
-    ruined : what the last evaluation says of a center that has diverged without a loss that is not finite.
+    kept : The state that a life can begin from.
+    good : The state that was saved last, or that the run began with.
+    saving : States that are being kept, the oldest first.
+    version : Version of the newest center that was reported.
+    ruined : The error of a center that has diverged without a loss that is not finite, by the last evaluation.
     """
 
     def __init__(self, settings: Settings, kept: Kept, out: Outbox) -> None:
         self._settings, self._out = settings, out
         self.kept = self.good = kept
         self.saving = list[Kept]()
-        self.divergence = Divergence.from_book(kept.book or {}, lowers=settings.lowers)
+        self.divergence = Divergence(kept.book or {}, lowers=settings.lowers)
         self.begin_life(0.0)
 
     def begin_life(self, now: float) -> None:
@@ -63,34 +62,35 @@ class Records:
         self.ruined: Diverged | None = None
         self.version = self.kept.step
         book = self.kept.book or {}
-        self.looks = looks_from(book, self._settings.patience, self._settings.epochs, self.kept.epoch, now)
+        self.evaluations = Evaluations(book, self._settings.patience, self._settings.epochs, self.kept.epoch, now)
 
     def epoch(self, rounds: Rounds) -> float:
-        """Presentations a sample so far."""
+        """Return the presentations a sample so far."""
         return rounds.done / self._settings.samples
 
-    def look(self, lr: float | None, rounds: Rounds, life: int, now: float) -> None:
-        """The end of a synchronous round, or of an epoch: the center's score, and a checkpoint if due."""
-        look, better = self.looks.look(now)
+    def evaluated(self, lr: float | None, rounds: Rounds, life: int, now: float) -> None:
+        """Log the center's score after a synchronous round, or an epoch; save a checkpoint if due."""
+        found, better = self.evaluations.end_interval(now)
         epoch, settings = self.epoch(rounds), self._settings
-        self._out.log(look.event(epoch=epoch, epochs=settings.epochs, step=self.version, lr=lr))
+        self._out.log(found.event(epoch=epoch, epochs=settings.epochs, step=self.version, lr=lr))
         steps = rounds.done / (settings.batch_size * len(rounds.seconds))
-        if told := self.looks.guesses(look, settings.guess, epoch=epoch, epochs=settings.epochs, steps=steps):
+        if told := self.evaluations.guesses(found, settings.guess, epoch=epoch, steps=steps):
             self._out.warn(told)
-        if not (rounds.ended or self.looks.stopping) and (ruined := self.divergence.ruined(look, settings.guess)):
-            self.ruined = ruined  # such weights are none to go back to
+        if not (rounds.ended or self.evaluations.stopping):
+            self.ruined = self.divergence.ruined(found, settings.guess)
+        if self.ruined:  # such weights are none to go back to
             return
         if better or rounds.ended or epoch - self.kept.epoch >= settings.checkpoint_every:
-            self.save(look.center, rounds, life)
+            self.save(found.center, rounds, life)
 
     def save(self, validation: Score | None, rounds: Rounds, life: int, *, judged: bool = True) -> None:
-        """Have the state kept as it is now."""
+        """Keep the state as it is now."""
         epoch, book = self.epoch(rounds), self._book(rounds, life)
         self.saving.append(Kept(0, epoch, book, judged))
         self._out.put(orders.Save(epoch, book, rounds.workers, validation))
 
     def saved(self, step: int) -> None:
-        """The oldest of the states that are being kept is kept. step: its merges."""
+        """Make the oldest of the states that are being kept the one to begin from. step: its merges."""
         self.kept = self.good = replace(self.saving.pop(0), step=step)
 
     def restore(self) -> None:
@@ -99,10 +99,10 @@ class Records:
         self._out.put(orders.Restore())
 
     def rescued(self, version: int, rounds: Rounds, life: int) -> None:
-        """A worker still has this center: a life can begin from it, with the rounds as they are now."""
+        """Let a life begin from this center, which a worker still has, with the rounds as they are now."""
         self.version = version
         self.kept = Kept(version, self.epoch(rounds), self._book(rounds, life), judged=False)
 
     def _book(self, rounds: Rounds, life: int) -> dict[str, Any]:
-        own = self.looks.book(self._settings.epochs) | self.divergence.book()
+        own = self.evaluations.book() | self.divergence.book()
         return {"rounds": rounds.to_dict(), "server_epoch": life, **own}

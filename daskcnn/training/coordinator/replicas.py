@@ -34,25 +34,24 @@ from daskcnn.events import WorkerLost, WorkersCalibrated
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
-from daskcnn.training.coordinator.evaluations import Looks
+from daskcnn.training.coordinator.evaluations import Evaluations
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.life import Life
 from daskcnn.training.coordinator.records import Kept, Records
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.coordinator.teams import too_few
 
-# Asked for with every fact: a member's look-up in its class takes ten times as long as a name of the module.
+# Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
 _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
 
 
 class Coordinator(Coordinating):
-    """Decides a data-parallel run. See the module's text for how it works.
+    """Decides a data-parallel run, as the module's text describes it.
 
     Parameters
     ----------
-    settings : the job's numbers, rule and partitioner.
-    kept : the state to go on from.
-    logs : whether `Log` orders for rounds are wanted; a large simulation does without.
+    kept : The state to go on from.
+    logs : Give `Log` orders for rounds; a large simulation does without.
     """
 
     def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
@@ -81,7 +80,7 @@ class Coordinator(Coordinating):
 
     @property
     def rounds(self) -> Rounds | None:
-        """Those of the present life; None before the first."""
+        """The rounds of the present life; None before the first."""
         return self._present.rounds if self._present else None
 
     @property
@@ -90,9 +89,9 @@ class Coordinator(Coordinating):
         return self._records.kept
 
     @property
-    def looks(self) -> Looks:
-        """At the center, in the present life."""
-        return self._records.looks
+    def evaluations(self) -> Evaluations:
+        """The evaluations of the center in the present life."""
+        return self._records.evaluations
 
     @property
     def _alive(self) -> Life:
@@ -106,9 +105,9 @@ class Coordinator(Coordinating):
         return self.phase not in (Phase.JUDGING, Phase.STOPPING, Phase.CLOSING)
 
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
-        if self.phase is Phase.CALIBRATING:
-            super()._on_calibrated(fact)
-        elif self.calibration.calibrated(fact):
+        late = self.phase is not Phase.CALIBRATING and fact.worker in self.roster.calibrating
+        super()._on_calibrated(fact)
+        if late:
             self._out.log(WorkersCalibrated(workers=[fact.row]))
             if self.settings.replica_size == 1:
                 self._alive.newcomers.append(fact.worker)
@@ -152,7 +151,8 @@ class Coordinator(Coordinating):
     def _begin_training(self, now: float) -> None:
         self.phase = Phase.TRAINING
         self._alive.issue(now)
-        self._finish_if_over()
+        if self._alive.over:
+            self._finish()
 
     def _on_server_gone(self, fact: facts.ServerGone) -> None:
         if fact.life != self.life or self.settings.peers:
@@ -169,7 +169,7 @@ class Coordinator(Coordinating):
             self._restart(fact.at)
 
     def _restart(self, now: float) -> None:
-        """A new life from the state kept last."""
+        """Begin a new life from the state kept last."""
         self._out.drop(orders.StartRound)  # a shell starts rounds behind all other orders
         self._out.put(orders.CancelAll())
         self._begin_life(now)
@@ -177,7 +177,7 @@ class Coordinator(Coordinating):
     # --- what replicas say ---
 
     def _is_training(self, life: int) -> bool:
-        """Whether rounds are given out in this life."""
+        """Return True if rounds are given out in this life."""
         return self.phase is _TRAINING and life == self.life
 
     def _on_joined(self, fact: facts.Joined) -> None:
@@ -207,7 +207,7 @@ class Coordinator(Coordinating):
                 self._end("failed", fact.error)
 
     def _go_on_from_reports(self, now: float) -> None:
-        """Reports were taken: go back where the center is ruined, finish where nothing is left to do."""
+        """Go on after reports: go back if the center is ruined, finish if nothing is left to do."""
         if self._records.ruined is not None:
             self._diverged(self._records.ruined, now)
         elif self._alive.over:
@@ -234,12 +234,8 @@ class Coordinator(Coordinating):
 
     # --- the end ---
 
-    def _finish_if_over(self) -> None:
-        if self._alive.over:
-            self._finish()
-
     def _finish(self) -> None:
-        """All presentations are made, or the run stops early: judge the last center, keep it, and end."""
+        """Judge the last center, keep it, and end: all presentations are made, or the run stops early."""
         if self._records.saving:
             self.phase = Phase.CLOSING
         else:
@@ -281,10 +277,10 @@ class Coordinator(Coordinating):
     # --- workers go ---
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
-        self._leave_out(self.calibration.gone(fact), fact.at)
+        self._leave_out_lost(fact)
         for worker in fact.workers:
             if worker in self.roster.alive and self._forming:
-                self._drop(worker, fact.reason, 0)
+                self._drop(worker, fact.reason)
             elif worker in self.roster.alive:
                 self._lose_worker(worker, fact.reason)
             if self.phase is _ENDED:
@@ -293,11 +289,11 @@ class Coordinator(Coordinating):
 
     @property
     def _forming(self) -> bool:
-        """Whether groups are made that have no samples yet: without a worker they are formed anew."""
+        """True if groups are made that have no samples yet: without a worker they are formed anew."""
         return self.phase is Phase.STARTING and self.settings.replica_size > 1
 
     def _lose_worker(self, worker: str, reason: str) -> None:
-        """The worker is gone, and its replica with it."""
+        """Go on without the worker and its replica."""
         life = self._present
         replica = life.teams.of(worker) if life else None
         if life is None or replica is None:
@@ -322,7 +318,7 @@ class Coordinator(Coordinating):
         super()._drop(worker, reason, samples)
 
     def _lose_replica(self, replica: str, last: str = "") -> None:
-        """The replica's samples go to the others."""
+        """Give the replica's samples to the others."""
         if self.phase is _ENDED:
             return
         self._alive.lose(replica)
@@ -332,7 +328,7 @@ class Coordinator(Coordinating):
             self._end("lost", Lost(last or f"{replica}: it was the last of the run"))
 
     def _go_on_without(self, now: float) -> None:
-        """Behind a loss: peers look for the last center; else rounds that are due now start."""
+        """Go on after a loss: peers look for the last center; else rounds that are due now start."""
         if self._forming:
             self._restart(now)
         elif self.phase in (Phase.TRAINING, Phase.RESCUING) and self.settings.peers:
@@ -368,11 +364,11 @@ class Coordinator(Coordinating):
 
     def _on_tick(self, fact: facts.Tick) -> None:
         now, limit = fact.at, self.settings.stall_timeout
-        self._leave_out(self.calibration.overdue(now), now)
+        self._leave_out_overdue(now)
         if self.phase is not _TRAINING:
             return
         sessions, members = self._alive.sessions, self._alive.teams.members
-        if late := sessions.not_joined(now, limit):
+        if late := [replica for replica, since in sessions.joining.items() if now - since > limit]:
             self._lose_silent({replica: members[replica] for replica in late}, limit, now)
         elif not sessions.asked and (overdue := sessions.silent(now, sessions.limit(limit))):
             sessions.asked = True
@@ -386,13 +382,14 @@ class Coordinator(Coordinating):
         overdue = sessions.silent(fact.at, limit)
         late = {name: fact.stuck.get(name, members[name]) for name in overdue if name not in fact.waiting}
         if late:
-            sessions.heard_of_all(fact.at)  # the others may have waited for them until now
+            for running in sessions.running.values():  # the others may have waited for them until now
+                running.heard = fact.at
             self._lose_silent(late, limit, fact.at)
         elif self.settings.peers and overdue:
             self._end("lost", Lost(f"no progress for {limit:.0f} s, waiting for {', '.join(overdue)}"))
 
     def _lose_silent(self, late: Mapping[str, tuple[str, ...]], limit: float, now: float) -> None:
-        """Go on without the replicas that give no sign of life. late: which of their workers are to blame."""
+        """Go on without the replicas that give no sign of life. late: those of their workers that are to blame."""
         reason = f"no report for {limit:.0f} s"
         for replica, stuck in late.items():
             if stuck == (replica,):

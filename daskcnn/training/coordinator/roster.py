@@ -1,4 +1,4 @@
-"""Which workers a run has: those that are looked at, those that are calibrated, those that are gone."""
+"""The workers of a run: those that measure themselves, and those that are calibrated."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from daskcnn.events import CalibratedWorker
 
@@ -23,8 +24,8 @@ class Roster:
 
     Attributes
     ----------
-    calibrating : since when each worker measures itself.
-    alive : calibrated workers that the run has, in the order in which they came: who has which samples must not depend
+    calibrating : The time since when each worker measures itself.
+    alive : Calibrated workers that the run has, in the order in which they came: who has which samples must not depend
         on who has measured itself first.
     """
 
@@ -37,18 +38,18 @@ class Roster:
         self.alive: dict[str, Measured] = {}
 
     def wants(self, worker: str, kind: str) -> bool:
-        """Whether a worker of this kind is of use: each is asked once, and a job may name how many it wants."""
+        """Return True if a worker of this kind is of use: each is asked once, and a job may name how many it wants."""
         if worker in self._kinds:
             return False
         return not self._wanted or Counter(self._kinds.values())[kind] < self._wanted.get(kind, 0)
 
     def calibrate(self, worker: str, kind: str, now: float) -> None:
-        """The worker begins to measure itself."""
+        """Let the worker measure itself."""
         self._kinds[worker], self.calibrating[worker] = kind, now
         self._numbers[worker] = next(self._serial)
 
     def calibrated(self, worker: str, measured: Measured) -> None:
-        """The worker has measured itself."""
+        """Add a worker that has measured itself."""
         del self.calibrating[worker]
         last = next(reversed(self.alive), worker)
         self.alive[worker] = measured
@@ -56,14 +57,13 @@ class Roster:
             self.alive = {name: self.alive[name] for name in sorted(self.alive, key=self._numbers.__getitem__)}
 
     def drop(self, worker: str) -> None:
-        """The worker is no longer part of the run."""
-        self.calibrating.pop(worker, None)
-        self.alive.pop(worker, None)
-        self._kinds.pop(worker, None)
-        self._numbers.pop(worker, None)
+        """Forget the worker."""
+        known: tuple[dict[str, Any], ...] = self.calibrating, self.alive, self._kinds, self._numbers
+        for of in known:
+            of.pop(worker, None)
 
     def overdue(self, now: float, seconds: float) -> list[str]:
-        """Workers that have been measuring themselves for longer than this."""
+        """Return the workers that have been measuring themselves for longer than this."""
         return [worker for worker, begun in self.calibrating.items() if now - begun > seconds]
 
     @property

@@ -1,14 +1,12 @@
-"""A job's settings for the coordinator: numbers, the rule and the partitioner. Filled in by the cluster and by the
-simulator alike.
-"""
+"""A job's settings for the coordinator: numbers, the rule and the partitioner. Cluster and simulator make them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from daskcnn.job.tables import Job, Train
+from daskcnn.job.tables import Job
 from daskcnn.nn import OPTIMIZERS
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import UpdateRule
@@ -22,142 +20,128 @@ PATIENCE = 5.0
 """Work whose length is known may take this many times as long, and the stall timeout on top."""
 
 Balancing: TypeAlias = Callable[[str, Mapping[str, Measured], WorkerLinks], ShareSearch]
-"""What shares go by, from home, the workers' calibrations, and the links."""
+"""Computes what shares go by from home, the workers' calibrations, and the links."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """A run of any strategy.
+
+    Attributes
+    ----------
+    samples, validation : Samples that are trained on, and those behind them that the center is judged on.
+    patience : Evaluations without a better center after which the run stops early; None: never.
+    checkpoint_every : Epochs between two checkpoints.
+    stall_timeout : Seconds without a sign of life, on top of what a round or a step should take.
+    wanted : Workers of each kind that the job asks for; empty: all there are.
+    measures_links : Links are measured, and kernels shared out by what transfers take too.
+    lowers : A run that diverges goes back once, with a lower learning rate.
+    guess : The guess on the validation samples; None: it has no accuracy.
+    """
+
+    samples: int
+    validation: int
+    epochs: int
+    batch_size: int
+    patience: int | None = None
+    checkpoint_every: float = 1.0
+    stall_timeout: float = 300.0
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    measures_links: bool = True
+    lowers: bool = False
+    guess: Guessing | None = None
+
+
+def _of_any(job: Job, samples: int, guess: Guessing | None) -> dict[str, Any]:
+    return {
+        "samples": samples,
+        "validation": job.data.validation,
+        "epochs": job.train.epochs,
+        "batch_size": job.train.batch_size,
+        "patience": job.train.early_stopping,
+        "checkpoint_every": job.run.checkpoint_every,
+        "stall_timeout": job.cluster.stall_timeout,
+        "wanted": job.cluster.workers.given,
+        "measures_links": job.train.kernel_shares == "measured",
+        "lowers": job.train.on_divergence == "lower",
+        "guess": guess,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(RunSettings):
     """A data-parallel run.
 
     Attributes
     ----------
-    samples, validation : samples that are trained on, and those behind them that the center is judged on.
-    patience : looks at the center without a better one after which the run stops early; None: never.
-    checkpoint_every : epochs between two checkpoints.
-    stall_timeout : seconds without a sign of life, on top of what a round should take.
-    replica_size : workers of a replica.
-    wanted : workers of each kind that the job asks for; empty: all there are.
-    measures_links : whether a group's shares go by what transfers take.
-    rate_power : power of the replicas' number that the learning rate grows by, where the rule scales it.
-    lowers : whether a run that diverges goes back once, with a lower learning rate.
-    guess : what guessing comes to on the validation samples; None: it has no accuracy.
+    replica_size : Workers of a replica.
+    rate_power : Power of the replicas' number that the learning rate grows by, if the rule scales it.
     """
 
     strategy: str
     rule: UpdateRule
     partitioner: Partitioner
-    samples: int
-    validation: int
-    epochs: int
-    batch_size: int
-    patience: int | None = None
-    checkpoint_every: float = 1.0
-    stall_timeout: float = 300.0
     replica_size: int = 1
-    wanted: Mapping[str, int] = field(default_factory=dict)
-    measures_links: bool = True
     rate_power: float = 1.0
-    lowers: bool = False
-    guess: Guessing | None = None
 
     @classmethod
     def of(cls, job: Job, samples: int, guess: Guessing | None = None) -> Settings:
-        """The settings of a resolved job. samples: those that are trained on."""
+        """Return the settings of a resolved job. samples: those that are trained on."""
         train = job.train
         assert train.partition is not None, "resolved before the run"
         assert job.rule is not None, "strategy layer has a driver of its own"
         return cls(
-            train.strategy,
-            job.rule,
-            PARTITIONERS[train.partition](train.increments or 1),
-            samples,
-            job.data.validation,
-            train.epochs,
-            train.batch_size,
-            train.early_stopping,
-            job.run.checkpoint_every,
-            job.cluster.stall_timeout,
-            train.replica_size,
-            job.cluster.workers.given,
-            measures_links=_by_transfers(train),
+            strategy=train.strategy,
+            rule=job.rule,
+            partitioner=PARTITIONERS[train.partition](train.increments or 1),
+            replica_size=train.replica_size,
             rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
-            lowers=train.on_divergence == "lower",
-            guess=guess,
+            **_of_any(job, samples, guess),
         )
 
     def rate_scale(self, replicas: int) -> float:
-        """Factor of the learning rate where this number of replicas trains."""
+        """Return the factor of the learning rate if this number of replicas trains."""
         return self.rule.rate(replicas) ** self.rate_power
 
     @property
     def peers(self) -> bool:
-        """Whether replicas merge peer to peer, without a server."""
+        """True if replicas merge peer to peer, without a server."""
         return self.rule.serverless
 
     @property
     def meets_within_rounds(self) -> bool:
-        """Whether all replicas meet every few steps, so that they must make the same number of them."""
+        """True if all replicas meet every few steps, so that they must make the same number of them."""
         return self.rule.barrier and self.rule.period is not None
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSettings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSettings(RunSettings):
     """A layer-sharded run.
 
     Attributes
     ----------
-    samples, validation : samples that are trained on, and those behind them that snapshots are judged on.
-    balancing : computes what shares go by.
-    eq2 : numbers that a step would exchange by Marques et al., eq. 2.
-    patience : epochs without a better validation accuracy after which the run stops early; None: never.
-    checkpoint_every : epochs between two checkpoints.
-    stall_timeout : seconds without a sign of life.
-    wanted : workers of each kind that the job asks for; empty: all there are.
-    measures_links : whether shares go by what transfers take.
-    snapshot_every : most steps between two snapshots.
-    report_every : steps between two reports.
-    between_moves : steps at least that shares stay as they are.
-    lowers : whether a run that diverges goes back once, with a lower learning rate.
-    guess : what guessing comes to on the validation samples; None: it has no accuracy.
+    balancing : Computes what shares go by.
+    eq2 : Numbers that a step would exchange by Marques et al., eq. 2.
+    snapshot_every : Most steps between two snapshots.
+    report_every : Steps between two reports.
+    between_moves : Steps at least that shares stay as they are.
     """
 
-    samples: int
-    validation: int
-    epochs: int
-    batch_size: int
     balancing: Balancing
     eq2: int = 0
-    patience: int | None = None
-    checkpoint_every: float = 1.0
-    stall_timeout: float = 300.0
-    wanted: Mapping[str, int] = field(default_factory=dict)
-    measures_links: bool = True
     snapshot_every: int = 250
     report_every: int = 25
     between_moves: int = 25
-    lowers: bool = False
-    guess: Guessing | None = None
 
     @classmethod
     def of(cls, job: Job, samples: int, balancing: Balancing, eq2: int, guess: Guessing | None = None) -> LayerSettings:
-        """The settings of a resolved job. samples: those that are trained on."""
-        train = job.train
+        """Return the settings of a resolved job. samples: those that are trained on."""
         return cls(
-            samples,
-            job.data.validation,
-            train.epochs,
-            train.batch_size,
-            balancing,
-            eq2,
-            train.early_stopping,
-            job.run.checkpoint_every,
-            job.cluster.stall_timeout,
-            job.cluster.workers.given,
-            measures_links=_by_transfers(train),
+            balancing=balancing,
+            eq2=eq2,
             snapshot_every=job.cluster.chain,
             report_every=job.run.report_every,
-            lowers=train.on_divergence == "lower",
-            guess=guess,
+            **_of_any(job, samples, guess),
         )
 
     @property
@@ -174,8 +158,3 @@ class LayerSettings:
     def between_checkpoints(self) -> int:
         """Steps between two checkpoints."""
         return max(1, round(self.checkpoint_every * self.steps_per_epoch))
-
-
-def _by_transfers(train: Train) -> bool:
-    """Whether kernels are shared out by what transfers take, too."""
-    return train.kernel_shares == "measured"

@@ -1,4 +1,4 @@
-"""The shares of a layer-sharded network's kernels, and whether they still fit the workers' speeds."""
+"""The shares of a layer-sharded network's kernels, compared with the workers' speeds as these change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from statistics import median
 
-from daskcnn.events import CalibratedWorker, Event, KernelsSharded, Spent, StepWorker, Warned
+from daskcnn.events import Event, KernelsSharded, Spent, StepWorker, Warned
 from daskcnn.sharded.balance import ShareSearch
 from daskcnn.sharded.plan_parts import Kernels
 from daskcnn.training.coordinator.roster import Measured
@@ -24,10 +24,8 @@ WORTH_ANYWAY = 0.02
 class Shares:
     """A network cut over workers.
 
-    Attributes
-    ----------
-    balance : what the cut was made from.
-    kernels : kernels of each stage by worker, without workers that have none.
+    balance: the measurements that the cut was made from. kernels: of each stage by worker, without workers that have
+    none.
     """
 
     balance: ShareSearch
@@ -35,7 +33,7 @@ class Shares:
 
     @classmethod
     def of(cls, balance: ShareSearch) -> Shares:
-        """The cut with the shortest step."""
+        """Return the cut with the shortest step."""
         return cls(balance, tuple(balance.kernels()))
 
     @property
@@ -44,20 +42,16 @@ class Shares:
         return self.balance.home
 
     def by_worker(self) -> dict[str, dict[str, int]]:
-        """Kernels of each layer by worker; of a layer that is divided by samples, parts out of as many."""
+        """Return the kernels of each layer by worker; of a layer divided by samples, parts out of as many."""
         named = [(stage.name, own) for stage, own in zip(self.balance.stages, self.kernels, strict=True) if stage.name]
         return {worker: {name: own.get(worker, 0) for name, own in named} for worker in self.balance.compute}
 
     def idle(self) -> dict[tuple[str, str], str]:
-        """Why workers have no kernels of layers, by worker and layer."""
+        """Return the reasons why workers have no kernels of layers, by worker and layer."""
         return self.balance.idle(self.kernels)
 
-    def unused(self) -> dict[str, str]:
-        """Why workers have no kernels of any layer."""
-        return self.balance.unused(self.kernels)
-
     def rows(self) -> list[StepWorker]:
-        """The shares as they are logged with steps."""
+        """Return the shares as they are logged with steps."""
         return [StepWorker(name=worker, kernels=own) for worker, own in self.by_worker().items()]
 
     def validate(self) -> None:
@@ -68,7 +62,7 @@ class Shares:
             assert own.keys() <= self.balance.compute.keys()
 
     def event(self, eq2: int | None = None) -> KernelsSharded:
-        """The shares as they are logged when they are made."""
+        """Return the shares as they are logged when they are made."""
         stages = [stage for stage in self.balance.stages if stage.name]
         by = {stage.name: stage.by for stage in stages if stage.name}
         return KernelsSharded(
@@ -81,10 +75,10 @@ class Shares:
 
 
 def _in_words(idle: Mapping[tuple[str, str], str], shares: Shares) -> Iterator[str]:
-    """Why workers have no kernels; of one that has none of several layers, in one sentence."""
+    """Yield the reasons why workers have no kernels; of one that has none of several layers, one sentence."""
     layers = {layer for own in shares.by_worker().values() for layer in own}
     without = {worker for worker, own in shares.by_worker().items() if not any(own.values())}
-    unused = shares.unused() if len(layers) > 1 and without else {}
+    unused = shares.balance.unused(shares.kernels) if len(layers) > 1 and without else {}
     for worker in sorted(without & unused.keys() & {worker for worker, _ in idle}):
         yield f"worker {worker} gets no kernels, for another worker does not pay: {unused[worker]}"
     for (worker, layer), reason in idle.items():
@@ -94,13 +88,7 @@ def _in_words(idle: Mapping[tuple[str, str], str], shares: Shares) -> Iterator[s
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Other shares.
-
-    Attributes
-    ----------
-    balance : the measurements that they go by.
-    now, then : seconds of a step with the present shares, and with the others.
-    """
+    """Other shares, by these measurements. now, then: seconds of a step with the present shares, and with them."""
 
     balance: ShareSearch
     now: float
@@ -111,21 +99,18 @@ class Move:
         return f"shares no longer fit the workers' speeds: {seconds}; kernels move"
 
     def measured(self, before: Mapping[str, Measured]) -> dict[str, Measured]:
-        """The workers' calibrations, corrected by the measurements of the move."""
-        return {worker: _corrected(before[worker], self.balance, worker) for worker in self.balance.compute}
-
-
-def _corrected(before: Measured, balance: ShareSearch, worker: str) -> Measured:
-    own = dict(balance.compute[worker])
-    slower = sum(own.values()) - sum(before.row.conv_seconds.values())
-    seconds = max(before.seconds + slower, sum(own.values()))
-    fixed = dict(balance.fixed.get(worker, {}))
-    row: CalibratedWorker = before.row.model_copy(update={"conv_seconds": own, "conv_fixed": fixed})
-    return Measured(seconds, row)
+        """Return the workers' calibrations, corrected by the measurements of the move."""
+        found = {}
+        for worker, own in self.balance.compute.items():
+            seconds, row = before[worker].seconds, before[worker].row
+            slower = sum(own.values()) - sum(row.conv_seconds.values())
+            new = {"conv_seconds": dict(own), "conv_fixed": dict(self.balance.fixed.get(worker, {}))}
+            found[worker] = Measured(max(seconds + slower, sum(own.values())), row.model_copy(update=new))
+        return found
 
 
 class ShareWatch:
-    """Compares what steps take each worker, as its counters tell, with what its shares were made from."""
+    """Compares the time of each worker's steps, by its counters, with the measurements behind its shares."""
 
     def __init__(self, shares: Shares) -> None:
         self._balance, self._kernels = shares.balance, shares.kernels
@@ -142,7 +127,7 @@ class ShareWatch:
                     self._last[worker, stage.name].append(whole)
 
     def measured(self) -> ShareSearch:
-        """The balance by the medians of the last reports.
+        """Return the balance by the medians of the last reports.
 
         A worker that has become slower or faster is taken to be so in stages that it has no part in as well.
         """
@@ -156,7 +141,7 @@ class ShareWatch:
         return self._balance.measured(seconds)
 
     def move(self, worth: float = WORTH) -> Move | None:
-        """Other shares, where they should shorten a step by so large a part that it is worth the move."""
+        """Return other shares if they should shorten a step by so large a part that it is worth the move."""
         if not self._last or min(map(len, self._last.values())) < REPORTS:
             return None
         found = self.measured()
@@ -169,9 +154,9 @@ class Sharing:
 
     Attributes
     ----------
-    shares : the present ones; None: none were made yet.
-    watch : compares them with what steps take.
-    move : other shares, once they are worth it.
+    shares : The present ones; None: none were made yet.
+    watch : Compares them with the time of steps.
+    move : Other shares, once they are worth it.
     """
 
     def __init__(self, between: int) -> None:
@@ -183,7 +168,7 @@ class Sharing:
         self._idle: Set[tuple[str, str]] = set()
 
     def make(self, balance: ShareSearch, step: int, eq2: int) -> list[Event]:
-        """Cut the kernels before this step. Returns what is to be logged; why a worker has no kernels is said once."""
+        """Cut the kernels before this step. Returns the events to log; why a worker has no kernels is said once."""
         self.shares = shares = Shares.of(balance)
         self.watch, self.move, self._made = ShareWatch(shares), None, step
         before, idle = self._idle, shares.idle()
@@ -192,7 +177,7 @@ class Sharing:
         return [shares.event(eq2), *(Warned(message=text) for text in _in_words(new, shares))]
 
     def seek(self, done: int, worth: float = WORTH) -> bool:
-        """Whether other shares have become worth it just now. Shares stay as they are for `between` steps at least."""
+        """Return True if other shares have become worth it just now. Shares stay for `between` steps at least."""
         if self.watch is None or self.move is not None or done - self._made < self._between:
             return False
         self.move = self.watch.move(worth)

@@ -1,4 +1,4 @@
-"""Which workers make up which replica: each worker is one, or groups are made of them."""
+"""The replicas of a life: each worker is one, or groups are made of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from daskcnn.training.coordinator.settings import Settings
 
 
 def too_few(settings: Settings, workers: int) -> ClusterError | None:
-    """Why a run cannot begin with this number of workers; None: it can."""
+    """Return the error of a run with too few workers; None if it can begin."""
     size, fewest = settings.replica_size, settings.rule.fewest
     if workers < size:
         return ClusterError(
@@ -31,11 +31,10 @@ class Teams:
 
     Attributes
     ----------
-    members : the workers of every replica, in the order in which they judge validation samples.
+    members : The workers of every replica, in the order in which they judge validation samples.
     """
 
     def __init__(self, settings: Settings, roster: Roster, out: Outbox) -> None:
-        """There are enough workers for at least one replica."""
         self._roster = roster
         seconds = roster.seconds
         if settings.replica_size == 1:
@@ -57,15 +56,15 @@ class Teams:
             )
 
     def add(self, worker: str) -> None:
-        """The worker is a replica from now on."""
+        """Make the worker a replica."""
         self.members[worker], self._judges[worker] = (worker,), self._roster.alive[worker].seconds
 
     def drop(self, replica: str) -> None:
-        """The replica is no longer part of the run."""
+        """Forget the replica."""
         del self.members[replica], self._judges[replica]
 
     def of(self, worker: str) -> str | None:
-        """The replica that the worker belongs to, if it is in one."""
+        """Return the replica that the worker belongs to, if it is in one."""
         return next((name for name, own in self.members.items() if worker in own), None)
 
     @property
@@ -78,7 +77,7 @@ class Teams:
         }
 
     def parts(self, lo: int, hi: int) -> dict[str, tuple[int, int]]:
-        """Samples lo…hi cut over the replicas in proportion to the speed of the workers that judge for them."""
+        """Cut samples lo…hi over the replicas in proportion to the speed of the workers that judge for them."""
         parts = {}
         sizes = proportional(hi - lo, [1 / seconds for seconds in self._judges.values()])
         for replica, size in zip(self._judges, sizes, strict=True):
