@@ -197,7 +197,7 @@ def compare(job: Job, name: str, found: dict[str, Any]) -> None:
         model = simulated(job, calibration, row, BANDWIDTHS[link])
         step = model.step()
         row["overhead"], row["predicted"] = overhead, step.seconds + overhead
-        row["predicted_bytes"], row["tasks"] = sum(step.up), model.tasks
+        row["predicted_bytes"], row["tasks"] = sum(step.up), model.plan.task_count
         row["off"] = row["predicted"] / row["step"] - 1
         print(
             f"{name:14} {link:>9}: {1e3 * row['step']:7.0f} ms ({1e3 * row['least']:.0f} to {1e3 * row['most']:.0f}), "

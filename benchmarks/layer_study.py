@@ -199,7 +199,7 @@ class Study:
         two = scenario(model, batch, Way(math.inf)).sharding(
             SimulatedCluster(worker=[self.cpu(model, batch)]).of_size(2)
         )
-        return Costs(dispatch=max(0.0, beyond - self.scheduler * two.tasks), task=self.scheduler)
+        return Costs(dispatch=max(0.0, beyond - self.scheduler * two.plan.task_count), task=self.scheduler)
 
 
 @cache

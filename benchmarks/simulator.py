@@ -31,7 +31,17 @@ SPEEDS = 100
 def workload(strategy: str, workers: int, rounds: int) -> Workload:
     """Four samples a worker, all given out at once; every round is one step and one push."""
     rule = RULES[strategy].model_validate({"rounds": rounds} if strategy == "parallel-sgd" else {})
-    return Workload(strategy, rule, "udpa", PARTITIONERS["udpa"](1), 4 * workers, 100, rounds, 4, 10**6)
+    return Workload(
+        strategy=strategy,
+        rule=rule,
+        partition="udpa",
+        partitioner=PARTITIONERS["udpa"](1),
+        samples=4 * workers,
+        validation=100,
+        epochs=rounds,
+        batch_size=4,
+        numbers=10**6,
+    )
 
 
 def cluster(workers: int) -> SimulatedCluster:

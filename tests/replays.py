@@ -50,7 +50,7 @@ def assert_played(job: Job, samples: int, heard: Heard, events: Iterable[Event],
     """The simulator with the recorded facts as its agenda gives the same orders and events."""
     rows = [fact.row for fact, _ in heard if isinstance(fact, Calibrated)]
     logged: list[Event] = []
-    workload = replace(Workload.of(job, samples=samples, numbers=1), lowers=True, guess=guess)
+    workload = replace(Workload.of_job(job, samples=samples, numbers=1), lowers=True, guess=guess)
     simulation = Simulation(workload, cluster_of(rows), emit=logged.append)
     found = simulation.play(fact for fact, _ in heard)
     assert [compared(each) for each in found] == [compared(each) for _, each in heard]

@@ -69,7 +69,7 @@ def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
             "rule": SMALL_RULES.get(strategy, {}),
         }
         job = resolve(small)
-        workload, log = Workload.of(job, samples=POINTS - 400, numbers=chosen.numbers), list[Event]()
+        workload, log = Workload.of_job(job, samples=POINTS - 400, numbers=chosen.numbers), list[Event]()
         learner = learner_of(job, dataset, workload)
         with single_threaded_blas():
             Simulation(workload, chosen.cluster, seed=seed, learner=learner, emit=log.append).run()

@@ -57,7 +57,7 @@ class Scenario:
     @property
     def workload(self) -> Workload:
         """Its workload, if it is data-parallel."""
-        return Workload.of(self.job, samples=self.samples, numbers=self.numbers)
+        return Workload.of_job(self.job, samples=self.samples, numbers=self.numbers)
 
     @property
     def formulas(self) -> Constants | Sharding:
@@ -180,7 +180,7 @@ def _cluster(source: str) -> SimulatedCluster:
     start = next((event for event in events if isinstance(event, RunStarted)), RunStarted())
     # the log has the vector's length, so that the network need not be made
     numbers = (start.vector_bytes or 0) // np.dtype(job.cluster.wire).itemsize or start.parameters or 1
-    return measured_cluster(events, Workload.of(job, samples=start.samples or 1, numbers=numbers))
+    return measured_cluster(events, Workload.of_job(job, samples=start.samples or 1, numbers=numbers))
 
 
 def conv_layers(job: Job, images: Described) -> list[tuple[str, ConvSpec]]:

@@ -103,7 +103,7 @@ class Worker(Options):
         return 1 / (self.evaluations_per_second or 3 * self.images_per_second)
 
     def link(self) -> Link:
-        """The worker's link to the server."""
+        """Return the worker's link to the server."""
         return Link(self.bandwidth or math.inf, self.latency)
 
     def with_threads(self, threads: int) -> Worker:
@@ -134,7 +134,7 @@ class SimulatedCluster(Options):
     worker: list[Worker] = Field(min_length=1)
 
     def members(self) -> list[Worker]:
-        """Every single worker: `desk` of count 3 is desk-1, desk-2 and desk-3."""
+        """Return every single worker: `desk` of count 3 is desk-1, desk-2 and desk-3."""
         return [
             _renamed(pattern, f"{pattern.name}-{i}" if pattern.count > 1 else pattern.name)
             for pattern in self.worker
@@ -156,12 +156,12 @@ class SimulatedCluster(Options):
 
 
 def _renamed(pattern: Worker, name: str) -> Worker:
-    """A single worker of this name, like the pattern."""
+    """Return a single worker of this name, like the pattern."""
     return pattern.model_copy(update={"name": name, "count": 1})
 
 
 def read_cluster(path: str | Path) -> SimulatedCluster:
-    """The cluster of a TOML file. Raises ClusterFileError with all problems."""
+    """Read the cluster of a TOML file. Raises ClusterFileError with all problems."""
     try:
         raw = read_job_file(path, _MOST_BYTES, "a cluster file, or of a run")
     except JobError as error:
@@ -170,11 +170,16 @@ def read_cluster(path: str | Path) -> SimulatedCluster:
 
 
 def parse_cluster(raw: Mapping[str, Any]) -> SimulatedCluster:
-    """The cluster of these tables. Raises ClusterFileError with all problems."""
-    problems = [*_wrong(raw), *_contradictions(raw)]
-    if problems:
+    """Return the cluster of these tables. Raises ClusterFileError with all problems."""
+    found, problems = None, list[str]()
+    try:
+        found = SimulatedCluster.model_validate(raw)
+    except ValidationError as error:
+        problems = [_readable(item["type"], item["loc"], item["input"], reason_of(item)) for item in error.errors()]
+    problems += _contradictions(raw)
+    if found is None or problems:
         raise ClusterFileError(problems)
-    return SimulatedCluster.model_validate(raw)
+    return found
 
 
 _REMEDIES = {
@@ -182,11 +187,7 @@ _REMEDIES = {
     "evaluations_per_second": "give images a second, or leave it out for three times the training's",
     "bandwidth": "give bytes a second (1 Gb/s is 1.25e8), or leave it out for no limit",
     "merge_rate": "give bytes a second, or leave it out for no limit",
-    "latency": "give seconds, 0 or more",
-    "dispatch": "give seconds, 0 or more",
-    "task": "give seconds, 0 or more",
-    "exchange": "give seconds, 0 or more",
-    "start": "give seconds, 0 or more",
+    **dict.fromkeys(("latency", "dispatch", "task", "exchange", "start"), "give seconds, 0 or more"),
     "rest_seconds": "give seconds a sample, 0 or more, or leave it out for all of a step besides conv_seconds",
     "count": f"give 1 to {_MOST_WORKERS:,}, or 0 for a pattern that only `daskcnn plan --add` uses",
     "name": "give it a name of letters, digits and . _ : / -",
@@ -197,32 +198,19 @@ _SPEEDS: dict[str, type[Options]] = {"constant": Constant, "drift": Drift, "walk
 _TABLES: dict[str, type[Options]] = {"server": Server, "costs": Costs, "worker": Worker, **_SPEEDS}
 
 
-def _wrong(raw: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the problems that the models find, each with its remedy."""
-    try:
-        SimulatedCluster.model_validate(raw)
-    except ValidationError as error:
-        for item in error.errors():
-            yield _readable(item["type"], item["loc"], item["input"], reason_of(item))
-
-
 def _readable(kind: str, loc: tuple[int | str, ...], value: Any, reason: str) -> str:
+    """Return a problem that the models find, with its remedy."""
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc if part not in _SPEEDS)
     key, name = key.removeprefix("."), str(next((p for p in reversed(loc) if isinstance(p, str)), "worker"))
     if kind == "extra_forbidden":
-        return f"{key}: unknown {'key' if len(loc) > 1 else 'section'}{nearest(name, _known(loc))}"
+        table: type[Options] = SimulatedCluster
+        for part in loc[:-1]:
+            table = _TABLES.get(str(part), table)
+        return f"{key}: unknown {'key' if len(loc) > 1 else 'section'}{nearest(name, list(table.model_fields))}"
     remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
     if kind == "missing":
         return f"{key}: is missing{remedy}"
     return f"{key} = {f'{value!r:.80}'}: {reason}{remedy}"
-
-
-def _known(loc: tuple[int | str, ...]) -> list[str]:
-    """The known keys of the table with an unknown one."""
-    table: type[Options] = SimulatedCluster
-    for part in loc[:-1]:
-        table = _TABLES.get(str(part), table)
-    return list(table.model_fields)
 
 
 def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
@@ -236,11 +224,11 @@ def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def to_toml(cluster: SimulatedCluster) -> str:
-    """The cluster as a file for `read_cluster`, with every key that is not its default."""
+    """Return the cluster as a file for `read_cluster`, with every key that is not its default."""
     tables = cluster.model_dump(exclude_defaults=True, exclude_none=True)
     return tomli_w.dumps({"server": {}, "costs": {}, **tables})
 
 
 def kinds(cluster: SimulatedCluster) -> dict[DeviceKind, Worker]:
-    """The first worker of each kind, the pattern for another one."""
+    """Return the first worker of each kind, the pattern for another one."""
     return {worker.kind: worker for worker in reversed(cluster.worker)}

@@ -53,7 +53,6 @@ class Caller(Protocol):
 
     def answered(self, reply: Reply) -> None:
         """Take the reply to its join, push or pull."""
-        ...
 
 
 class Host:
@@ -93,26 +92,24 @@ class Host:
         self._agenda.at(at, self._handle, event)
 
     def leave(self, caller: Caller) -> None:
-        """The driver says that this worker sits out."""
+        """Let this worker sit out, as the driver says."""
         self._handle(Leave(caller.name, caller.session, self._agenda.now))
 
     def travelled(self, vector: Vector) -> Vector:
-        """The vector as it comes out of the wire."""
+        """Return the vector as it comes out of the wire."""
         return vector.astype(self._wire).astype(vector.dtype) if self._rounds else vector
 
-    # --- ways ---
-
     def _reaches(self, caller: Caller, nbytes: int) -> float:
-        """The time when bytes that are sent now reach the server."""
+        """Return the time when bytes that are sent now reach the server."""
         return caller.link.arrival(self._agenda.now + self._exchange, nbytes, self._up)
 
     def _pushed(self, caller: Caller) -> float:
-        """The time when a push reaches the server."""
+        """Return the time when a push reaches the server."""
         caller.sent += self._nbytes
         return self._reaches(caller, self._nbytes)
 
     def _delivered(self, caller: Caller, ready: float, reply: Reply) -> float:
-        """The time when a reply that is ready at this time reaches the caller."""
+        """Return the time when a reply that is ready at this time reaches the caller."""
         nbytes = self._nbytes if reply.weights.size else 0
         caller.received += nbytes
         return caller.link.arrival(ready, nbytes, self._down)
@@ -125,7 +122,7 @@ class Host:
                 self._carry_out(each, ready)
 
     def _merged(self, instructions: Sequence[Instruction]) -> float:
-        """The time when the server has merged what it has now. Each reply to a push stands for a merged one."""
+        """Return the time when all pushes of now are merged. Each reply to a push stands for a merged one."""
         pushes = sum(1 for each in instructions if isinstance(each, Reply) and each.seq)
         self._free = max(self._free, self._agenda.now) + pushes * self._seconds_a_push
         return self._free

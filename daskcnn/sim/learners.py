@@ -61,7 +61,7 @@ class Points:
 
 
 def clusters_of_points(train: int, test: int = 1000, *, seed: int = 0) -> Dataset:
-    """Ten classes of 3 clusters each, which overlap: about nine points in ten can be told. Labels go round in turn."""
+    """Draw ten classes of 3 clusters each, which overlap: about nine points in ten can be told. Labels go in turn."""
     rng = np.random.default_rng(seed)
     centers = rng.uniform(40, 215, (CLASSES, _CENTERS, _SIDE * _SIDE))
     learnt, unseen = (_drawn(rng, centers, count) for count in (train, test))
@@ -102,9 +102,9 @@ class Learner(Protocol):
         ...
 
     def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
-        """The score of these weights, or its own, on samples lo…hi of the training part; None: not known.
+        """Return the score of these weights, or its own, on samples lo…hi of the training part; None: not known.
 
-        That of given weights has what their AUC is made of.
+        The score of given weights has the numbers behind their AUC.
         """
         ...
 
@@ -125,7 +125,7 @@ class TimingOnly:
         return NOTHING
 
     def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
-        """No score is known."""
+        """Return None: no score is known."""
         return None
 
 

@@ -1,9 +1,9 @@
-"""A cluster as a run has measured it: medians of what its log says of every worker.
+"""A cluster as a run has measured it: medians of every worker's numbers in its log.
 
-What a log cannot tell apart stays together. All of a run's exchanges carry vectors of one length, so what they took is
-one constant a worker, half of it each way. Loading is part of a sample's seconds. Under a barrier the exchange is what
-a meeting took beyond the slowest worker's training at its usual speed: no two steps take equally long, and the barrier
-waits for the one that is late this time.
+Costs that a log cannot tell apart stay together. All of a run's exchanges carry vectors of one length, so their time is
+one constant a worker, half of it each way. Loading is part of a sample's seconds. Under a barrier the exchange is the
+time of a meeting beyond the slowest worker's training at its usual speed: no two steps take equally long, and the
+barrier waits for the one that is late this time.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from daskcnn.sim.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class _Lap:
-    """A round of a worker; judges: whether it judged the center behind it."""
+    """A round of a worker. judges: True if it judged the center after it."""
 
     ended: RoundEnded
     judges: bool
 
 
 def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCluster:
-    """The cluster that a data-parallel run of this workload ran on.
+    """Return the cluster that a data-parallel run of this workload ran on.
 
-    Raises DataError where its log has no calibration, or no round of a worker.
+    Raises DataError if its log has no calibration, or no round of a worker.
     """
     log = list(events)
     calibrated = calibration(log)
@@ -52,10 +52,8 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
             rounds[event.worker].append(_Lap(event, workload.rule.barrier or isinstance(after, EpochEnded)))
     there = [row for row in calibrated if rounds[row.name]]
     if not there:
-        raise DataError(
-            reason="no worker has ended a round in this run's log",
-            remedy="give a run that got further, or a cluster file",
-        )
+        remedy = "give a run that got further, or a cluster file"
+        raise DataError(reason="no worker has ended a round in this run's log", remedy=remedy)
     parts = _judged_parts(there, workload)
     workers = [_worker(row, rounds[row.name], parts[row.name], workload) for row in there]
     if workload.rule.barrier:
@@ -69,17 +67,16 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
 
 
 def calibration(log: Sequence[Event]) -> Sequence[CalibratedWorker]:
-    """The workers' last measurements of themselves. Raises DataError where the log has nothing of it."""
+    """Return the workers' last measurements of themselves. Raises DataError if the log has none."""
     found = [event for event in log if isinstance(event, WorkersCalibrated)]
     if not found:
-        raise DataError(
-            reason="this run's log has no calibration", remedy="give a run that began to train, or a cluster file"
-        )
+        remedy = "give a run that began to train, or a cluster file"
+        raise DataError(reason="this run's log has no calibration", remedy=remedy)
     return found[-1].workers
 
 
 def calibrated_worker(row: CalibratedWorker) -> Worker:
-    """The worker as its calibration alone has it. Raises DataError where that has no speed."""
+    """Return the worker as its calibration alone has it. Raises DataError if that has no speed."""
     if row.images_per_second is None:
         raise DataError(f"worker {row.name}", "its calibration has no images_per_second", "give a cluster file")
     known = {
@@ -95,40 +92,35 @@ def calibrated_worker(row: CalibratedWorker) -> Worker:
 
 
 def sharded_cluster(events: Iterable[Event]) -> SimulatedCluster:
-    """The cluster of a layer-sharded run, by its calibration and its links where it measured those.
+    """Return the cluster of a layer-sharded run, by its calibration and its links if it measured those.
 
-    Raises DataError where its log has no calibration.
+    Raises DataError if its log has no calibration.
     """
     log = list(events)
     links = next((event for event in reversed(log) if isinstance(event, LinkSpeeds)), LinkSpeeds(workers=[]))
     by_name = {row.name: {"bandwidth": row.bandwidth, "latency": row.latency} for row in links.workers}
     workers = map(calibrated_worker, calibration(log))
-    costs = Costs(task=links.task)
-    return SimulatedCluster(
-        worker=[worker.model_copy(update=by_name.get(worker.name, {})) for worker in workers], costs=costs
-    )
+    linked = [worker.model_copy(update=by_name.get(worker.name, {})) for worker in workers]
+    return SimulatedCluster(worker=linked, costs=Costs(task=links.task))
 
 
 def step_seconds(events: Iterable[Event]) -> float | None:
-    """Seconds of a step of a layer-sharded run, links and tasks and all; None where its log has none."""
+    """Return the seconds of a whole step of a layer-sharded run; None if its log has none."""
     found = [event.seconds_per_step for event in events if isinstance(event, StepsEnded)]
     return median(found[1:] or found) if found else None  # the first ones wait for what is made once
 
 
 def _worker(row: CalibratedWorker, rounds: Sequence[_Lap], part: int, workload: Workload) -> Worker:
     seconds = weighted_median([(r.ended.busy / r.ended.samples, r.ended.samples) for r in rounds])
-    judging = _judging(rounds, part, workload)
+    judging = [r.ended.evaluation / judged for r in rounds if (judged := _judged(r, part, workload))]
+    each = median(judging) if judging else 0.0
     exchange = median(_exchange(r, workload) for r in rounds)
-    update = {
-        "images_per_second": 1 / seconds,
-        "evaluations_per_second": 1 / judging if judging else None,
-        "latency": exchange / 2,
-    }
-    return calibrated_worker(row).model_copy(update=update)
+    measured = {"images_per_second": 1 / seconds, "evaluations_per_second": 1 / each if each else None}
+    return calibrated_worker(row).model_copy(update={**measured, "latency": exchange / 2})
 
 
 def weighted_median(values: Sequence[tuple[float, float]]) -> float:
-    """The median of (value, weight), so that a last round of few samples says little."""
+    """Return the median of (value, weight), so that a last round of few samples says little."""
     ordered = sorted(values)
     half, passed = sum(weight for _, weight in ordered) / 2, 0.0
     for value, weight in ordered:
@@ -139,7 +131,7 @@ def weighted_median(values: Sequence[tuple[float, float]]) -> float:
 
 
 def _judged_parts(there: Sequence[CalibratedWorker], workload: Workload) -> dict[str, int]:
-    """The number of validation samples with which each worker evaluates the center."""
+    """Return the number of validation samples with which each worker evaluates the center."""
     names = [row.name for row in there]
     if not workload.rule.barrier:
         return dict.fromkeys(names, workload.validation)
@@ -147,22 +139,16 @@ def _judged_parts(there: Sequence[CalibratedWorker], workload: Workload) -> dict
     return dict(zip(names, proportional(workload.validation, speeds), strict=True))
 
 
-def _judging(rounds: Sequence[_Lap], part: int, workload: Workload) -> float | None:
-    """Seconds a sample takes to be judged; None where nothing was."""
-    found = [r.ended.evaluation / judged for r in rounds if (judged := _judged(r, part, workload))]
-    return median(found) if found else None
-
-
 def _judged(r: _Lap, part: int, workload: Workload) -> int:
-    """Samples that were judged in a round: all for each push that is weighed, and a part for the center."""
-    pushes = r.ended.pushes if workload.judges_pushes else 0
+    """Return the samples judged in a round: all for each push that is weighed, and a part for the center."""
+    pushes = r.ended.pushes if workload.rule.judges_pushes else 0
     return int(pushes * workload.validation + r.judges * part)
 
 
 def _exchange(r: _Lap, workload: Workload) -> float:
-    """Seconds of one call of the server in this round.
+    """Return the seconds of one call of the server in this round.
 
-    Where exchanges go on while the replica trains, only those at the round's end were waited for.
+    If the replica trains during exchanges, only those at the round's end were waited for.
     """
     answers, pushes, whole = workload.rule.answers, r.ended.pushes, r.ended.bytes_down // workload.nbytes
     pulls = {"nothing": whole, "difference": max(0, whole - pushes), "center": 0}[answers]
@@ -173,26 +159,24 @@ def _exchange(r: _Lap, workload: Workload) -> float:
 
 
 def _meeting_seconds(workers: Mapping[str, Worker], rounds: Mapping[str, Sequence[_Lap]], workload: Workload) -> float:
-    """Seconds of a meeting behind the barrier beyond the slowest worker's training, and its judging of the push."""
+    """Return the seconds of a meeting beyond the slowest worker's training and its judging of the push."""
     together: dict[int, list[_Lap]] = defaultdict(list)
     for own in rounds.values():
         for r in own:
             together[r.ended.round].append(r)
-    return max(0.0, median(_beyond(workers, each, workload) for each in together.values()))
-
-
-def _beyond(workers: Mapping[str, Worker], together: Sequence[_Lap], workload: Workload) -> float:
-    """The same in one round of these workers, a meeting."""
-    pushes = together[0].ended.pushes
-    judged = pushes * workload.validation if workload.judges_pushes else 0
-    own = [(r.ended, workers[r.ended.worker]) for r in together]
-    usual = max(r.samples * worker.seconds + judged * worker.judging for r, worker in own)
-    took = median(r.busy + r.wait + r.communication + judged * worker.judging for r, worker in own)
-    return float(took - usual) / max(1, pushes)
+    found = []
+    for laps in together.values():
+        pushes = laps[0].ended.pushes
+        judged = pushes * workload.validation if workload.rule.judges_pushes else 0
+        own_laps = [(r.ended, workers[r.ended.worker]) for r in laps]
+        usual = max(r.samples * worker.seconds + judged * worker.judging for r, worker in own_laps)
+        took = median(r.busy + r.wait + r.communication + judged * worker.judging for r, worker in own_laps)
+        found.append(float(took - usual) / max(1, pushes))
+    return max(0.0, median(found))
 
 
 def _gaps(rounds: Mapping[str, Sequence[_Lap]], *, barrier: bool) -> list[float]:
-    """Seconds between each report that a round waited for and the round's first step."""
+    """Return the seconds between each report that a round waited for and the round's first step."""
     if not barrier:
         return [_at(r.ended) - _at(before.ended) - _spent(r) for own in rounds.values() for before, r in pairwise(own)]
     last: dict[int, tuple[float, float]] = {}
@@ -203,7 +187,7 @@ def _gaps(rounds: Mapping[str, Sequence[_Lap]], *, barrier: bool) -> list[float]
 
 
 def _first_gap(log: Sequence[Event], rounds: Sequence[_Lap], worker: Worker, part: int, workload: Workload) -> float:
-    """Seconds that a worker's first round took, from giving out its samples, beyond what it takes later on."""
+    """Return the seconds of a worker's first round, from giving out its samples, beyond those of later rounds."""
     begun = next((_at(event) for event in log if isinstance(event, SamplesAllocated)), None)
     first = rounds[0].ended
     if begun is None or first.round:
@@ -218,9 +202,8 @@ def _spent(r: _Lap) -> float:
 
 
 def _at(event: Event) -> float:
-    """When it was logged, in seconds. Raises DataError where the log does not say."""
+    """Return the time when it was logged, in seconds. Raises DataError if the log does not say."""
     if event.at is None:
-        raise DataError(
-            reason=f"an event {event.kind!r} of this run's log has no time", remedy="give a log as a run wrote it"
-        )
+        reason = f"an event {event.kind!r} of this run's log has no time"
+        raise DataError(reason=reason, remedy="give a log as a run wrote it")
     return event.at

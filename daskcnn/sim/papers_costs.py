@@ -42,18 +42,8 @@ class Constants:
     epsilon: float = EPSILON
 
     @property
-    def iterations(self) -> float:
-        """ln(1/ε)."""
-        return math.log(1 / self.epsilon)
-
-    @property
-    def turns(self) -> float:
-        """log2 k."""
-        return math.log2(self.k)
-
-    @property
     def saturation(self) -> float | None:
-        """Workers from which on the server is what Downpour waits for: T/τ; None where τ is not known."""
+        """Number of workers from which on Downpour waits for the server: T/τ; None if τ is not known."""
         return self.T / self.tau if self.tau else None
 
 
@@ -69,20 +59,18 @@ class Cost:
 
 
 def costs(c: Constants) -> list[Cost]:
-    """All of the paper's, for these constants."""
-    vector = c.p * c.itemsize
-    meeting = 2 * vector * (c.k - 1)
-    meeting_time = 2 * c.turns * (c.L + vector / c.B)
-    summing = c.turns * c.p * c.add
-    descent = c.iterations * c.T
+    """Return all of the paper's costs for these constants."""
+    vector, turns, iterations = c.p * c.itemsize, math.log2(c.k), math.log(1 / c.epsilon)
+    meeting, meeting_time = 2 * vector * (c.k - 1), 2 * turns * (c.L + vector / c.B)
+    summing, descent = turns * c.p * c.add, iterations * c.T
     return [
         Cost("parallel-sgd", "computation", "(p/q)·log k + p·log 1/ε", summing / c.q + descent, "s"),
         Cost("parallel-sgd", "shuffle", "N·k", c.D * c.sample_bytes, "B"),
         Cost("parallel-sgd", "communication", "p·k", meeting, "B"),
         Cost("parallel-sgd", "communication time", "p·log k", meeting_time, "s"),
-        Cost("admm", "computation", "p·log k·log 1/ε + p·log 1/ε", c.iterations * summing + descent, "s"),
-        Cost("admm", "communication", "k·p·log 1/ε", c.iterations * meeting, "B"),
-        Cost("admm", "communication time", "p·log 1/ε·log k", c.iterations * meeting_time, "s"),
+        Cost("admm", "computation", "p·log k·log 1/ε + p·log 1/ε", iterations * summing + descent, "s"),
+        Cost("admm", "communication", "k·p·log 1/ε", iterations * meeting, "B"),
+        Cost("admm", "communication time", "p·log 1/ε·log k", iterations * meeting_time, "s"),
         Cost("downpour", "one update", "T + τ", c.T + c.tau, "s"),
         Cost("downpour", "communication", "θ·p", c.theta * vector, "B"),
         Cost("downpour", "all updates", "θ·max((T + τ)/k, τ)", c.theta * max((c.T + c.tau) / c.k, c.tau), "s"),
@@ -94,14 +82,16 @@ PAPER_ITEMSIZE = 8
 
 
 def ceiling(serial: float) -> float:
-    """The most that any number of workers can be faster by, where this part of the work is serial (Amdahl)."""
+    """Return the largest speed-up of any number of workers if this part of the work is serial (Amdahl)."""
     return math.inf if serial == 0 else 1 / serial
 
 
 @dataclass(frozen=True)
 class ShardedStep:
-    """Seconds of a step and its parts. kernels: of each layer and worker, and taken: the seconds that they take there;
-    up, down: bytes that each worker sends and gets; busy: seconds each computes.
+    """Seconds of a step and its parts.
+
+    kernels, taken: kernels of each layer and worker, and their seconds there. up, down: bytes that each worker sends
+    and gets. busy: seconds that each computes.
     """
 
     comm: float
@@ -145,7 +135,7 @@ class Sharding:
         return min(range(len(self.workers)), key=lambda i: self.workers[i].seconds)
 
     def conv_seconds(self, worker: Worker) -> list[float]:
-        """Seconds a step of each whole layer takes a worker: measured, or its part of a step by operations."""
+        """Return a worker's seconds for each whole layer of a step: measured, or its part of a step by operations."""
         if worker.conv_seconds:
             return [self.batch * worker.conv_seconds[name] for name in self.names]
         passes = [2, *[3] * (len(self.specs) - 1)]  # the first layer's input needs no gradient
@@ -153,9 +143,9 @@ class Sharding:
         return [self.batch * worker.seconds * worker.conv_share * w / sum(work) for w in work]
 
     def rest_seconds(self, worker: Worker) -> float:
-        """Seconds a step of what only home does: layers that are not divided, the loss.
+        """Return the seconds a step of the work that only home does: layers that are not divided, the loss.
 
-        Without a measurement it is all that a worker's step takes besides its convolutions.
+        Without a measurement they are all of a worker's step besides its convolutions.
         """
         if worker.conv_seconds and worker.rest_seconds is not None:
             return self.batch * worker.rest_seconds
@@ -173,7 +163,7 @@ class Sharding:
         return self.rest_seconds(self.workers[self.home]) / self.alone
 
     def step(self) -> ShardedStep:
-        """A step of all workers."""
+        """Return a step of all workers."""
         per_worker = [self.conv_seconds(worker) for worker in self.workers]
         kernels, taken = [], []
         for spec, seconds in zip(self.specs, zip(*per_worker, strict=True), strict=True):
@@ -186,25 +176,25 @@ class Sharding:
         return ShardedStep(comm, conv, rest, tuple(kernels), tuple(taken), up, down, busy)
 
     def _busy(self, taken: Sequence[Sequence[float]], alone: float) -> tuple[float, ...]:
-        """Seconds of each worker: its shards', and at home what is done there alone."""
+        """Return the seconds of each worker: its shards', and at home those of the work done there alone."""
         return tuple(sum(own) + (alone if w == self.home else 0.0) for w, own in enumerate(zip(*taken, strict=True)))
 
     def speedup(self) -> float:
-        """Against the home alone."""
+        """Return the speed-up against home alone."""
         return self.alone / self.step().seconds
 
     def paper_speedup(self, bandwidth: float) -> float:
-        """The same by the paper's own count: eq. 2 in doubles over a link, however many workers, none for one alone."""
+        """Return the same by the paper's own count: eq. 2 in doubles over a link if there are several workers."""
         step = self.step()
         comm = PAPER_ITEMSIZE * eq2_elements(self.specs) / bandwidth if len(self.workers) > 1 else 0.0
         return self.alone / (comm + step.conv + step.comp)
 
     def division(self) -> dict[str, Any]:
-        """The division of layers for the log; none, as all are divided by kernels."""
+        """Return the division of layers for the log; none, as all are divided by kernels."""
         return {}
 
     def _communication(self, kernels: Sequence[Sequence[int]]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
-        """Seconds, and bytes of each worker up and down.
+        """Return seconds, and bytes of each worker up and down.
 
         Every layer's inputs go to each worker that has kernels of it and their outputs come back; the same backwards
         with gradients, where the first layer's input needs none. Kernels stay where they are.
@@ -222,7 +212,7 @@ class Sharding:
         return seconds, tuple(up), tuple(down)
 
     def _phase(self, sent: dict[int, int]) -> float:
-        """Seconds until the last of these bytes is there: over home's link, and at the same time over the workers'."""
+        """Return the seconds until the last of these bytes is there, over home's link and the workers' at once."""
         if not sent:
             return 0.0
         links = {w: self.workers[w].link() for w in sent}
@@ -233,9 +223,9 @@ class Sharding:
 
 
 def sharded_events(sharding: Sharding, samples: int, epochs: int, about: Mapping[str, Any]) -> list[events.Event]:
-    """The log of a layer-sharded run, by the step model: every step takes as long as any other.
+    """Return the log of a layer-sharded run by the step model: every step takes as long as any other.
 
-    about: what the first event says besides of the run.
+    about: further fields of the first event.
     """
     step, steps = sharding.step(), -(-samples // sharding.batch)
     seconds = steps * step.seconds

@@ -73,7 +73,7 @@ class SimulatedReplica:
     # --- joining ---
 
     def join(self, joined: Callable[[str], None]) -> None:
-        """Begin a session; `joined` is told when the center is there."""
+        """Begin a session; `joined` is called when the center is there."""
         self.session += 1
 
         def told(reply: Reply) -> None:
@@ -84,22 +84,24 @@ class SimulatedReplica:
         self._host.join(self)
 
     def answered(self, reply: Reply) -> None:
-        """The reply that it waits for is there."""
+        """Take the awaited reply."""
         self._told(reply)
 
     # --- a round ---
 
     def start(self, order: StartRound, reported: Callable[[RoundDone], None]) -> None:
-        """Train the ordered round from now on; `reported` is told how it went."""
+        """Train the ordered round from now on; `reported` is called with its report."""
         self._order, self._reported = order, reported
         self._busy, self.sent, self.received = 0.0, 0, 0
         self.learner.begin(order.round, self.local, order.scale)
         self._train(self._exchange.begin(order.round, order.score))
 
     def _carry_out(self, order: replica_exchange.Order) -> None:
+        begun = self._agenda.now
         match order:
             case replica_exchange.JudgeCenter():
-                self._judge(order)
+                end = self._pace.end(begun, (order.hi - order.lo) * self._judging)
+                self._agenda.at(end, self._judged_center, order, begun)
             case TrainSteps():
                 self._train(order)
             case replica_exchange.Report():
@@ -110,7 +112,6 @@ class SimulatedReplica:
                 self._told = self._brought_center
                 self._host.pull(self)
             case JudgeLocal():
-                begun = self._agenda.now
                 self._agenda.at(self._pace.end(begun, (order.hi - order.lo) * self._judging), self._judge_local, begun)
             case replica_exchange.Await():
                 pass  # the replies come as they come
@@ -125,7 +126,7 @@ class SimulatedReplica:
     # --- steps, and what is judged ---
 
     def _train(self, order: TrainSteps) -> None:
-        """The steps up to the next stop. What is judged right after them needs no event of its own."""
+        """Make the steps up to the next stop. An evaluation right after them needs no event of its own."""
         begun = self._agenda.now
         trained = self._pace.end(begun, order.gained * self._seconds)
         self._busy += trained - begun
@@ -155,17 +156,12 @@ class SimulatedReplica:
         self._judge_local(end)
 
     def _judge_local(self, begun: float) -> None:
-        """The replica's own weights are judged, since this time."""
+        """End the evaluation of the replica's own weights, begun at this time."""
         assert self._segment is not None
         judge = self._segment[0].judge
         assert judge is not None
         score = self.learner.judge(judge.lo, judge.hi)
         self._send(self._exchange.judged_local(score, begun=begun, at=self._agenda.now))
-
-    def _judge(self, order: replica_exchange.JudgeCenter) -> None:
-        begun = self._agenda.now
-        end = self._pace.end(begun, (order.hi - order.lo) * self._judging)
-        self._agenda.at(end, self._judged_center, order, begun)
 
     def _judged_center(self, order: replica_exchange.JudgeCenter, begun: float) -> None:
         score = self.learner.judge(order.lo, order.hi, order.weights)
@@ -183,7 +179,7 @@ class SimulatedReplica:
             self._train(order.meanwhile)
 
     def _heard(self, reply: Reply) -> None:
-        """A call was answered; once all were, go on from what they bring."""
+        """Take the answer to a call; after the last one, go on from the vectors that they bring."""
         sent = self._sending
         assert sent is not None
         self._answers.append((reply, self._host.travelled(reply.weights)))
@@ -203,7 +199,7 @@ class SimulatedReplica:
         self._carry_out(order)
 
     def _step_now(self) -> int:
-        """The step under way, all steps between two stops being taken for equally long."""
+        """Return the step under way, if all steps between two stops take equally long."""
         assert self._segment is not None
         stretch, begun, trained = self._segment
         part = min(1.0, (self._agenda.now - begun) / (trained - begun)) if trained > begun else 1.0

@@ -1,16 +1,16 @@
 """The time of a layer-sharded step by our own scheme: outputs go straight to the workers that need them.
 
-Shards take their stage's spread layers along, so what travels is the pooled map, between all workers of two stages, and
-to home for the last layers alone; gradients go the same ways back. Every worker loads the minibatch itself. A step in
-one part is its phases one after the other,
+Shards take their stage's spread layers along, so the pooled map travels, between all workers of two stages, and to home
+for the last layers alone; gradients go the same ways back. Every worker loads the minibatch itself. A step in one part
+is its phases one after the other,
 
     comm + Σ over stages of max_i shard_i + what home does alone.
 
-In s parts, one part goes that way alone; the others follow at the pace of what is busiest, processors or a line:
+In s parts, one part goes that way alone; the others follow at the pace of the busiest, processors or a line:
 
     (comm + conv + comp)/s + (s - 1)/s · max(conv + comp, the busiest line's seconds).
 
-Communication is then what of that the processors do not compute in.
+Communication is then the part of that in which the processors do not compute.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ class Direct(Sharding):
     """A network over these workers as `daskcnn.cluster` runs it: the time of its plan.
 
     shape: of its input (H, W, C). itemsize: bytes of a number on the wire. sub_batches: parts of a minibatch.
-    per_task: seconds that each of a step's tasks costs the scheduler, besides `overhead`. given: how many kernels of
-    each layer the workers have, by name; None: as the cluster balances them. at: home's name; None: the fastest.
-    first_conv: what of the first convolution is divided (train.first_conv); of given kernels, those.
-    kernel_shares: what decides how many kernels each worker gets (train.kernel_shares).
+    per_task: seconds that each of a step's tasks costs the scheduler, besides `overhead`. given: kernels of each layer
+    and worker, by name; None: as the cluster balances them. at: home's name; None: the fastest. first_conv,
+    kernel_shares: as in `[train]`; of given kernels, the first convolution is divided as they are.
     """
 
     model: Sequential
@@ -61,23 +60,15 @@ class Direct(Sharding):
 
     @property
     def home(self) -> int:
-        """The worker that does what is not sharded."""
+        """The worker of the layers that are not sharded."""
         return super().home if self.at is None else [worker.name for worker in self.workers].index(self.at)
 
     @cached_property
     def plan(self) -> StepPlan:
         """The step, as the cluster plans it."""
-        stages, kernels = self._cut
-        return StepPlan.of(
-            stages,
-            self.shape,
-            kernels,
-            self.workers[self.home].name,
-            parts=self.parts,
-            samples=self.batch,
-            itemsize=self.itemsize,
-            weight_itemsize=self.specs[0].itemsize,
-        )
+        (stages, kernels), home = self._cut, self.workers[self.home].name
+        sizes = {"samples": self.batch, "itemsize": self.itemsize, "weight_itemsize": self.specs[0].itemsize}
+        return StepPlan.of(stages, self.shape, kernels, home, parts=self.parts, **sizes)
 
     @cached_property
     def _cut(self) -> tuple[Sequence[Stage], list[dict[str, int]]]:
@@ -91,9 +82,9 @@ class Direct(Sharding):
         return stages, [{name: n for name, n in own.items() if n} for own in by_layer]
 
     def why_no_shorter(self) -> str:
-        """Why one more worker like the last does not shorten the step.
+        """Return the reason why one more worker like the last does not shorten the step.
 
-        It is what keeps it, or one that is alike, from any kernels; or what the step is made of, where none is idle.
+        It is why that one, or one that is alike, gets no kernels, or the parts of the step if none is idle.
         """
         unused, last = self._balance().unused(self.plan.kernels), self.workers[-1]
         alike = (worker.name for worker in self.workers if worker.model_copy(update={"name": last.name}) == last)
@@ -107,14 +98,14 @@ class Direct(Sharding):
         )
 
     def by_speed(self) -> Direct:
-        """The same with kernels shared out by eq. 1, whatever it takes to send what they need."""
+        """Return the same with kernels shared out by eq. 1, regardless of communication."""
         balance = self._balance()
         named = zip(balance.stages, balance.by_compute, strict=True)
         given = {stage.name: own for stage, own in named if stage.name}
         return replace(self, given=given, first_conv=balance.stages[0].by)
 
     def _balance(self) -> ShareSearch:
-        """The search for shares, by seconds a sample of each worker and its link."""
+        """Return the search for shares, by seconds a sample of each worker and its link."""
         home = self.workers[self.home]
         compute = {
             worker.name: {name: each / self.batch for name, each in zip(self.names, seconds, strict=True)}
@@ -142,7 +133,7 @@ class Direct(Sharding):
         return min(self.sub_batches, self.batch)
 
     def step(self) -> ShardedStep:
-        """A step of all workers."""
+        """Return a step of all workers."""
         plan, (taken, alone) = self.plan, self._computing()
         conv, comp = sum(map(max, taken)), self.rest_seconds(self.workers[self.home]) + alone
         flows = [_times(plan.samples * plan.itemsize, flow.moved) for flow in plan.flows]
@@ -150,32 +141,23 @@ class Direct(Sharding):
         through, total = sum(map(self._seconds, flows)), added_traffic(flows)
         busiest = max(conv + comp, self._seconds(total))
         step = (conv + comp + through) / self.parts + (1 - 1 / self.parts) * busiest + self._seconds(between)
-        more = sum(map(self._latency, [*flows, between])) + self.overhead + self.per_task * self.tasks
+        more = sum(map(self._latency, [*flows, between])) + self.overhead + self.per_task * plan.task_count
         comm = max(0.0, step - conv - comp) + more  # rounding alone would make it less than nothing
         moved = added_traffic([total, between])
         up, down = zip(*(moved.get(name, (0, 0)) for name in self._names), strict=True)
-        return ShardedStep(comm, conv, comp, self._kernels, taken, up, down, self._busy(taken, comp))
+        kernels = tuple(tuple(plan.kernels[i].get(name, 0) for name in self._names) for i in self._staged)
+        return ShardedStep(comm, conv, comp, kernels, taken, up, down, self._busy(taken, comp))
 
     def division(self) -> dict[str, Any]:
-        """The division of layers, for the log."""
+        """Return the division of layers, for the log."""
         convs = [stage for stage in self.plan.stages if stage.conv]
         by = {stage.name: stage.by for stage in convs}
         of = {stage.name: stage.conv.kernels for stage in convs if stage.conv}
         return {"divided": {worker.name: by for worker in self.workers}, "of": of}
 
     @property
-    def tasks(self) -> int:
-        """Tasks of a step."""
-        return self.plan.task_count
-
-    @property
     def _names(self) -> list[str]:
         return [worker.name for worker in self.workers]
-
-    @property
-    def _kernels(self) -> tuple[tuple[int, ...], ...]:
-        """The number of kernels of each layer and worker."""
-        return tuple(tuple(self.plan.kernels[i].get(name, 0) for name in self._names) for i in self._staged)
 
     @cached_property
     def _staged(self) -> list[int]:
@@ -186,7 +168,7 @@ class Direct(Sharding):
     # --- computing ---
 
     def _computing(self) -> tuple[tuple[tuple[float, ...], ...], float]:
-        """Seconds of the shards by layer and worker; and of home with the layers that could be spread and are not."""
+        """Return seconds of shards by layer and worker, and of home with layers that could be spread and are not."""
         plan, taken, alone = self.plan, [], 0.0
         for i, whole in zip(self._staged, zip(*map(self.conv_seconds, self.workers), strict=True), strict=True):
             merged = plan.stages[i] != self._cut[0][i]
@@ -197,7 +179,7 @@ class Direct(Sharding):
         return tuple(taken), alone
 
     def _part(self, i: int, w: int) -> float:
-        """A shard's part of its stage's seconds, as measured; else as planned, with channels computed twice."""
+        """Return a shard's part of its stage's seconds: measured, or as planned with channels computed twice."""
         plan, worker, stage = self.plan, self.workers[w], self.plan.stages[i]
         if stage.by == "kernels" and worker.conv_fixed and worker.conv_seconds:
             name = stage.name or ""
@@ -208,7 +190,7 @@ class Direct(Sharding):
     # --- what travels ---
 
     def _line(self, worker: int) -> float:
-        """Bytes a second of a worker's link each way."""
+        """Return the bytes a second of a worker's link each way."""
         own = self.workers[worker].bandwidth or math.inf
         return min(own, self.bandwidth) if worker == self.home else own
 
@@ -217,9 +199,9 @@ class Direct(Sharding):
         return {name: self._line(w) for w, name in enumerate(self._names)}
 
     def _seconds(self, moved: Moved) -> float:
-        """Until the busiest line has carried its bytes, those of one way at the same time as those of the other."""
+        """Return the seconds until the busiest line has carried its bytes, those of both ways at once."""
         return max((max(own) / self._lines[name] for name, own in moved.items()), default=0.0)
 
     def _latency(self, moved: Moved) -> float:
-        """Latency of the slowest message."""
+        """Return the latency of the slowest message."""
         return max((worker.latency for worker in self.workers if any(moved.get(worker.name, ()))), default=0.0)

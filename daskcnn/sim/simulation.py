@@ -1,8 +1,8 @@
 """Data-parallel training in simulated time: a shell of the coordinator, as `cluster.shell` is one.
 
 The coordinator, the server, the rules, the partitioners and a replica's side of an exchange are those of the cluster.
-Only time is simulated: of steps, exchanges, merges and the beginnings of rounds. Events are those of a run's log. Their
-times count from the beginning of the run.
+Only the time of steps, exchanges, merges and the beginnings of rounds is simulated. Events are those of a run's log.
+Their times count from the beginning of the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from daskcnn.events import CalibratedWorker, Event, RunEnded, RunStarted, ServerCounted
 from daskcnn.partition.rounds import Rounds
 from daskcnn.ps import ParameterServer, Snapshot
-from daskcnn.sim.cluster import SimulatedCluster, Worker
+from daskcnn.sim.cluster import SimulatedCluster
 from daskcnn.sim.host import EPOCH, Agenda, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
 from daskcnn.sim.replica import SimulatedReplica
@@ -35,10 +35,10 @@ class Simulation:
 
     Parameters
     ----------
-    seed : of the workers' varying speeds.
-    learner : makes the arithmetic of each worker; none by default.
-    emit : takes the run's events, if a log is wanted.
-    about : what the first event says besides, such as run, dataset and model.
+    seed : Seed of the workers' varying speeds.
+    learner : Makes the arithmetic of each worker; none by default.
+    emit : Takes the run's events, if a log is wanted.
+    about : Further fields of the first event, such as run, dataset and model.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class Simulation:
         learners = [learner() for _ in self.members]
         self.server = ParameterServer(self.rule, learners[0].weights, epoch=EPOCH, kept=learners[0].frozen)
         self._host = self._made_host()
-        cadence = Cadence(self.rule, workload.batch_size, workload.judged)
+        judged = workload.samples, workload.samples + workload.validation
+        cadence = Cadence(self.rule, workload.batch_size, judged)
         self.replicas = {
             member.name: SimulatedReplica(
                 member,
@@ -71,13 +72,13 @@ class Simulation:
             )
             for index, (member, own) in enumerate(zip(self.members, learners, strict=True))
         }
-        self.coordinator = Coordinator(workload.settings, logs=emit is not None)
+        self.coordinator = Coordinator(workload, logs=emit is not None)
         self.end: orders.End | None = None
         self._starting = True
         self._facts: deque[Fact] = deque()
         self._carry_out: dict[type, Callable[[Any], None]] = {
             orders.Calibrate: self._calibrate,
-            orders.StartServer: self._start_server,
+            orders.StartServer: lambda order: self._tell(facts.ServerReady(order.life, "simulated", self.now)),
             orders.Join: self._join,
             orders.StartRound: self._start_round,
             orders.Leave: lambda order: self._host.leave(self.replicas[order.replica]),
@@ -112,7 +113,8 @@ class Simulation:
         if self.end.error is not None:
             raise self.end.error
         snapshot = self.server.snapshot()
-        self._log(_counted(snapshot))
+        counted = {"merged": snapshot.merged, "repeated": snapshot.repeated, "refused": dict(snapshot.refused)}
+        self._log(ServerCounted(server=EPOCH, **counted))
         self._log(RunEnded(status=self.end.status))
         return snapshot
 
@@ -121,18 +123,21 @@ class Simulation:
 
         The coordinator decides and events are logged as in `run`; times count from the first fact. No other order is
         carried out, as the recorded facts are the answers. With another workload than the recorded run's, the orders
-        are valid up to the first one that the recorded run did not give.
-
-        Returns
-        -------
-        The orders that each fact led to.
+        are valid up to the first one that the recorded run did not give. Returns the orders that each fact led to.
         """
         found: list[list[Order]] = []
+
+        def decide(fact: Fact) -> None:
+            found.append(self.coordinator.handle(fact))
+            for order in found[-1]:
+                if isinstance(order, orders.Log | orders.End):
+                    self._carry_out[type(order)](order)
+
         self._log(self._start_event())
         begun: float | None = None
         for fact in recorded:
             begun = fact.at if begun is None else begun
-            self._agenda.at(fact.at - begun, lambda told: found.append(self._decided(told)), fact)
+            self._agenda.at(fact.at - begun, decide, fact)
         self._agenda.run()
         if self.end is not None:
             self._log(RunEnded(status=self.end.status))
@@ -162,22 +167,22 @@ class Simulation:
             for order in self.coordinator.handle(self._facts.popleft()):
                 self._carry_out[type(order)](order)
 
-    def _decided(self, fact: Fact) -> list[Order]:
-        """Return the orders that a recorded fact leads to. Of these only Log and End are carried out."""
-        found = self.coordinator.handle(fact)
-        for order in found:
-            if isinstance(order, orders.Log | orders.End):
-                self._carry_out[type(order)](order)
-        return found
-
     # --- orders ---
 
     def _calibrate(self, order: orders.Calibrate) -> None:
         member = self.replicas[order.worker].member
-        self._tell(facts.Calibrated(member.name, member.seconds, _calibrated(member), self.now))
-
-    def _start_server(self, order: orders.StartServer) -> None:
-        self._tell(facts.ServerReady(order.life, "simulated", self.now))
+        row = CalibratedWorker(
+            name=member.name,
+            address="simulated",
+            host="simulated",
+            device=member.kind,
+            processor=f"simulated {member.kind}",
+            threads=member.threads,
+            memory=0,
+            images_per_second=member.images_per_second,
+            conv_seconds=member.conv_seconds or {},
+        )
+        self._tell(facts.Calibrated(member.name, member.seconds, row, self.now))
 
     def _join(self, order: orders.Join) -> None:
         replica, life, session = order.replica, order.life, order.session
@@ -240,22 +245,3 @@ def _seldom_collected() -> Iterator[None]:
     finally:
         gc.set_threshold(*usual)
         gc.unfreeze()
-
-
-def _counted(snapshot: Snapshot) -> ServerCounted:
-    counted = {"merged": snapshot.merged, "repeated": snapshot.repeated, "refused": dict(snapshot.refused)}
-    return ServerCounted(server=EPOCH, **counted)
-
-
-def _calibrated(member: Worker) -> CalibratedWorker:
-    return CalibratedWorker(
-        name=member.name,
-        address="simulated",
-        host="simulated",
-        device=member.kind,
-        processor=f"simulated {member.kind}",
-        threads=member.threads,
-        memory=0,
-        images_per_second=member.images_per_second,
-        conv_seconds=member.conv_seconds or {},
-    )

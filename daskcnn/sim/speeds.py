@@ -25,7 +25,7 @@ class Line:
         self._free = 0.0
 
     def carry(self, begin: float, nbytes: float) -> float:
-        """The time when the last of these bytes has passed, if the first comes at `begin`."""
+        """Return the time when the last of these bytes has passed, if the first comes at `begin`."""
         if self.bandwidth == math.inf:
             return begin
         free = self._free
@@ -42,7 +42,7 @@ class Link:
         self.bandwidth, self.latency = bandwidth, latency
 
     def arrival(self, begin: float, nbytes: float, shared: Line) -> float:
-        """The time when a message sent at `begin` has passed both this link and a shared one.
+        """Return the time when a message sent at `begin` has passed both this link and a shared one.
 
         The slower of the two decides. The shared one is taken only for as long as the bytes need it, so that a slow
         worker does not keep it from the others.
@@ -56,7 +56,10 @@ class Pace(Protocol):
     """A worker's speed over one run."""
 
     def end(self, begin: float, work: float) -> float:
-        """When `work` seconds of nominal work are done that begin at `begin`. Calls never go back in time."""
+        """Return the time when `work` seconds of nominal work are done that begin at `begin`.
+
+        Calls never go back in time.
+        """
         ...
 
 
@@ -66,8 +69,12 @@ class Constant(Options):
     kind: Literal["constant"] = "constant"
 
     def pace(self, rng: np.random.Generator) -> Pace:
-        """The nominal speed throughout."""
-        return Steady()
+        """Return the nominal speed."""
+        return self
+
+    def end(self, begin: float, work: float) -> float:
+        """Return the time when the work is done."""
+        return begin + work
 
 
 class Drift(Options):
@@ -78,8 +85,20 @@ class Drift(Options):
     seconds: float = Field(gt=0)
 
     def pace(self, rng: np.random.Generator) -> Pace:
-        """The speed over time, which is not random."""
-        return Drifting(self.to, self.seconds)
+        """Return the speed over time, which is not random."""
+        return self
+
+    def end(self, begin: float, work: float) -> float:
+        """Return the time when the work is done, at speed 1 + (to - 1)·t/T until T, then `to`."""
+        to, until = self.to, self.seconds
+        if begin >= until:
+            return begin + work / to
+        slope = (to - 1) / until
+        speed = 1 + slope * begin
+        if (possible := (speed + to) / 2 * (until - begin)) < work:
+            return until + (work - possible) / to
+        # speed·d + slope·d²/2 = work, in the form that a slope near 0 does no harm
+        return begin + 2 * work / (speed + math.sqrt(speed * speed + 2 * slope * work))
 
 
 class Walk(Options):
@@ -95,7 +114,7 @@ class Walk(Options):
     highest: float = Field(default=1.0, ge=1)
 
     def pace(self, rng: np.random.Generator) -> Pace:
-        """The speed over time, drawn from this generator."""
+        """Return the speed over time, drawn from this generator."""
         return Wandering(self, rng)
 
 
@@ -114,37 +133,11 @@ class Stall(Options):
         return self
 
     def pace(self, rng: np.random.Generator) -> Pace:
-        """The speed over time, with pauses drawn from this generator."""
+        """Return the speed over time, with pauses drawn from this generator."""
         return Stalling(self, rng)
 
 
 Speed = Annotated[Constant | Drift | Walk | Stall, Field(discriminator="kind")]
-
-
-class Steady:
-    """The nominal speed."""
-
-    def end(self, begin: float, work: float) -> float:
-        """When the work is done at the nominal speed."""
-        return begin + work
-
-
-class Drifting:
-    """Speed 1 + (to - 1)·t/T until T, then `to`."""
-
-    def __init__(self, to: float, seconds: float) -> None:
-        self._to, self._until, self._slope = to, seconds, (to - 1) / seconds
-
-    def end(self, begin: float, work: float) -> float:
-        """When the work is done at the drifting speed."""
-        if begin >= self._until:
-            return begin + work / self._to
-        speed = 1 + self._slope * begin
-        rest = self._until - begin
-        if (possible := (speed + self._to) / 2 * rest) < work:
-            return self._until + (work - possible) / self._to
-        # speed·d + slope·d²/2 = work, in the form that a slope near 0 does no harm
-        return begin + 2 * work / (speed + math.sqrt(speed * speed + 2 * self._slope * work))
 
 
 class Wandering:
@@ -155,22 +148,18 @@ class Wandering:
         self._interval, self._turn, self._speed = 1, walk.every, 1.0
 
     def end(self, begin: float, work: float) -> float:
-        """When the work is done at the speeds drawn for its time."""
+        """Return the time when the work is done at the speeds drawn for its time."""
+        walk = self._walk
         while True:
-            while begin >= self._turn:
-                self._go_on()
+            while begin >= self._turn:  # draw the next interval's speed
+                factor = math.exp(self._rng.normal(0.0, walk.spread))
+                self._speed = min(walk.highest, max(walk.lowest, self._speed * factor))
+                self._interval += 1
+                self._turn = self._interval * walk.every
             if (end := begin + work / self._speed) <= self._turn:
                 return end
             work -= (self._turn - begin) * self._speed
             begin = self._turn
-
-    def _go_on(self) -> None:
-        """Draw the next interval's speed."""
-        walk = self._walk
-        factor = math.exp(self._rng.normal(0.0, walk.spread))
-        self._speed = min(walk.highest, max(walk.lowest, self._speed * factor))
-        self._interval += 1
-        self._turn = self._interval * walk.every
 
 
 class Stalling:
@@ -183,7 +172,7 @@ class Stalling:
         self._next(0.0)
 
     def end(self, begin: float, work: float) -> float:
-        """When the work is done, pauses included."""
+        """Return the time when the work is done, pauses included."""
         if not work:
             return begin  # even where a pause begins
         while True:
@@ -196,7 +185,7 @@ class Stalling:
             begin = self._until
 
     def _next(self, after: float) -> None:
-        """The pause after this moment."""
+        """Set the pause after this moment."""
         if self._stall.every is not None:
             self._from = after + self._rng.exponential(self._stall.every)
         else:

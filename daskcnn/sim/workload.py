@@ -8,99 +8,61 @@ import numpy as np
 
 from daskcnn.job.tables import Job
 from daskcnn.nn import OPTIMIZERS
-from daskcnn.partition import PARTITIONERS, Partitioner
-from daskcnn.ps import UpdateRule
-from daskcnn.training.coordinator.evaluations import Guessing
+from daskcnn.partition import PARTITIONERS
 from daskcnn.training.coordinator.settings import Settings
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A data-parallel job. samples, validation: trained on, and judged by. numbers: in the vector that is pushed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload(Settings):
+    """A data-parallel job, with the settings of its coordinator.
 
-    wire: the dtype that it travels in. patience: evaluations without improvement after which it stops early.
-    overlap: as in `[cluster]`. shards: workers that the server is split over. rate_power: as in `Settings`.
-    checkpoint_every, stall_timeout, lowers, guess: as in `Settings`; they matter to a recorded run that is played
+    Of these, checkpoint_every, stall_timeout, lowers and guess matter to a recorded run that is played
     (`Simulation.play`). A simulated run does not go back.
+
+    Attributes
+    ----------
+    partition : The partitioner's name.
+    numbers : Numbers in the vector that is pushed.
+    wire : The dtype that it travels in.
+    overlap : As in `[cluster]`.
+    shards : Workers that the server is split over.
     """
 
-    strategy: str
-    rule: UpdateRule
     partition: str
-    partitioner: Partitioner
-    samples: int
-    validation: int
-    epochs: int
-    batch_size: int
     numbers: int
     wire: str = "float32"
-    patience: int | None = None
     overlap: bool = True
     shards: int = 1
-    checkpoint_every: float = 1.0
-    stall_timeout: float = 300.0
-    rate_power: float = 1.0
-    lowers: bool = False
-    guess: Guessing | None = None
 
     @classmethod
-    def of(cls, job: Job, *, samples: int, numbers: int) -> Workload:
-        """The workload of a resolved job. samples: those that are trained on; numbers: in the network's vector."""
+    def of_job(cls, job: Job, *, samples: int, numbers: int) -> Workload:
+        """Return the workload of a resolved job. samples: trained on. numbers: of the network's vector."""
         train = job.train
         assert train.partition is not None, "resolved"
         assert job.rule is not None, "data-parallel"
         return cls(
-            train.strategy,
-            job.rule,
-            train.partition,
-            PARTITIONERS[train.partition](train.increments or 1),
-            samples,
-            job.data.validation,
-            train.epochs,
-            train.batch_size,
-            numbers,
-            job.rule.wire(job.cluster.wire),
-            train.early_stopping,
-            job.cluster.overlap,
-            job.cluster.ps_shards,
-            job.run.checkpoint_every,
-            job.cluster.stall_timeout,
-            OPTIMIZERS[job.train.optimizer.name].rate_power,
+            strategy=train.strategy,
+            rule=job.rule,
+            partition=train.partition,
+            partitioner=PARTITIONERS[train.partition](train.increments or 1),
+            samples=samples,
+            validation=job.data.validation,
+            epochs=train.epochs,
+            batch_size=train.batch_size,
+            numbers=numbers,
+            wire=job.rule.wire(job.cluster.wire),
+            patience=train.early_stopping,
+            overlap=job.cluster.overlap,
+            shards=job.cluster.ps_shards,
+            checkpoint_every=job.run.checkpoint_every,
+            stall_timeout=job.cluster.stall_timeout,
+            rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
         )
 
     @property
     def nbytes(self) -> int:
         """Bytes of the vector on the wire."""
         return self.numbers * np.dtype(self.wire).itemsize
-
-    @property
-    def settings(self) -> Settings:
-        """The settings for the coordinator."""
-        return Settings(
-            strategy=self.strategy,
-            rule=self.rule,
-            partitioner=self.partitioner,
-            samples=self.samples,
-            validation=self.validation,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            patience=self.patience,
-            checkpoint_every=self.checkpoint_every,
-            stall_timeout=self.stall_timeout,
-            rate_power=self.rate_power,
-            lowers=self.lowers,
-            guess=self.guess,
-        )
-
-    @property
-    def judged(self) -> tuple[int, int]:
-        """The validation samples, as they lie in the training part."""
-        return self.samples, self.samples + self.validation
-
-    @property
-    def judges_pushes(self) -> bool:
-        """True if every push is weighed by its accuracy on the validation samples."""
-        return self.rule.judges_pushes
 
     @property
     def overlaps(self) -> bool:

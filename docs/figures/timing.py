@@ -97,7 +97,7 @@ def again(log: Sequence[Event], partition: str) -> list[Event]:
     """The run of a log in simulated time, on the cluster that the log measured."""
     start = next(event for event in log if isinstance(event, RunStarted))
     job = resolve({"data": {"name": "synthetic"}, "train": {"partition": partition}})
-    workload = Workload.of(job, samples=start.samples or 1, numbers=start.parameters or 1)
+    workload = Workload.of_job(job, samples=start.samples or 1, numbers=start.parameters or 1)
     found: list[Event] = []
     Simulation(workload, measured_cluster(log, workload), emit=found.append).run()
     return found

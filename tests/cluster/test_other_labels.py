@@ -129,7 +129,7 @@ def test_the_simulators_real_arithmetic_trains_by_label(datasets: dict[str, Data
     def replica() -> Replica:
         return Replica(job, data, Device.of("cpu"), clock=lambda: 0.0)
 
-    work = Workload.of(job, samples=training_samples(job, data), numbers=replica().layout.size)
+    work = Workload.of_job(job, samples=training_samples(job, data), numbers=replica().layout.size)
     simulated: tuple[Simulation, list[Any]] = run(
         work, cluster(100.0, 150.0), learner=lambda: Training(replica(), work.rule)
     )

@@ -26,7 +26,8 @@ def workload(
     """A hundred samples in batches of ten, vectors of 400 bytes, twenty samples to judge by, one epoch."""
     usual: dict[str, Any] = {"samples": 100, "validation": 20, "epochs": 1, "batch_size": 10, "numbers": 100}
     made = RULES[strategy].model_validate(rule or {})
-    return Workload(strategy, made, partition, PARTITIONERS[partition](increments), **{**usual, **facts})
+    parted: dict[str, Any] = {"partition": partition, "partitioner": PARTITIONERS[partition](increments)}
+    return Workload(strategy=strategy, rule=made, **{**usual, **parted, **facts})
 
 
 def cluster(*speeds: float, server: Any = None, costs: Any = None, **worker: Any) -> SimulatedCluster:

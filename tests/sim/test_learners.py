@@ -35,7 +35,7 @@ def replica_of(job: Job) -> Replica:
 
 
 def trained(job: Job, *speeds: float, **worker: Any) -> tuple[Simulation, list[Event]]:
-    work = Workload.of(job, samples=SAMPLES, numbers=replica_of(job).layout.size)
+    work = Workload.of_job(job, samples=SAMPLES, numbers=replica_of(job).layout.size)
     return run(work, cluster(*speeds, **worker), learner=lambda: Training(replica_of(job), work.rule))
 
 
@@ -72,7 +72,7 @@ def test_replicas_learn_by_every_rule(name: str) -> None:
 @every
 def test_time_does_not_depend_on_whether_anything_is_learnt(name: str) -> None:
     job = job_of(name)
-    work = Workload.of(job, samples=SAMPLES, numbers=replica_of(job).layout.size)
+    work = Workload.of_job(job, samples=SAMPLES, numbers=replica_of(job).layout.size)
     on = cluster(100, 150, 300, latency=0.01, server={"bandwidth": 1e6, "merge_rate": 1e6})
     learnt = run(work, on, learner=lambda: Training(replica_of(job), work.rule))[1]
     only_timed = run(work, on)[1]

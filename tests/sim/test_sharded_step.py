@@ -160,7 +160,7 @@ def test_latencies_and_overheads_come_on_top() -> None:
     slow = replace(plain, workers=tuple(w.model_copy(update={"latency": 0.1}) for w in plain.workers))
     later = replace(slow, overhead=0.5, per_task=0.01)
     assert slow.step().seconds - plain.step().seconds == pytest.approx(4 * 0.1)
-    assert later.step().seconds - slow.step().seconds == pytest.approx(0.5 + 0.01 * later.tasks)
+    assert later.step().seconds - slow.step().seconds == pytest.approx(0.5 + 0.01 * later.plan.task_count)
 
 
 def test_a_log_s_breakdown_is_the_step_s() -> None:
