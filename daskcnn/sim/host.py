@@ -86,7 +86,7 @@ class Host:
         self._agenda.at(at, self._handle, Pull(EPOCH, caller.name, caller.session, at=at))
 
     def push(self, caller: Caller, seq: int, base: int, payload: Vector, samples: int, quality: float) -> None:
-        """Push what was trained."""
+        """Push trained weights."""
         at = self._pushed(caller)
         event = Push(EPOCH, caller.name, caller.session, seq, base, self.travelled(payload), samples, quality, at)
         self._agenda.at(at, self._handle, event)

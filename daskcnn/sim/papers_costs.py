@@ -14,7 +14,7 @@ from daskcnn.sharded.stages import eq2_elements
 from daskcnn.sim.cluster import Worker
 
 EPSILON = 1e-2
-"""The error to be reached where none is given: it only sets how many iterations, ln(1/ε), the formulas count."""
+"""The default error to reach: it only sets the number of iterations in the formulas, ln(1/ε)."""
 
 
 @dataclass(frozen=True)

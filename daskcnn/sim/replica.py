@@ -1,4 +1,4 @@
-"""A worker in simulated time: it carries out what its `ReplicaExchange` orders, each order at its cost."""
+"""A worker in simulated time: it carries out the orders of its `ReplicaExchange`, each at its cost."""
 
 from __future__ import annotations
 
@@ -18,31 +18,7 @@ from daskcnn.training.coordinator.orders import StartRound
 
 
 class SimulatedReplica:
-    """One worker. Where a task of a cluster's worker takes its time, here the next event is noted."""
-
-    __slots__ = (
-        "_agenda",
-        "_answers",
-        "_busy",
-        "_exchange",
-        "_host",
-        "_judging",
-        "_order",
-        "_pace",
-        "_reported",
-        "_seconds",
-        "_segment",
-        "_sending",
-        "_told",
-        "learner",
-        "link",
-        "local",
-        "member",
-        "name",
-        "received",
-        "sent",
-        "session",
-    )
+    """A worker. Instead of working for a time, it enters the next event into the agenda."""
 
     def __init__(
         self,
@@ -123,7 +99,7 @@ class SimulatedReplica:
         report = self._exchange.report(bytes_up=self.sent, bytes_down=self.received)
         self._reported(RoundDone(self.name, order.life, order.session, report, self._agenda.now))
 
-    # --- steps, and what is judged ---
+    # --- steps and evaluations ---
 
     def _train(self, order: TrainSteps) -> None:
         """Make the steps up to the next stop. An evaluation right after them needs no event of its own."""

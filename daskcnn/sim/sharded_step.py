@@ -187,7 +187,7 @@ class Direct(Sharding):
             return fixed + (1 - fixed) * plan.kernels[i][worker.name] / plan.made[i]
         return plan.work(i, worker.name)
 
-    # --- what travels ---
+    # --- traffic ---
 
     def _line(self, worker: int) -> float:
         """Return the bytes a second of a worker's link each way."""

@@ -33,12 +33,8 @@ from daskcnn.training.coordinator.replicas import Coordinator
 class Simulation:
     """One run.
 
-    Parameters
-    ----------
-    seed : Seed of the workers' varying speeds.
-    learner : Makes the arithmetic of each worker; none by default.
-    emit : Takes the run's events, if a log is wanted.
-    about : Further fields of the first event, such as run, dataset and model.
+    seed: of the workers' varying speeds. learner: makes the arithmetic of each worker; none by default. emit: takes the
+    run's events, if a log is wanted. about: further fields of the first event, such as run, dataset and model.
     """
 
     def __init__(
@@ -189,7 +185,7 @@ class Simulation:
         self.replicas[replica].join(lambda name: self._tell_now(facts.Joined(name, life, session, self._agenda.now)))
 
     def _start_round(self, order: orders.StartRound) -> None:
-        """Start a round after the dispatch; a first round also waits for what is made only once."""
+        """Start a round after the dispatch; a first round also waits for the run's start."""
         host, costs = self._host, self.cluster.costs
         if isinstance(host, PeerToPeer) and len(host.peers) != len(self.rounds.running):
             host.peers = [self.replicas[worker] for worker in self.rounds.running]
@@ -209,7 +205,7 @@ class Simulation:
     def _end(self, order: orders.End) -> None:
         self.end = order
 
-    # --- what is recorded ---
+    # --- records ---
 
     def _start_event(self) -> RunStarted:
         workload = self.workload

@@ -19,13 +19,8 @@ class Workload(Settings):
     Of these, checkpoint_every, stall_timeout, lowers and guess matter to a recorded run that is played
     (`Simulation.play`). A simulated run does not go back.
 
-    Attributes
-    ----------
-    partition : The partitioner's name.
-    numbers : Numbers in the vector that is pushed.
-    wire : The dtype that it travels in.
-    overlap : As in `[cluster]`.
-    shards : Workers that the server is split over.
+    partition: the partitioner's name. numbers: in the vector that is pushed. wire: the dtype that it travels in.
+    overlap: as in `[cluster]`. shards: workers that the server is split over.
     """
 
     partition: str

@@ -1,1 +1,1 @@
-"""Training without Dask: what a replica, a worker's side of an exchange and the driver's decisions are."""
+"""Training without Dask: a replica, a worker's side of an exchange, and the driver's decisions."""

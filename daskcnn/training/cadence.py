@@ -41,10 +41,8 @@ class TrainSteps:
 class Cadence:
     """The stops of every round of a rule; worked out once for rounds of the same shape.
 
-    Parameters
-    ----------
-    validation : The samples lo…hi of the training part on which a rule that weighs pushes has them judged. If there
-        are none, Q is the round's training accuracy.
+    validation: the samples lo…hi of the training part on which a rule that weighs pushes has them judged. If there are
+    none, Q is the round's training accuracy.
     """
 
     def __init__(self, rule: UpdateRule, batch_size: int, validation: tuple[int, int] = (0, 0)) -> None:

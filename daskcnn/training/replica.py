@@ -273,23 +273,15 @@ class Replica:
         ranges: tuple[tuple[int, int], ...],
         samples: int,
         *,
-        presentation: int,
-        progress: tuple[float, float],
-        steps: int | None = None,
-        stop: Callable[[], bool] = lambda: False,
-        adjust: Adjust | None = None,
         after: Callable[[Trained, bool], None] = lambda so_far, last: None,
-        scale: float = 1.0,
+        **how: Any,
     ) -> Trained:
-        """Present `samples` of the ranges, once or more often; the run's progress goes from one value to the other.
+        """Make all steps of `training`, which takes `how`, and return the last sums.
 
-        steps: minibatches to cut that into, nearly equal; None: as many as it takes at the job's batch size.
-        after: called after each step with the sums so far, and True if it was the last. scale: of the learning rate.
-        Raises Stopped when `stop` says so before a step.
+        after: called after each step with the sums so far, and True if it was the last.
         """
         trained = Trained(Score(0.0, 0, 0), self.job.train.lr, 0.0, 0.0)
-        how: dict[str, Any] = {"presentation": presentation, "progress": progress, "steps": steps}
-        with closing(self.training(ranges, samples, **how, stop=stop, adjust=adjust, scale=scale)) as each:
+        with closing(self.training(ranges, samples, **how)) as each:
             for trained in each:
                 after(trained, trained.score.samples == samples)
         return trained
@@ -306,7 +298,12 @@ class Replica:
         adjust: Adjust | None = None,
         scale: float = 1.0,
     ) -> Generator[Trained, None, None]:
-        """Yield the sums of the round after each step of `train`. Call `close()` if you stop iterating early."""
+        """Present `samples` of the ranges, once or more often. Yields the round's sums after each step.
+
+        progress: of the run, from one value to the other. steps: minibatches to cut each pass into, nearly equal; None:
+        as many as it takes at the job's batch size. scale: of the learning rate. Raises Stopped when `stop` says so
+        before a step. Call `close()` if you stop iterating early.
+        """
         score, load, compute = Score(0.0, 0, 0), 0.0, 0.0
         for plan in presentations(self.job, ranges, samples, presentation, steps):
             with batches(self.dataset, self.dataset.train, plan, self.job.model.dtype) as ready:

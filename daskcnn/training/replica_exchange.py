@@ -53,7 +53,7 @@ from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
 from daskcnn.training.round_report import RoundReport
 
 CERTAIN = 1.0
-"""The Q of a push where nothing is known of its weights."""
+"""The Q of a push whose weights were not judged."""
 
 
 class Gain(NamedTuple):
@@ -73,7 +73,7 @@ class Gain(NamedTuple):
 class Send(NamedTuple):
     """Push, then pull, as far as either is asked for, each once the one before is answered.
 
-    meanwhile: what to train while the calls are made; None: wait for the replies.
+    meanwhile: the steps to make during the calls; None: wait for the replies.
     """
 
     push: Gain | None
@@ -176,28 +176,9 @@ class _Tally:
 class ReplicaExchange:
     """One worker's machine, for its whole life in a run, as the module's text describes it.
 
-    Parameters
-    ----------
-    cadence : Shared by all workers.
-    overlap : Let replicas train during an exchange, if the rule allows it.
-    via : Arithmetic of the exchange, if not the rule's own.
-    frozen : Places in the weights that no exchange changes once a session has begun.
+    cadence: shared by all workers. overlap: let replicas train during an exchange, if the rule allows it. via:
+    arithmetic of the exchange, if not the rule's own. frozen: places in the weights that no exchange changes.
     """
-
-    __slots__ = (
-        "_cadence",
-        "_frozen",
-        "_overlaps",
-        "_own_way",
-        "_phase",
-        "_sent",
-        "_seq",
-        "_tally",
-        "_under_way",
-        "_via",
-        "local",
-        "rule",
-    )
 
     def __init__(
         self,
@@ -327,7 +308,7 @@ class ReplicaExchange:
         if self._phase is not _APART:
             self._phase = _IDLE
 
-    # --- what follows ---
+    # --- orders that follow ---
 
     def _at_stop(self, tally: _Tally) -> Order:
         """Return the order at a stop whose steps are all made, with nothing under way."""
@@ -397,7 +378,7 @@ class ReplicaExchange:
         return f"{fact}, while the machine waits for {self._phase.value}"
 
     def validate(self) -> None:
-        """Check what holds between two facts. Raises AssertionError."""
+        """Assert the invariants between two facts."""
         tally, sent, phase = self._tally, self._under_way, self._phase
         assert (tally is None) == (phase in (_APART, _IDLE)), phase
         assert (self._sent is not None) == (sent is not None and sent.meanwhile is not None)

@@ -1,1 +1,4 @@
-"""The coordinator: what a run does next, decided in one place. Facts in, orders out; no I/O, no clock, no weights."""
+"""The coordinator: the next orders of a run, decided in one place.
+
+A shell tells it facts, with their times, and carries its orders out. It has no I/O, no clock and no weights.
+"""

@@ -40,9 +40,7 @@ _ENDED = Phase.ENDED  # read with every fact: a member's look-up in its class ta
 class Coordinating(ABC):
     """Takes facts in, gives orders out, and begins with calibration. A subclass decides how its strategy trains.
 
-    Parameters
-    ----------
-    remedy : Words on what helps after a worker was lost before the run began.
+    remedy: words for a worker that was lost before the run began.
     """
 
     def __init__(self, settings: RunSettings, remedy: str = "start it again") -> None:
@@ -81,7 +79,7 @@ class Coordinating(ABC):
         """End a run that cannot train any more."""
 
     def handle(self, fact: Fact) -> list[Order]:
-        """Take a fact in; return what is to be done now, in order."""
+        """Take a fact in; return the orders that follow, in turn."""
         if self.phase is _ENDED:
             return []
         found = self._out.renew()

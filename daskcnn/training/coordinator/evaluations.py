@@ -30,10 +30,8 @@ _FAR = 2.0
 class Guessing:
     """A guess that goes by the classes' shares alone.
 
-    Attributes
-    ----------
-    share : Share of the commonest class: the accuracy of naming it always.
-    loss : Loss of giving each class its share as probability; None if the loss is not the softmax's.
+    share: of the commonest class, the accuracy of naming it always. loss: of giving each class its share as
+    probability; None if the loss is not the softmax's.
     """
 
     share: float
@@ -89,11 +87,8 @@ NOTHING = Score(0.0, 0, 0)
 class Evaluation:
     """An evaluation of the center, and the training since the one before.
 
-    Attributes
-    ----------
-    trained, center : Scores while training, and of the center on validation samples.
-    samples : Samples presented in the interval.
-    seconds : Its length.
+    trained, center: scores while training, and of the center on validation samples. samples, seconds: presented in the
+    interval; its length.
     """
 
     trained: Score
@@ -126,7 +121,7 @@ class Evaluations:
 
     Parameters
     ----------
-    book : What a checkpoint keeps of them, or nothing.
+    book : Their entries of a checkpoint, if any.
     epochs : Epochs to train. A run that was given another number since is patient anew.
     epoch : The epoch to go on from.
 
@@ -146,11 +141,11 @@ class Evaluations:
         self.restart(now)
 
     def book(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the entries of a checkpoint."""
         return {"best": self.best, "worse": self.worse, "epochs": self._epochs, "told": self.told}
 
     def restart(self, now: float) -> None:
-        """Begin an interval: what was counted since the last evaluation is logged, or trained again."""
+        """Begin an interval: the counts since the last evaluation are logged, or trained again."""
         self._begun, self._samples, self.judged = now, 0, False
         self._trained = self._center = NOTHING
 
@@ -214,16 +209,14 @@ LOWER = 1 / 3
 class Divergence:
     """Says if a run may still go back, and at which rate it trains. One that went back does so no more when resumed.
 
-    Attributes
-    ----------
-    scale : Factor of the learning rate; below 1 once the run went back.
+    scale: factor of the learning rate; below 1 once the run went back.
     """
 
     def __init__(self, book: Mapping[str, Any], *, lowers: bool) -> None:
         self._lowers, self.scale = lowers, float(book.get("rate_scale", 1.0))
 
     def book(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the entries of a checkpoint."""
         return {"rate_scale": self.scale}
 
     def goes_back(self) -> bool:

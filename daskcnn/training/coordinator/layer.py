@@ -2,15 +2,14 @@
 
 Theory of operation. One replica lies in pieces on all workers. A run goes through *lives*: in each the pieces of the
 snapshot are placed on the workers, a segment of steps is trained on them, and the pieces are collected into the next
-snapshot. What a shell finds out comes in as facts, with the time; what is to be done goes out as orders. Nothing here
-does I/O, looks at a clock, or holds weights: the shell keeps the snapshot's.
+snapshot. The shell keeps the snapshot's weights.
 
-Segments. A segment ends with the epoch, where a checkpoint is due, or after `snapshot_every` steps: a longer chain of
+Segments. A segment ends with the epoch, when a checkpoint is due, or after `snapshot_every` steps: a longer chain of
 tasks burdens the scheduler, and a lost worker costs the steps since the snapshot. It is stopped early by a signal, or
-where kernels are to move. An epoch's snapshot is judged.
+to move kernels. An epoch's snapshot is judged.
 
-Shares. The first go by calibration and measured links. Every `report_every` steps the workers are asked for what they
-spent; the run goes on meanwhile. If other shares would save enough, the segment stops and its snapshot is placed by
+Shares. The first go by calibration and measured links. Every `report_every` steps the workers are asked for their
+counters; the run goes on meanwhile. If other shares would save enough, the segment stops and its snapshot is placed by
 them. A snapshot's pieces are placed anew anyway, so a smaller gain is enough there.
 
 Going back. A run that loses a worker, or has tasks out of step, goes on from the snapshot. It ends after tasks out of
@@ -112,7 +111,7 @@ class LayerCoordinator(Coordinating):
             self._share_out()
 
     def _share_out(self) -> None:
-        """Cut the kernels over the workers by what is known of them now."""
+        """Cut the kernels over the workers by their present measurements."""
         balance = self.settings.balancing(self.roster.fastest, self.roster.alive, self.links or WorkerLinks())
         for event in self.sharing.make(balance, self.snapshot.step, self.settings.eq2):
             self._out.log(event)
@@ -243,7 +242,7 @@ class LayerCoordinator(Coordinating):
         else:
             self._end("diverged", divergence.last(error))
 
-    # --- what the workers spent ---
+    # --- counters ---
 
     def _ask_for_counters(self) -> None:
         watch = self.sharing.watch

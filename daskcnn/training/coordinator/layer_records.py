@@ -85,7 +85,7 @@ class LayerSnapshot:
 
 
 class LayerRecords:
-    """Keeps the records of one run, and puts what is to be kept, saved and logged into the outbox.
+    """Keeps the records of one run, and gives the orders to keep, save and log.
 
     Attributes
     ----------
@@ -125,21 +125,16 @@ class LayerRecords:
         """Log the steps since the last report. last: the score of the last of them."""
         before, since = self._reported
         self._reported = done, now
-        seconds, rows = (now - since) / (done - before), shares.rows()
-        event = StepsEnded(
-            step=done, epoch=self._epoch_of(done), loss=last.loss, lr=self._lr, seconds_per_step=seconds, workers=rows
-        )
+        epoch, seconds, rows = done / self._settings.steps_per_epoch, (now - since) / (done - before), shares.rows()
+        event = StepsEnded(step=done, epoch=epoch, loss=last.loss, lr=self._lr, seconds_per_step=seconds, workers=rows)
         self._out.log(event)
-
-    def _epoch_of(self, step: int) -> float:
-        return step / self._settings.steps_per_epoch
 
     # --- snapshots ---
 
     def keep(self, step: int, validation: Score | None) -> None:
         """Make the pieces that were collected last the snapshot."""
         book = self.evaluations.book() | self.divergence.book()
-        self.snapshot = LayerSnapshot(step, self._epoch_of(step), book, validation)
+        self.snapshot = LayerSnapshot(step, step / self._settings.steps_per_epoch, book, validation)
         self._out.put(orders.Keep(step, self.snapshot.epoch, book, validation))
 
     def save(self) -> None:
@@ -213,7 +208,7 @@ class LayerRecords:
         return better
 
     def begin_epoch(self, now: float) -> None:
-        """Count anew what is trained and what it costs."""
+        """Count training and its costs anew."""
         self.evaluations.restart(now)
         self.costs.forget()
         self.evaluated = None

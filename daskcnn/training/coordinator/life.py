@@ -85,22 +85,16 @@ class Sessions:
         return [replica for replica, running in self.running.items() if now - running.heard > limit]
 
     def validate(self) -> None:
-        """Assert what holds between two facts."""
+        """Assert the invariants between two facts."""
         assert self.running.keys() <= self.joined.keys(), "a round of a replica that has not joined"
         assert not self.joined.keys() & self.joining.keys()
         assert self.joined.keys() | self.joining.keys() <= self.numbers.keys()
 
 
 class Life:
-    """Decides what the replicas do while all goes well.
+    """Gives the replicas work while all goes well.
 
-    Parameters
-    ----------
-    logs : Give `Log` orders for rounds.
-
-    Attributes
-    ----------
-    newcomers : Workers calibrated in mid-run, without samples yet.
+    logs: give `Log` orders for rounds. newcomers: workers calibrated in mid-run, without samples yet.
     """
 
     def __init__(
@@ -207,7 +201,7 @@ class Life:
         issued = 1 - rounds.budget.left / rounds.presentations
         return {due[-1].worker: (lo, hi)} if self._records.evaluations.due(issued * settings.epochs) else {}
 
-    # --- what is heard of them ---
+    # --- they join and report ---
 
     def all_joined(self, now: float) -> None:
         """Start the rounds that are due, and take the reports that came meanwhile: nobody is joining any more."""

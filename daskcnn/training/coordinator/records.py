@@ -1,4 +1,4 @@
-"""The progress of a run and what is kept of it: versions, evaluations, states that a life can begin from."""
+"""The progress of a run and its records: versions, evaluations, states that a life can begin from."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from daskcnn.training.coordinator.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The state that a life begins from: what a checkpoint, or the last `Save`, knows of the coordinator.
+    """The state that a life begins from: the coordinator's, by a checkpoint or the last `Save`.
 
-    Attributes
-    ----------
-    step, epoch : Merges, and presentations a sample.
-    book : Rounds, server epoch, evaluations, and the epochs to train; empty before the first save.
-    judged : True if its center was scored.
+    step, epoch: merges, and presentations a sample. book: rounds, server epoch, evaluations, and the epochs to train;
+    empty before the first save. judged: True if its center was scored.
     """
 
     step: int = 0

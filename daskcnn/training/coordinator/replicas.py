@@ -2,9 +2,8 @@
 
 Theory of operation. A run goes through *lives*, one for each parameter server. A life begins from the state kept last:
 `Rounds` says which replica trains on which samples, replicas join, and rounds are given out until all presentations are
-made. `Life` decides that while all goes well. The coordinator decides how lives begin and end, and what becomes of
-losses. What a shell finds out comes in as facts, with the time; what is to be done goes out as orders. Nothing here
-does I/O, looks at a clock, or holds weights.
+made. `Life` decides that while all goes well. The coordinator decides how lives begin and end, and how a run goes on
+after losses.
 
 Replicas. A replica is a worker, or a group of workers with a name of its own. A worker that is lost takes its replica
 with it; the replica's samples go to the others.
@@ -48,10 +47,7 @@ _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
 class Coordinator(Coordinating):
     """Decides a data-parallel run, as the module's text describes it.
 
-    Parameters
-    ----------
-    kept : The state to go on from.
-    logs : Give `Log` orders for rounds; a large simulation does without.
+    kept: the state to go on from. logs: give `Log` orders for rounds; a large simulation does without.
     """
 
     def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
@@ -174,7 +170,7 @@ class Coordinator(Coordinating):
         self._out.put(orders.CancelAll())
         self._begin_life(now)
 
-    # --- what replicas say ---
+    # --- reports of replicas ---
 
     def _is_training(self, life: int) -> bool:
         """Return True if rounds are given out in this life."""

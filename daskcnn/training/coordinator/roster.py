@@ -13,7 +13,7 @@ from daskcnn.events import CalibratedWorker
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A calibrated worker. seconds: a sample of a whole training step. row: what the log says of it."""
+    """A calibrated worker. seconds: a sample of a whole training step. row: the worker in the log."""
 
     seconds: float
     row: CalibratedWorker
@@ -78,7 +78,7 @@ class Roster:
         return min(seconds, key=seconds.__getitem__)
 
     def validate(self) -> None:
-        """Assert what holds between two facts."""
+        """Assert the invariants between two facts."""
         assert not self.calibrating.keys() & self.alive.keys()
         assert self._kinds.keys() == self.calibrating.keys() | self.alive.keys() == self._numbers.keys()
         assert [*self.alive] == sorted(self.alive, key=self._numbers.__getitem__)

@@ -20,7 +20,7 @@ PATIENCE = 5.0
 """Work whose length is known may take this many times as long, and the stall timeout on top."""
 
 Balancing: TypeAlias = Callable[[str, Mapping[str, Measured], WorkerLinks], ShareSearch]
-"""Computes what shares go by from home, the workers' calibrations, and the links."""
+"""Makes the search for shares from home, the workers' calibrations, and the links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,8 @@ def _of_any(job: Job, samples: int, guess: Guessing | None) -> dict[str, Any]:
 class Settings(RunSettings):
     """A data-parallel run.
 
-    Attributes
-    ----------
-    replica_size : Workers of a replica.
-    rate_power : Power of the replicas' number that the learning rate grows by, if the rule scales it.
+    replica_size: workers of a replica. rate_power: power of the replicas' number that the learning rate grows by, if
+    the rule scales it.
     """
 
     strategy: str
@@ -120,7 +118,7 @@ class LayerSettings(RunSettings):
 
     Attributes
     ----------
-    balancing : Computes what shares go by.
+    balancing : Makes the search for shares.
     eq2 : Numbers that a step would exchange by Marques et al., eq. 2.
     snapshot_every : Most steps between two snapshots.
     report_every : Steps between two reports.

@@ -150,14 +150,7 @@ class ShareWatch:
 
 
 class Sharing:
-    """The shares of a run as they change.
-
-    Attributes
-    ----------
-    shares : The present ones; None: none were made yet.
-    watch : Compares them with the time of steps.
-    move : Other shares, once they are worth it.
-    """
+    """The shares of a run as they change, and other shares (`move`) once they are worth it."""
 
     def __init__(self, between: int) -> None:
         self._between = between

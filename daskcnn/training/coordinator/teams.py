@@ -27,12 +27,7 @@ def too_few(settings: Settings, workers: int) -> ClusterError | None:
 
 
 class Teams:
-    """The replicas of one life.
-
-    Attributes
-    ----------
-    members : The workers of every replica, in the order in which they judge validation samples.
-    """
+    """The replicas of one life. members: their workers, in the order in which they judge validation samples."""
 
     def __init__(self, settings: Settings, roster: Roster, out: Outbox) -> None:
         self._roster = roster
@@ -87,6 +82,6 @@ class Teams:
         return parts
 
     def validate(self) -> None:
-        """Assert what holds between two facts."""
+        """Assert the invariants between two facts."""
         assert self.members.keys() == self._judges.keys()
         assert all(worker in self._roster.alive for own in self.members.values() for worker in own)
