@@ -95,18 +95,15 @@ class Learner(Protocol):
 
     def begin(self, round_: Round, local: Local, scale: float) -> None:
         """Take up a round. scale: of the learning rate."""
-        ...
 
     def train(self, steps: int) -> Learnt:
         """Go on to this step of the round."""
-        ...
 
     def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
         """Return the score of these weights, or its own, on samples lo…hi of the training part; None: not known.
 
         The score of given weights has the numbers behind their AUC.
         """
-        ...
 
 
 class TimingOnly:
@@ -118,7 +115,6 @@ class TimingOnly:
 
     def begin(self, round_: Round, local: Local, scale: float) -> None:
         """Do nothing."""
-        return
 
     def train(self, steps: int) -> Learnt:
         """Learn nothing."""

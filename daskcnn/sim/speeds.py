@@ -60,7 +60,6 @@ class Pace(Protocol):
 
         Calls never go back in time.
         """
-        ...
 
 
 class Constant(Options):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from daskcnn.job.tables import Job
-from daskcnn.nn import OPTIMIZERS
-from daskcnn.partition import PARTITIONERS
 from daskcnn.training.coordinator.settings import Settings
 
 
@@ -32,27 +31,18 @@ class Workload(Settings):
     @classmethod
     def of_job(cls, job: Job, *, samples: int, numbers: int) -> Workload:
         """Return the workload of a resolved job. samples: trained on. numbers: of the network's vector."""
-        train = job.train
-        assert train.partition is not None, "resolved"
+        assert job.train.partition is not None, "resolved"
         assert job.rule is not None, "data-parallel"
-        return cls(
-            strategy=train.strategy,
-            rule=job.rule,
-            partition=train.partition,
-            partitioner=PARTITIONERS[train.partition](train.increments or 1),
-            samples=samples,
-            validation=job.data.validation,
-            epochs=train.epochs,
-            batch_size=train.batch_size,
-            numbers=numbers,
-            wire=job.rule.wire(job.cluster.wire),
-            patience=train.early_stopping,
-            overlap=job.cluster.overlap,
-            shards=job.cluster.ps_shards,
-            checkpoint_every=job.run.checkpoint_every,
-            stall_timeout=job.cluster.stall_timeout,
-            rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
-        )
+        settings = Settings.of(job, samples)
+        own: dict[str, Any] = {each.name: getattr(settings, each.name) for each in fields(Settings)}
+        # each of the cluster's workers is a replica, and no run goes back
+        own |= {"replica_size": 1, "wanted": {}, "measures_links": True, "lowers": False}
+        own |= {
+            "wire": job.rule.wire(job.cluster.wire),
+            "overlap": job.cluster.overlap,
+            "shards": job.cluster.ps_shards,
+        }
+        return cls(partition=job.train.partition, numbers=numbers, **own)
 
     @property
     def nbytes(self) -> int:

@@ -259,8 +259,8 @@ class Replica:
         """Step the weights by these gradients. Large ones are copied only where all are needed as one vector."""
         where: dict[str, Any] = {"xp": self.device.xp, "out": self._grads, "device": self.device}
         if adjust is not None or self.descent.clip is not None:
-            given: Array | Gradients = self.layout.flatten(grads, {}, **where)
-            given = given if adjust is None else adjust(given)
+            vector = self.layout.flatten(grads, {}, **where)
+            given: Array | Gradients = vector if adjust is None else adjust(vector)
         else:
             vector = self.layout.flatten(grads, {}, **where, but=self._alone)
             own = zip(self.layout.places(), leaves(grads), strict=True)

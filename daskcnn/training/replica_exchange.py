@@ -135,11 +135,9 @@ class Arithmetic(Protocol):
 
     def payload(self, local: Local) -> Vector:
         """Return the vector that is pushed."""
-        ...
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
         """Go on from the reply to a push."""
-        ...
 
 
 @dataclass(slots=True)

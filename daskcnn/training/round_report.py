@@ -65,11 +65,6 @@ class RoundReport(NamedTuple):
         return self.round.samples
 
     @property
-    def number(self) -> int:
-        """The round's number for its worker, from 0."""
-        return self.round.number
-
-    @property
     def loss(self) -> float | None:
         """Mean loss of a sample."""
         return None if self.score is None else self.score.loss
@@ -84,7 +79,7 @@ class RoundReport(NamedTuple):
         numbers = {name: getattr(self, name) for name in RoundNumbers.model_fields if name not in _OF_ROUND}
         return RoundEnded(
             worker=self.worker,
-            round=self.number,
+            round=self.round.number,
             epoch=epoch,
             samples_per_second=self.samples / self.busy if self.busy else 0.0,
             **numbers,

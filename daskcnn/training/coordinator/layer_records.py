@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daskcnn.errors import Diverged
-from daskcnn.events import EpochWorker, Spent, StepsEnded
+from daskcnn.events import EpochWorker, Spent, StepsEnded, StepWorker
 from daskcnn.nn.score import Score
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.evaluations import Divergence, Evaluation, Evaluations
@@ -125,7 +125,8 @@ class LayerRecords:
         """Log the steps since the last report. last: the score of the last of them."""
         before, since = self._reported
         self._reported = done, now
-        epoch, seconds, rows = done / self._settings.steps_per_epoch, (now - since) / (done - before), shares.rows()
+        epoch, seconds = done / self._settings.steps_per_epoch, (now - since) / (done - before)
+        rows = [StepWorker(name=worker, kernels=own) for worker, own in shares.by_worker().items()]
         event = StepsEnded(step=done, epoch=epoch, loss=last.loss, lr=self._lr, seconds_per_step=seconds, workers=rows)
         self._out.log(event)
 

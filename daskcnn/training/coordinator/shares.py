@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from statistics import median
 
-from daskcnn.events import Event, KernelsSharded, Spent, StepWorker, Warned
+from daskcnn.events import Event, KernelsSharded, Spent, Warned
 from daskcnn.sharded.balance import ShareSearch
 from daskcnn.sharded.plan_parts import Kernels
 from daskcnn.training.coordinator.roster import Measured
@@ -49,10 +49,6 @@ class Shares:
     def idle(self) -> dict[tuple[str, str], str]:
         """Return the reasons why workers have no kernels of layers, by worker and layer."""
         return self.balance.idle(self.kernels)
-
-    def rows(self) -> list[StepWorker]:
-        """Return the shares as they are logged with steps."""
-        return [StepWorker(name=worker, kernels=own) for worker, own in self.by_worker().items()]
 
     def validate(self) -> None:
         """Assert that every kernel has one worker."""
