@@ -54,7 +54,10 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
     if not there:
         remedy = "give a run that got further, or a cluster file"
         raise DataError(reason="no worker has ended a round in this run's log", remedy=remedy)
-    parts = _judged_parts(there, workload)
+    parts = dict.fromkeys(rounds, workload.validation)  # validation samples with which each evaluates the center
+    if workload.rule.barrier:
+        shares = proportional(workload.validation, [row.images_per_second or 0.0 for row in there])
+        parts = {row.name: share for row, share in zip(there, shares, strict=True)}
     workers = [_worker(row, rounds[row.name], parts[row.name], workload) for row in there]
     if workload.rule.barrier:
         meeting = _meeting_seconds({w.name: w for w in workers}, rounds, workload)
@@ -128,15 +131,6 @@ def weighted_median(values: Sequence[tuple[float, float]]) -> float:
         if passed >= half:
             return value
     raise ValueError("no values")
-
-
-def _judged_parts(there: Sequence[CalibratedWorker], workload: Workload) -> dict[str, int]:
-    """Return the number of validation samples with which each worker evaluates the center."""
-    names = [row.name for row in there]
-    if not workload.rule.barrier:
-        return dict.fromkeys(names, workload.validation)
-    speeds = [row.images_per_second or 0.0 for row in there]
-    return dict(zip(names, proportional(workload.validation, speeds), strict=True))
 
 
 def _judged(r: _Lap, part: int, workload: Workload) -> int:

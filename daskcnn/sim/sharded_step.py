@@ -116,7 +116,7 @@ class Direct(Sharding):
             self.shape,
             home.name,
             compute,
-            {worker.name: WorkerLink(self._line(w), worker.latency) for w, worker in enumerate(self.workers)},
+            {worker.name: WorkerLink(self._lines[worker.name], worker.latency) for worker in self.workers},
             self.batch,
             self.itemsize,
             self.rest_seconds(home) / self.batch,
@@ -189,14 +189,12 @@ class Direct(Sharding):
 
     # --- traffic ---
 
-    def _line(self, worker: int) -> float:
-        """Return the bytes a second of a worker's link each way."""
-        own = self.workers[worker].bandwidth or math.inf
-        return min(own, self.bandwidth) if worker == self.home else own
-
     @cached_property
     def _lines(self) -> dict[str, float]:
-        return {name: self._line(w) for w, name in enumerate(self._names)}
+        """Bytes a second of each worker's link each way."""
+        lines = {worker.name: worker.bandwidth or math.inf for worker in self.workers}
+        home = self.workers[self.home].name
+        return lines | {home: min(lines[home], self.bandwidth)}
 
     def _seconds(self, moved: Moved) -> float:
         """Return the seconds until the busiest line has carried its bytes, those of both ways at once."""

@@ -37,11 +37,8 @@ class Workload(Settings):
         own: dict[str, Any] = {each.name: getattr(settings, each.name) for each in fields(Settings)}
         # each of the cluster's workers is a replica, and no run goes back
         own |= {"replica_size": 1, "wanted": {}, "measures_links": True, "lowers": False}
-        own |= {
-            "wire": job.rule.wire(job.cluster.wire),
-            "overlap": job.cluster.overlap,
-            "shards": job.cluster.ps_shards,
-        }
+        of = job.cluster
+        own |= {"wire": job.rule.wire(of.wire), "overlap": of.overlap, "shards": of.ps_shards}
         return cls(partition=job.train.partition, numbers=numbers, **own)
 
     @property

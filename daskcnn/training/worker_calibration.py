@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,14 +54,6 @@ def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, 
     replica.adopt(weights)
     replica.adopt_optimizer(state)
     return whole, convs
-
-
-def _loss_labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[Any]:
-    """Draw labels of n samples such as the replica's loss takes."""
-    if replica.loss.labels == "image":
-        H, W, C = replica.dataset.shape
-        return rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
-    return _labels(replica, rng, n)
 
 
 def _labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[np.integer]:
@@ -176,7 +168,9 @@ def _merged_passes(
     *sides, channels = stage.shard_shape(in_shape)
     x = rng.standard_normal((*sides, n, channels)).astype(replica.job.model.dtype)
     keys = rng.integers(0, 2**63, n).astype(np.uint64)
-    labels = _loss_labels(replica, rng, n)
+    H, W, C = replica.dataset.shape
+    image = replica.loss.labels == "image"
+    labels = rng.standard_normal((H, W, n, C)).astype(x.dtype) if image else _labels(replica, rng, n)
     device = Device() if last and stage.light else replica.device  # it is done on every worker's host then
     there, fed = piece and piece.on(device), stage.conv is not None or bool(stage.inputs)
 
