@@ -76,7 +76,7 @@ def _conv_step(replica: Replica, name: str, layer: Conv, in_shape: Shape) -> Cal
 
 
 MOST_FIXED = 0.9
-"""Largest share of a stage's seconds that counts as fixed: some are for its kernels whatever is measured."""
+"""Largest share of a stage's seconds that counts as fixed: its kernels take some in any case."""
 
 
 class StageSeconds(NamedTuple):

@@ -19,11 +19,11 @@ from daskcnn.store import Dataset
 from daskcnn.training.round_report import RoundReport
 
 _SURE = 2.0
-"""Standard errors that an accuracy lies above that of guessing before the network counts as better."""
+"""An accuracy counts as better than guessing from so many standard errors above it."""
 _FEW = 10
-"""Validation samples from which on a guess can be told from more."""
+"""Fewest validation samples on which guessing can be recognized."""
 _FAR = 2.0
-"""Times the loss of guessing from which a network that guesses is worth less than its initial weights."""
+"""A network that guesses has diverged if its loss is more than so many times that of guessing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +203,11 @@ class Evaluations:
 
 
 LOWER = 1 / 3
-"""Factor of the learning rate behind a divergence."""
+"""Factor of the learning rate after a divergence."""
 
 
 class Divergence:
-    """Says if a run may still go back, and at which rate it trains. One that went back does so no more when resumed.
+    """Decides if a run goes back, which it does once, resumed or not, and at which rate it trains.
 
     scale: factor of the learning rate; below 1 once the run went back.
     """

@@ -37,7 +37,7 @@ from daskcnn.training.coordinator.settings import PATIENCE, LayerSettings
 from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Sharing
 
 GO_BACK = 5
-"""Times on end that tasks out of step take a run back to the same snapshot before it ends."""
+"""A run ends if tasks out of step take it back to the same snapshot so many times on end."""
 
 
 class LayerCoordinator(Coordinating):
@@ -131,7 +131,7 @@ class LayerCoordinator(Coordinating):
         self._out.put(orders.RunSegment(self.life, self.done, self.end, self.records.divergence.scale))
 
     def _enter(self, phase: Phase) -> None:
-        """Enter a phase. The shell carries something new out, whose time is none of the workers' silence."""
+        """Enter a phase. The clock begins anew: carrying out the orders is none of the workers' silence."""
         self.phase, self._stopping = phase, False
         self._heard, self._asked = None, False
 
@@ -328,7 +328,7 @@ class LayerCoordinator(Coordinating):
 
     @property
     def _limit(self) -> float:
-        """Seconds after which nothing more is expected."""
+        """Seconds without a result after which the run is stuck."""
         limit = self.settings.stall_timeout
         if self.phase is Phase.JUDGING:
             limit += PATIENCE * self.settings.validation / sum(1 / each for each in self.roster.seconds.values())

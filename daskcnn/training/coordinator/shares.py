@@ -17,7 +17,7 @@ REPORTS = 3
 WORTH = 0.1
 """The part of a step's time that other shares must save."""
 WORTH_ANYWAY = 0.02
-"""The same where all pieces are placed anew anyway."""
+"""The same if all pieces are placed anew anyway."""
 
 
 @dataclass(frozen=True, slots=True)
