@@ -15,7 +15,7 @@ from daskcnn.training.coordinator.settings import Settings
 class Workload(Settings):
     """A data-parallel job, with the settings of its coordinator.
 
-    Of these, checkpoint_every, stall_timeout, lowers and guess matter to a recorded run that is played
+    Its checkpoint_every, stall_timeout, lowers and guess matter to a recorded run that is played
     (`Simulation.play`). A simulated run does not go back.
 
     partition: the partitioner's name. numbers: in the vector that is pushed. wire: the dtype that it travels in.

@@ -19,11 +19,11 @@ from daskcnn.store import Dataset
 from daskcnn.training.round_report import RoundReport
 
 _SURE = 2.0
-"""An accuracy counts as better than guessing from so many standard errors above it."""
+"""An accuracy counts as better than guessing from this many standard errors above it."""
 _FEW = 10
 """Fewest validation samples on which guessing can be recognized."""
 _FAR = 2.0
-"""A network that guesses has diverged if its loss is more than so many times that of guessing."""
+"""A network that guesses has diverged if its loss is more than this many times that of guessing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from daskcnn.training.coordinator.settings import PATIENCE, LayerSettings
 from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Sharing
 
 GO_BACK = 5
-"""A run ends if tasks out of step take it back to the same snapshot so many times on end."""
+"""A run ends if tasks out of step take it back to the same snapshot this many times on end."""
 
 
 class LayerCoordinator(Coordinating):

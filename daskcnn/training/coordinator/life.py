@@ -162,7 +162,7 @@ class Life:
             self._start(due, now)
 
     def _sit_out(self, ended: tuple[str, ...], due: list[Round]) -> None:
-        """Let nobody wait for replicas without a round: behind a barrier once the others' is due, else at once."""
+        """Let no one wait for replicas without a round: behind a barrier once the others' is due, else at once."""
         if self._barrier:
             ended = tuple(self.sessions.joined) if due else ()
         for replica in ended:
@@ -204,7 +204,7 @@ class Life:
     # --- they join and report ---
 
     def all_joined(self, now: float) -> None:
-        """Start the rounds that are due, and take the reports that came meanwhile: nobody is joining any more."""
+        """Start the rounds that are due, and take the reports that came meanwhile, once all have joined."""
         sessions = self.sessions
         due, held = sessions.due, sessions.held
         sessions.due, sessions.held = [], []
