@@ -140,7 +140,13 @@ def test_a_reader_that_has_enough_is_no_bug(tmp_path: Path) -> None:
         assert writer.wait(timeout=60) == 1
 
 
-def test_commands_on_runs_start_without_what_training_needs() -> None:
-    heavy = ("dask", "distributed", "zarr", "numba", "scipy", "matplotlib")
-    code = f"import sys, daskcnn.cli, daskcnn.cli.runs; print([name for name in {heavy} if name in sys.modules])"
+@pytest.mark.parametrize(
+    ("home", "heavy"),
+    [
+        ("runs", ("dask", "distributed", "zarr", "numba", "scipy", "matplotlib")),
+        ("model", ("dask", "distributed", "numba", "scipy", "matplotlib", "pyarrow")),
+    ],
+)
+def test_commands_on_runs_and_networks_start_without_what_training_needs(home: str, heavy: tuple[str, ...]) -> None:
+    code = f"import sys, daskcnn.cli, daskcnn.cli.{home}; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,9 +1,12 @@
-"""Commands on networks: `daskcnn model`, `models`, `evaluate`, `predict`, `export`."""
+"""Commands on networks: `daskcnn model`, `models`, `evaluate`, `predict`, `export`.
+
+The last three import what they need when they run: Dask is slow to import, and `model` and `models` do without it.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,12 +25,10 @@ from daskcnn.show.renderers.network_text import (
     readable_table,
 )
 from daskcnn.show.renderers.terminal import say
-from daskcnn.trained import evaluate as evaluating
-from daskcnn.trained import predict as predicting
-from daskcnn.trained.place import CheckpointChoice
-from daskcnn.trained.place import export as export_network
-from daskcnn.trained.predictions.sources import PartChoice
-from daskcnn.trained.predictions.whole import predict_whole
+
+if TYPE_CHECKING:
+    from daskcnn.trained.place import CheckpointChoice
+    from daskcnn.trained.predictions.sources import PartChoice
 
 
 @click.command(cls=Command)
@@ -93,6 +94,8 @@ def evaluate(
     RUN is a run directory, one of its checkpoints, or a model that was exported to safetensors.
     An exported model needs --data.
     """
+    from daskcnn.trained import evaluate as evaluating
+
     if csv_file == "-" and as_json:
         raise click.UsageError("--json and --csv -: each prints a form of its own; give one of them")
     how: dict[str, Any] = {"checkpoint": checkpoint, "path": path, "picture": picture, "keep": keep, "views": views}
@@ -136,6 +139,9 @@ def predict(
     with --out also a prepared data set or a folder of images. The same command goes on with what an earlier one did.
     Without a scheduler a local cluster starts.
     """
+    from daskcnn.trained.predict import predict as predict_files
+    from daskcnn.trained.predictions.whole import predict_whole
+
     if out is not None:
         if top is not None:
             raise click.UsageError("--top: a table has the probabilities of all classes; leave it out")
@@ -146,7 +152,7 @@ def predict(
         return
     if part or skip_bad or any(cluster.values()):
         raise click.UsageError("--part, --skip-bad, --scheduler, --scheduler-file, --workers and --wait need --out")
-    result = predicting.predict(run, data, checkpoint=checkpoint, top=top or 3, say=say, views=views)
+    result = predict_files(run, data, checkpoint=checkpoint, top=top or 3, say=say, views=views)
     tell(json.dumps(result, indent=2) if as_json else readable_predictions(result))
 
 
@@ -161,5 +167,7 @@ def export(run: str, to: str, out: str | None, checkpoint: CheckpointChoice, **_
 
     RUN is a run directory, one of its checkpoints, or a model that was exported to safetensors.
     """
+    from daskcnn.trained.place import export as export_network
+
     for file in export_network(run, to, out=out, checkpoint=checkpoint, say=say):
         tell(file)
