@@ -19,12 +19,12 @@ from daskcnn.conv.planner import forget_plans
 from daskcnn.conv.spec import Work
 from daskcnn.events import RunResumed
 from daskcnn.job.resolve import resolve
+from daskcnn.launch.resume import EarlierRun
 from daskcnn.launch.training import train_job
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
 from daskcnn.nn.layers import LAYERS
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import RULES, Local, Merge, Push, RuleState, UpdateRule, Vector, View
-from daskcnn.runs.directory import RunDirectory, kept_job
 from daskcnn.runs.log import read_events
 from daskcnn.store import DATASETS
 from daskcnn.store.datasets.synthetic import gratings
@@ -175,7 +175,8 @@ def test_new_members_are_trained_resumed_and_reported(client: Client, tmp_path: 
     for file in newest.iterdir():  # as if it had been killed before the last checkpoint
         file.unlink()
     newest.rmdir()
-    resumed = train_job(kept_job(RunDirectory.open("runs/it")), client=client, resume=Path("runs/it"))
+    earlier = EarlierRun.at(Path("runs/it"))
+    resumed = train_job(earlier.kept, client=client, resume=earlier)
     assert resumed.summary["status"] == "done"
     assert any(isinstance(event, RunResumed) for event in read_events(Path("runs/it/events.jsonl")))
     assert "last-of-all" in said("report", "runs/it")

@@ -22,10 +22,11 @@ from daskcnn.conv.planner import candidates
 from daskcnn.conv.timings import memory_of
 from daskcnn.errors import JobError
 from daskcnn.job.network import convolutions
+from daskcnn.job.prepared import planning_device
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
-from daskcnn.launch.prepared_job import fitted, planning_device
+from daskcnn.launch.prepared_job import fitted
 from daskcnn.store import DATASETS, open_dataset
 from daskcnn.training.replica import Replica
 from daskcnn.training.worker_calibration import tune_convolutions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,34 +76,28 @@ def stored(data: OwnData, path: str, *, seed: int, client: Client | None) -> Ite
         remove(path)
 
 
-def without_reading(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the tables of a job on arrays, and apart those keys of `data` that say how the arrays are read."""
-    section = tables.get("data")
-    if not isinstance(section, Mapping):
-        return dict(tables), {}
-    reading = {key: section[key] for key in _READING if section.get(key) is not None}
-    return {**tables, "data": {key: value for key, value in section.items() if key not in _READING}}, reading
-
-
 @contextmanager
 def with_own_data(
     tables: Mapping[str, Any], data: tuple[Any, Any] | None, client: Client | None
-) -> Iterator[dict[str, Any]]:
-    """Write images and labels as the data set of a job, and yield the job's tables.
+) -> Iterator[tuple[dict[str, Any], Callable[[], None]]]:
+    """Yield the tables of a job on images and labels, and a function that writes these as its data set.
 
     The data set stays at the job's `data.path`. Without one it lies in a temporary folder as long as the context lasts.
     """
-    if data is None:
-        yield dict(tables)
+    section = tables.get("data") or {}
+    if data is None or not isinstance(section, Mapping):  # what is no table is refused with the job
+        yield dict(tables), lambda: None
         return
-    tables, reading = without_reading(tables)
+    images, labels = data
+    reading = {key: section[key] for key in _READING if section.get(key) is not None}
     with TemporaryDirectory(prefix=_PREFIX) as folder:
-        section = dict(tables.get("data") or {})
-        if section.get("name") in DATASETS:
-            reason = "is a data set of its own, and the images are given"
-            raise JobError([f"data.name = {section['name']!r}: {reason}; remove it, or give another name"])
-        section.setdefault("path", f"{folder}/{_STORE}")
-        images, labels = data
-        how = {"seed": (tables.get("train") or {}).get("seed", 0), "name": section.get("name", NAME), **reading}
-        prepare(images, labels, section["path"], client=client, **how)
-        yield {**tables, "data": section}
+        own = {"path": f"{folder}/{_STORE}"} | {key: section[key] for key in section if key not in _READING}
+
+        def write() -> None:
+            if own.get("name") in DATASETS:
+                reason = "is a data set of its own, and the images are given"
+                raise JobError([f"data.name = {own['name']!r}: {reason}; remove it, or give another name"])
+            how = {"seed": (tables.get("train") or {}).get("seed", 0), "name": own.get("name", NAME), **reading}
+            prepare(images, labels, own["path"], client=client, **how)
+
+        yield {**tables, "data": own}, write

@@ -7,11 +7,12 @@ from typing import Any
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.link.connect import check_scheduler
-from daskcnn.conv import ConvPlan, plan
+from daskcnn.conv import plan
 from daskcnn.job.network import network_of
+from daskcnn.job.prepared import Prepared, conv_specs, planning_device
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.launch.prepared_job import Prepared, conv_specs, planning_device, prepare_job
-from daskcnn.launch.resume import has_checkpoint, job_to_run
+from daskcnn.launch.prepared_job import prepare_job
+from daskcnn.launch.resume import begins, job_to_run
 from daskcnn.nn import describe, walk
 from daskcnn.partition.proportions import kernel_shards
 from daskcnn.sharded.cutting import stages_of
@@ -25,16 +26,17 @@ from daskcnn.store.augmentation import described
 
 def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any], str]:
     """The resolved job, and what it would do in words. Makes the data set if it is not there; starts nothing."""
-    job, run = job_to_run(raw, resume)
+    job, earlier = job_to_run(raw, resume)
     check_scheduler(job.cluster)
-    begins = not has_checkpoint(run)
-    prepared = prepare_job(job, progress=shown(say), warn=warn, begins=begins)
+    prepared = prepare_job(job, progress=shown(say), warn=warn, begins=begins(earlier))
     return prepared.job.model_dump(mode="json"), readable_plan(prepared)
 
 
 def readable_plan(prepared: Prepared) -> str:
     """Describe the job for people: data, network, convolutions, rounds or shards, memory. Nothing is started."""
-    job, dataset = prepared.job, prepared.dataset
+    job, dataset, (H, W, C) = prepared.job, prepared.dataset, prepared.dataset.shape
+    specs, device = conv_specs(job, dataset), planning_device(job)  # the first layer's input needs no gradient
+    nbytes = 6 * prepared.layout.nbytes + len(dataset.train) * H * W * C
     lines = [
         *_of_arrays(job, dataset),
         f"data      {dataset.name} at {dataset.path}: {prepared.samples:,} to train on, {job.data.validation:,} for "
@@ -45,11 +47,11 @@ def readable_plan(prepared: Prepared) -> str:
         *(f"warning   {doubt}" for doubt in prepared.doubts),
         *_weights(prepared),
         *_sums(prepared),
-        f"memory    {_megabytes(prepared)} on each worker for weights, optimizer, gradients and samples",
+        f"memory    about {nbytes / 2**20:,.0f} MiB on each worker for weights, optimizer, gradients and samples",
         "",
         describe(network_of(job, dataset), dataset.shape),
         "",
-        *(f"{name}: {planned.explain()}" for name, planned in _plans(job, dataset)),
+        *(f"{name}: {plan(spec, device, need_dx=i > 0).explain()}" for i, (name, spec) in enumerate(specs)),
     ]
     return "\n".join(lines)
 
@@ -60,12 +62,6 @@ def _of_arrays(job: Job, dataset: Dataset) -> list[str]:
         return []
     samples = dataset.manifest.train.samples + dataset.manifest.test.samples
     return [f"index     {samples:,} images will be read once by the workers, for checksums and statistics"]
-
-
-def _plans(job: Job, dataset: Dataset) -> list[tuple[str, ConvPlan]]:
-    """The choices of this machine. The first layer's input needs no gradient."""
-    specs, device = conv_specs(job, dataset), planning_device(job)
-    return [(name, plan(spec, device, need_dx=i > 0)) for i, (name, spec) in enumerate(specs)]
 
 
 def _workers(job: Job) -> str:
@@ -118,9 +114,3 @@ def _sums(prepared: Prepared) -> Iterator[str]:
     kernels = [{worker: n for worker, n in zip(("a", "b"), own, strict=True) if n} for own in halves]
     for text in explained(StepPlan.of(stages, dataset.shape, kernels, "a")):
         yield f"sharded   {text}"
-
-
-def _megabytes(prepared: Prepared) -> str:
-    dataset, layout = prepared.dataset, prepared.layout
-    H, W, C = dataset.shape
-    return f"about {(6 * layout.nbytes + len(dataset.train) * H * W * C) / 2**20:,.0f} MiB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +13,20 @@ from distributed import Client
 
 from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.link.connect import check_scheduler
-from daskcnn.datasets.own_data import check_kept, with_own_data, without_reading
+from daskcnn.datasets.own_data import check_kept, with_own_data
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import EpochEnded, Event, Warned
-from daskcnn.job.resolve import parse_job, read_job_file, resolve
+from daskcnn.job.resolve import read_job_file, resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.recorder import OnEvent, check_listener
-from daskcnn.launch.resume import epochs_of, job_to_run, run_to_resume
-from daskcnn.launch.training import Result, Silent, display, train_job
+from daskcnn.launch.resume import EarlierRun, job_to_run
+from daskcnn.launch.training import Result, Silent, train_job
 from daskcnn.markup import as_lines
-from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.summary import checked_summary
 from daskcnn.show.renderers.notebook import in_notebook
-from daskcnn.show.renderers.terminal import Progress, say, say_warnings, shown, warn
+from daskcnn.show.renderers.terminal import Progress, choose, say, say_warnings, shown, warn
 from daskcnn.trained.trained_model import load
 
 JobTables = Job | Mapping[str, Any] | str | Path
@@ -37,24 +37,21 @@ def run(raw: dict[str, Any], *, resume: str | None, json_mode: bool, quiet: bool
 
     json_mode: stdout belongs to the summary. quiet: nothing but warnings is shown besides.
     """
-    job, path = job_to_run(raw, resume)
-    if (summary := _done(path, job)) is not None:
-        say(f"{path}: this run is done; nothing to resume. --epochs with a larger number trains it longer")
+    job, earlier = job_to_run(raw, resume)
+    if earlier and (summary := _done(earlier, job)) is not None:
+        done = f"{earlier.directory.path}: this run is done; nothing to resume"
+        say(f"{done}. --epochs with a larger number trains it longer")
         return summary
-    told = say_warnings if quiet else say
-    result = train_job(job, resume=path, progress=display(json_mode, quiet), handle_signals=True, say=told)
-    return result.summary
+    told, display = say_warnings if quiet else say, choose(sys.stdout, json_mode, quiet)
+    return train_job(job, resume=earlier, progress=display, handle_signals=True, say=told).summary
 
 
-def _done(run: Path | None, job: Job) -> dict[str, Any] | None:
-    """The summary of a run that has trained to its end; None where there is more to do, by this job."""
-    if run is None:
+def _done(earlier: EarlierRun, job: Job) -> dict[str, Any] | None:
+    """Return the summary of a run that has trained to its end; None where there is more to do, by this job."""
+    summary = earlier.directory.summary()
+    if not summary or summary.get("status") != "done" or earlier.kept.train.epochs != job.train.epochs:
         return None
-    directory = RunDirectory.open(run)
-    summary = directory.summary()
-    if not summary or summary.get("status") != "done" or epochs_of(directory) != job.train.epochs:
-        return None
-    return checked_summary(summary, run / "summary.json")
+    return checked_summary(summary, earlier.directory.path / "summary.json")
 
 
 class Warnings(Silent):
@@ -114,29 +111,22 @@ def train(
     check_listener(on_event)
     raw = _tables(job)
     _check_pair(data)
-    if resume is None:
-        _check_first(raw, data, client)
     if init is not None:
         if resume is not None:
             raise JobError([f"init = {str(init)!r}: a run that goes on has weights; give resume or init, not both"])
         raw["model"] = {**raw.get("model", {}), "from": str(init)}
-    with with_own_data(raw, data, client) as tables:
-        again = None if resume is None else str(resume)
-        if data is not None and run_to_resume(tables, again) is not None:  # all but the place of the data is as it was
-            tables["data"] = {"path": tables["data"]["path"]}
-        resolved, path = job_to_run(tables, again)
-        if path is not None and (summary := _done(path, resolved)) is not None:
-            return _finished(path, summary)
-        if path is not None:
-            check_kept(resolved.data, path)
-        return train_job(resolved, client=client, resume=path, progress=progress_from_python(), on_event=on_event)
-
-
-def _check_first(raw: dict[str, Any], data: tuple[Any, Any] | None, client: Client | None) -> None:
-    """Raise what is wrong with the job itself and with its scheduler's address, before the data are written."""
-    job = parse_job(raw if data is None else without_reading(raw)[0])
-    if client is None:
-        check_scheduler(job.cluster)
+    with with_own_data(raw, data, client) as (tables, write):
+        resolved, earlier = job_to_run(tables, None if resume is None else str(resume), own_data=data is not None)
+        if earlier and (summary := _done(earlier, resolved)) is not None:
+            run = earlier.directory
+            epochs = [event.record() for event in run.events() if isinstance(event, EpochEnded)]
+            return Result(run.path, summary, epochs, load(run.path))
+        if client is None:
+            check_scheduler(resolved.cluster)
+        write()
+        if earlier:
+            check_kept(resolved.data, earlier.directory.path)
+        return train_job(resolved, client=client, resume=earlier, progress=progress_from_python(), on_event=on_event)
 
 
 def _no_job(client: object) -> object:
@@ -169,12 +159,6 @@ def _plain(value: Any) -> Any:
 def _check_pair(data: Any) -> None:
     if data is not None and not (isinstance(data, tuple | list) and len(data) == 2):
         raise DataError("data", f"{type(data).__name__} instead of a pair", "give (images, labels)")
-
-
-def _finished(run: Path, summary: dict[str, Any]) -> Result:
-    """The result of a run that has trained to its end before."""
-    epochs = [event.record() for event in RunDirectory.open(run).events() if isinstance(event, EpochEnded)]
-    return Result(run, summary, epochs, load(run))
 
 
 @dataclass(frozen=True)
@@ -215,7 +199,10 @@ def dry_run(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None
     """
     _check_pair(data)
     client, raw = given_or_default(None), _tables(job)
-    _check_first(raw, data, client)
-    with with_own_data(raw, data, client) as tables:
-        prepared = prepare_job(resolve(tables), progress=shown(lambda _: None), warn=warn)
+    with with_own_data(raw, data, client) as (tables, write):
+        resolved = resolve(tables)
+        if client is None:
+            check_scheduler(resolved.cluster)
+        write()
+        prepared = prepare_job(resolved, progress=shown(lambda _: None), warn=warn)
         return DryRun(prepared.job, readable_plan(prepared))

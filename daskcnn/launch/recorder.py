@@ -6,24 +6,35 @@ A run that cannot be kept in its directory is kept elsewhere.
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Self
 
-from daskcnn.errors import DataError, Interrupted, JobError, NotKept, Stop
-from daskcnn.events import CheckpointWritten, Event, Warned, WorkersCalibrated
+import numpy as np
+
+from daskcnn.errors import DataError, JobError, NotKept, Stop
+from daskcnn.events import CheckpointWritten, Event, RunEnded, RunResumed, RunStarted, Warned, WorkersCalibrated
 from daskcnn.followers import Feeds
 from daskcnn.job.network import optimizer_of
-from daskcnn.launch.prepared_job import Prepared
-from daskcnn.runs.checkpoint import save
+from daskcnn.job.prepared import Prepared
+from daskcnn.launch.resume import EarlierRun, check_same_data
+from daskcnn.nn.score import Score
+from daskcnn.runs.checkpoint import Checkpoint, latest, save
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.state import TrainingState, to_checkpoint
+from daskcnn.runs.state import TrainingState, check_of, to_checkpoint
+from daskcnn.runs.summary import Evaluated, Summary, Traffic, WorkerSummary
+from daskcnn.runs.totals import worker_totals
 from daskcnn.show.renderers.terminal import Progress
+from daskcnn.store.array_index import INDEX, write_index
 
 OnEvent = Callable[[Event], object]
 
@@ -85,17 +96,10 @@ class Listener:
         """The number in place of a signal's, once the function has ended the run; else None."""
         return ENDED_BY_LISTENER if self.training and (self.stopped or self.error is not None) else None
 
-    def ended(self, interrupted: Interrupted) -> bool:
-        """Return True if the function ended the run."""
-        return interrupted.signum == ENDED_BY_LISTENER
-
     def raise_error(self) -> None:
         """Raise the function's error, if there was one."""
         if self.error is not None:
             raise self.error
-
-
-Summary = dict[str, Any]
 
 
 @dataclass
@@ -155,10 +159,6 @@ class Recorder:
         if not self.kept:
             self._try_to_save()
 
-    def resumed(self, state: TrainingState) -> None:
-        """Training goes on from this state, which is in `checkpoint`."""
-        self.last = state
-
     def _try_to_save(self) -> None:
         try:
             self._save()
@@ -192,27 +192,52 @@ class Recorder:
 
     # --- the end ---
 
-    def finish(self, summary: Callable[[], Summary], end: Callable[[Summary], Event]) -> Summary:
-        """Keep how the run ended, where it was asked to be, else elsewhere; then `not_kept` says why.
+    def finish(
+        self, status: str, state: TrainingState, seconds: float, test: Score | None, reason: str | None = None
+    ) -> dict[str, Any]:
+        """Keep how the run ended in its directory, or else in another one: then `not_kept` says why.
 
-        summary: makes it of what this recorder says of run and checkpoint. end: the last event.
+        Returns the summary.
         """
+        summary = partial(self._summary, status, state, seconds, test, reason)
         try:
-            return self._complete(summary, end)
+            return self._complete(summary)
         except (OSError, DataError) as error:
             self.not_kept = f"{self.directory.path}: {_reason(error)}"
         if self.last is None:  # no network to be kept
             self.warn(f"summary.json not written: {self.not_kept}")
             return summary()
         for root in self._elsewhere():
-            if (made := self._complete_in(root, summary, end)) is not None:
+            if (made := self._complete_in(root, summary)) is not None:
                 return made
         self.kept, self.checkpoint = False, None
         self.warn(f"the run could be kept nowhere: {self.not_kept}")
         return summary()
 
-    def _complete(self, summary: Callable[[], Summary], end: Callable[[Summary], Event]) -> Summary:
-        """All of the run in its directory. Raises OSError or DataError where it cannot be."""
+    def _summary(
+        self, status: str, state: TrainingState, seconds: float, test: Score | None, reason: str | None
+    ) -> dict[str, Any]:
+        workers = worker_totals(self.directory.events())
+        tested, validated = (
+            None if score is None else Evaluated.model_validate(score.judged) for score in (test, state.validation)
+        )
+        return Summary(
+            run=str(self.directory.path),
+            status=status,
+            strategy=self.prepared.job.train.strategy,
+            epochs=state.epoch,
+            seconds=seconds,
+            images_per_second=round(state.epoch * self.prepared.samples) / seconds if seconds > 0 else None,
+            test=tested,
+            validation=validated,
+            bytes=Traffic(up=sum(w.bytes_up for w in workers), down=sum(w.bytes_down for w in workers)),
+            workers=[WorkerSummary.model_validate(w) for w in workers],
+            checkpoint=None if self.checkpoint is None else str(self.checkpoint),
+            reason=reason,
+        ).model_dump()
+
+    def _complete(self, summary: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Keep all of the run in its directory. Raises OSError or DataError where it cannot be."""
         if not self.directory.in_place:
             self._restore()
             self.directory.restore()  # raises why it could not
@@ -220,16 +245,14 @@ class Recorder:
             self._save()
         made = summary()
         if not self._ended:
-            self.emit(end(made))
+            self.emit(RunEnded(**{key: made[key] for key in ("status", "seconds", "test", "reason")}))
             self._ended = True
         self.directory.flush()
         self.directory.write_summary(made)
         return made
 
-    def _complete_in(
-        self, root: Path, summary: Callable[[], Summary], end: Callable[[Summary], Event]
-    ) -> Summary | None:
-        """All of the run in a new directory in this folder; None where that fails."""
+    def _complete_in(self, root: Path, summary: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Keep all of the run in a new directory in this folder; return None where that fails."""
         before = self.directory, self.checkpoint, self.kept
         try:
             self.directory, self.kept = before[0].copied_to(root), False
@@ -237,7 +260,7 @@ class Recorder:
             self.not_kept += f"; {_reason(error)}"
             return None
         try:
-            made = self._complete(summary, end)
+            made = self._complete(summary)
         except (OSError, DataError) as error:
             self.directory.close()
             shutil.rmtree(self.directory.path, ignore_errors=True)
@@ -272,3 +295,63 @@ class Recorder:
 
 def _reason(error: OSError | DataError) -> str:
     return str(getattr(error, "strerror", None) or error).partition("; ")[0]
+
+
+@contextmanager
+def recorded(
+    prepared: Prepared, resume: EarlierRun | None, progress: Progress
+) -> Iterator[tuple[Recorder, Checkpoint | None]]:
+    """Record a run in a new directory, or in that of the run to resume, which is open to be written.
+
+    Yields the recorder, and the checkpoint to go on from if any.
+    """
+    job = prepared.job
+    if resume is None:
+        directory = RunDirectory.create(job.run.dir, job.run.name, strategy=job.train.strategy, now=datetime.now(UTC))
+        directory.write_job(job.model_dump(mode="json"))
+        if (index := prepared.dataset.index) is not None:
+            write_index(directory.path / INDEX, index)
+    else:
+        directory = resume.directory
+    with directory, progress:
+        recorder = Recorder(directory, progress, prepared)
+        checkpoint = None
+        if resume is not None and (
+            checkpoint := latest(directory.checkpoints, warn=recorder.warn, check=check_of(job))
+        ):
+            recorder.seconds_before, recorder.checkpoint = float(checkpoint.state["seconds"]), checkpoint.path
+            check_same_data(checkpoint, prepared)
+        if resume is not None and resume.kept.train.epochs != job.train.epochs:
+            directory.lengthen(job.model_dump(mode="json"))
+        directory.write_environment(sys.argv)
+        recorder.emit(_start_event(recorder))
+        if checkpoint:
+            recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step))
+        try:
+            yield recorder, checkpoint
+        finally:
+            recorder.directory.close()  # another one, where the run had to be kept elsewhere
+
+
+def _start_event(recorder: Recorder) -> RunStarted:
+    prepared, job = recorder.prepared, recorder.prepared.job
+    return RunStarted(
+        run=str(recorder.directory.path),
+        strategy=job.train.strategy,
+        partition=job.train.partition,
+        increments=job.train.increments,
+        replica_size=job.train.replica_size,
+        rule=job.model_dump(include={"rule"})["rule"],
+        dataset=prepared.dataset.name,
+        model=job.model.name or f"{len(job.model.layers or ())} layers",
+        epochs=job.train.epochs,
+        batch_size=job.train.batch_size,
+        optimizer=job.train.optimizer.name,
+        lr=job.train.lr,
+        seed=job.train.seed,
+        samples=prepared.samples,
+        validation_samples=job.data.validation,
+        parameters=prepared.layout.parameter_size,
+        wire=job.cluster.wire,
+        vector_bytes=prepared.layout.size * np.dtype(job.cluster.wire).itemsize,
+    )

@@ -3,46 +3,72 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
 
 from daskcnn.errors import DataError, JobError
+from daskcnn.job.prepared import Prepared
 from daskcnn.job.resolve import resolve
-from daskcnn.job.tables import Cluster, Job
-from daskcnn.runs.checkpoint import latest
+from daskcnn.job.tables import LAYER, Job, Run
+from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory, find_latest, kept_job, near
-from daskcnn.runs.state import check_of, parse_record
+from daskcnn.runs.state import check_of, facts_of, parse_record, replicas_of
 from daskcnn.show.renderers.terminal import say
+from daskcnn.training.coordinator.layer_records import REPLICA
 
 _PLACES = ("path", "images", "labels", "test_images", "test_labels")
 """Keys of `[data]` that may change when a run is resumed."""
 _LONGEST = 160
 """Letters of a value in a message."""
+_ALIKE = 1e-6
+"""How far, relatively, the statistics of the same images may be apart: sums over other chunks round otherwise."""
 _EPOCHS = "train.epochs"
 """The key that may change when a run is resumed by its folder: epochs in all, more than were trained."""
 
 
-def has_checkpoint(run: Path | None) -> bool:
-    """Return True if there is a run to go on with, and it has kept its weights."""
-    return run is not None and any((run / "checkpoints").glob("step-*"))
+@dataclass(frozen=True)
+class EarlierRun:
+    """A run to go on with, and the job that its directory keeps."""
+
+    directory: RunDirectory
+    kept: Job
+
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        """Open a run to read. Raises DataError or JobError where it is no run, or is damaged."""
+        directory = RunDirectory.open(path)
+        return cls(directory, kept_job(directory))
 
 
-def job_to_run(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | None]:
-    """The job, and the run to go on with if any.
+def begins(earlier: EarlierRun | None) -> bool:
+    """Return True if training starts anew: there is no run to go on with, or it has kept no weights."""
+    return earlier is None or not any(earlier.directory.checkpoints.glob("step-*"))
 
-    A resumed run keeps its job but for where it runs and its data lie, and for its epochs. What is given beside them
-    has to be what the run has. `auto` keeps the job whatever is given, but for more epochs of the same job.
+
+def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = False) -> tuple[Job, EarlierRun | None]:
+    """Return the job, and the run to go on with if any.
+
+    A resumed run keeps its job, but for `[cluster]`, the places of its data, and its epochs. Every other key that is
+    given has to be as the run has it. `auto` keeps the job whatever is given, but for more epochs of the same job.
+
+    own_data : whether `[data]` is that of arrays, of which the path alone counts for a resumed run.
     """
-    path = run_to_resume(raw, resume)
+    asked = resolve(raw)
+    path = run_to_resume(asked.run, resume)
     if path is None:
-        return resolve(raw), None
-    kept, asked = kept_job(RunDirectory.open(path)), resolve(raw)
-    others = {key: values for key in sorted(_keys(raw)) if (values := _differing(key, kept, asked))}
+        return asked, None
+    earlier = EarlierRun.at(path)
+    kept = earlier.kept
+    keys = {f"{section}.{key}" for section, table in raw.items() if section != "cluster" for key in table}
+    keys = {key for key in keys if not (own_data and key.startswith("data."))} - {f"data.{key}" for key in _PLACES}
+    others = {key: values for key in sorted(keys) if (values := _differing(key, kept, asked))}
     epochs = others.pop(_EPOCHS, None)
     if epochs and (resume != "auto" or (asked.train.epochs > kept.train.epochs and not others)):
-        kept = _of_epochs(kept, asked.train.epochs, path)
+        kept = _of_epochs(earlier, asked.train.epochs)
     elif epochs:
         others[_EPOCHS] = epochs
     if others and resume != "auto":
@@ -54,19 +80,16 @@ def job_to_run(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | Non
         kept_here = f"ignored, the run {path} keeps {_short(own)}; another run.name starts anew"
         say(f"warning: {key} = {_short(new)}: {kept_here}")
     data = kept.data.model_copy(update={key: getattr(asked.data, key) for key in _PLACES if key in raw.get("data", {})})
-    return kept.model_copy(update={"data": data, "cluster": _moved(kept.cluster, asked.cluster)}), path
+    given = {key: getattr(asked.cluster, key) for key in asked.cluster.model_fields_set}
+    if given.keys() & {"scheduler", "scheduler_file"}:  # one replaces the other
+        given = {"scheduler": None, "scheduler_file": None} | given
+    return kept.model_copy(update={"data": data, "cluster": kept.cluster.model_copy(update=given)}), earlier
 
 
-def epochs_of(run: RunDirectory) -> int:
-    """The epochs that a run was to train when it went on last."""
-    return kept_job(run).train.epochs
-
-
-def _of_epochs(kept: Job, epochs: int, path: Path) -> Job:
-    """The run's job with this number of epochs in all. Raises JobError where they are trained already, or misfit."""
-    if epochs == kept.train.epochs:
-        return kept
-    found = latest(RunDirectory.open(path).checkpoints, warn=say, check=check_of(kept))
+def _of_epochs(earlier: EarlierRun, epochs: int) -> Job:
+    """Return the job with this number of epochs in all. Raises JobError if they are trained already, or misfit."""
+    kept, path = earlier.kept, earlier.directory.path
+    found = latest(earlier.directory.checkpoints, warn=say, check=check_of(kept))
     done = 0.0 if found is None else parse_record(found.state, found.path).epoch
     if epochs <= done:
         reason = f"the run has trained {done:.4g} epochs already; give more, or use its checkpoint {path} as it is"
@@ -79,9 +102,12 @@ def _of_epochs(kept: Job, epochs: int, path: Path) -> Job:
 
 
 def _differing(key: str, kept: Job, asked: Job) -> tuple[Any, Any] | None:
-    """The values of this key in the run and in the new job; None if they are the same."""
-    section, *names = key.split(".")
-    own, other = (_value(getattr(job, section), names) for job in (kept, asked))
+    """Return a key's values in the run and in the new job; None if they are the same."""
+
+    def value(table: Any, name: str) -> Any:  # None where there is no such key, as rules have their own
+        return getattr(table, name, getattr(table, f"{name}_", None))
+
+    own, other = (reduce(value, key.split("."), job) for job in (kept, asked))
     return (own, other) if own != other else None
 
 
@@ -90,27 +116,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _value(table: Any, names: Sequence[str]) -> Any:
-    """The value of the key; None if there is no such key, as rules have their own."""
-    return reduce(lambda inner, name: getattr(inner, name, getattr(inner, f"{name}_", None)), names, table)
-
-
-def _keys(raw: Mapping[str, Any]) -> set[str]:
-    """The keys that are given, but for those that may change when a run is resumed."""
-    keys = {f"{section}.{key}" for section, table in raw.items() if section != "cluster" for key in table}
-    return keys - {f"data.{key}" for key in _PLACES}
-
-
-def _moved(kept: Cluster, asked: Cluster) -> Cluster:
-    """The cluster to resume on: the run's own, with the keys that are asked for; one scheduler replaces another."""
-    given = {key: getattr(asked, key) for key in asked.model_fields_set}
-    if given.keys() & {"scheduler", "scheduler_file"}:
-        given = {"scheduler": None, "scheduler_file": None} | given
-    return kept.model_copy(update=given)
-
-
-def run_to_resume(raw: Mapping[str, Any], resume: str | None) -> Path | None:
-    """The run's folder; None to start a new one, for `auto` too where there is none yet."""
+def run_to_resume(settings: Run, resume: str | None) -> Path | None:
+    """Return the run's folder; None to start a new one, for `auto` too where there is none yet."""
     if resume is None:
         return None
     if resume != "auto":
@@ -119,19 +126,34 @@ def run_to_resume(raw: Mapping[str, Any], resume: str | None) -> Path | None:
             remedy = f"give the folder that a run printed, or --resume auto{near(path)}"
             raise DataError(path, "no run there", remedy)
         return path
-    settings = resolve(raw).run
     if settings.name is None:
         return find_latest(settings.dir)
     named = Path(settings.dir) / settings.name
     if (named / "job.json").is_file():
         return named
-    _clear_unbegun(named)
+    if (named / "lock").is_file() and not any((named / "checkpoints").glob("*")):  # killed before it wrote its job
+        with RunDirectory(named, writable=True):  # nobody is about to begin it
+            shutil.rmtree(named)
+        say(f"{named}: this run was stopped before it began; it starts anew")
     return None
 
 
-def _clear_unbegun(run: Path) -> None:
-    """Remove the folder of a run that was killed before it wrote its job: its name is to be had again."""
-    if (run / "lock").is_file() and not any((run / "checkpoints").glob("*")):
-        with RunDirectory(run, writable=True):  # nobody is about to begin it
-            shutil.rmtree(run)
-        say(f"{run}: this run was stopped before it began; it starts anew")
+def check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
+    """Raise DataError where the checkpoint is of other data than those of the job, or lacks what going on needs."""
+    found, dataset = facts_of(checkpoint), prepared.dataset
+    if (found.classes, found.shape) != (dataset.classes, dataset.shape):
+        raise DataError(dataset.path, f"other classes or shapes than {checkpoint.path} was trained on", "give its data")
+    of_both = ((getattr(found, name), getattr(dataset, name)) for name in ("mean", "deviation"))
+    if not all(np.allclose(*pair, rtol=_ALIKE) for pair in of_both):
+        reason = f"images with another mean or deviation than {checkpoint.path} was trained on"
+        raise DataError(dataset.path, reason, "give its data")
+    record, remedy = parse_record(checkpoint.state, checkpoint.path), "take another checkpoint of the run"
+    allocation = record.allocation
+    if allocation is not None and allocation.total != prepared.samples:
+        reason = f"{prepared.samples:,} samples to train on, {checkpoint.path} was trained on {allocation.total:,}"
+        raise DataError(dataset.path, reason, "give its data")
+    if prepared.job.train.strategy == LAYER:
+        if REPLICA not in replicas_of(checkpoint):
+            raise DataError(checkpoint.path, "no optimizer's state of a layer-sharded run", remedy)
+    elif allocation is None and checkpoint.state["book"]:
+        raise DataError(checkpoint.path, "its state does not say who has which samples", remedy)

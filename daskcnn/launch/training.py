@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,32 +24,27 @@ from daskcnn.cluster.shell.shell import Heard, Shell
 from daskcnn.dashboard.feed import fed
 from daskcnn.datasets.job_dataset import find_dataset, forget, must_be_made, outlined
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
-from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
+from daskcnn.events import EpochEnded, Event
 from daskcnn.followers import Feeds, FollowedRun, check_tools, check_tools_there
 from daskcnn.job.network import at_rest, network_of
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.launch.prepared_job import Prepared, checked_job
-from daskcnn.launch.recorder import Listener, OnEvent, Recorder
-from daskcnn.launch.resume import epochs_of, has_checkpoint
+from daskcnn.launch.prepared_job import checked_job
+from daskcnn.launch.recorder import ENDED_BY_LISTENER, Listener, OnEvent, Recorder, recorded
+from daskcnn.launch.resume import EarlierRun, begins
 from daskcnn.markup import as_lines
-from daskcnn.nn.score import Score
-from daskcnn.nn.summary import LayerSummary, summarise
-from daskcnn.runs.checkpoint import Checkpoint, latest
+from daskcnn.nn.summary import summarise
+from daskcnn.runs.checkpoint import Checkpoint
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.state import TrainingState, check_of, facts_of, parse_record, replicas_of, to_state
-from daskcnn.runs.summary import Evaluated, Summary, Traffic, WorkerSummary
-from daskcnn.runs.totals import worker_totals
+from daskcnn.runs.state import TrainingState, to_state
 from daskcnn.show.renderers.run_text import format_summary
-from daskcnn.show.renderers.terminal import Progress, choose, shown, warnings_by
-from daskcnn.store.array_index import INDEX, ArrayChanged, write_index
+from daskcnn.show.renderers.terminal import Progress, shown, warnings_by
+from daskcnn.store.array_index import INDEX, ArrayChanged
 from daskcnn.store.image_facts import Facts
 from daskcnn.trained.fine_tuning import first_weights
 from daskcnn.trained.trained_model import TrainedModel
 from daskcnn.training.coordinator.layer_records import REPLICA
 from daskcnn.training.trained_network import Classifier
 
-_ALIKE = 1e-6
-"""How far, relatively, the statistics of the same images may be apart: sums over other chunks round otherwise."""
 STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
 
 
@@ -98,7 +91,7 @@ def train_job(
     job: Job,
     *,
     client: Client | None = None,
-    resume: Path | None = None,
+    resume: EarlierRun | None = None,
     progress: Progress | None = None,
     handle_signals: bool = False,
     say: Callable[[str], None] = lambda _: None,
@@ -118,7 +111,11 @@ def train_job(
             stack.enter_context(signals.installed())
         if client is None:
             check_scheduler(job.cluster)
-        check_place(job, resume)
+        if resume is None:
+            check_place(job)
+        else:
+            written = RunDirectory.open(resume.directory.path, writable=True)
+            resume = replace(resume, directory=stack.enter_context(written))
         check_tools(job)
         stack.enter_context(_forgetting_what_changed(job))
         if client is None and must_be_made(job.data):
@@ -126,8 +123,8 @@ def train_job(
         told: Any = {"progress": shown(say), "warn": warnings_by(say)}
         dataset = outlined(job, **told)
         signals.polled = True
-        begins = not has_checkpoint(resume)
-        prepared = checked_job(job, dataset, progress=shown(say), between=signals.check, begins=begins)
+        how: Any = {"progress": shown(say), "between": signals.check, "begins": begins(resume)}
+        prepared = checked_job(job, dataset, **how)
         job = prepared.job
         if prepared.start is not None and not prepared.start.new:
             say(f"weights: {prepared.start}")
@@ -137,21 +134,23 @@ def train_job(
         fingerprint, index = prepared.dataset.fingerprint, prepared.dataset.index
         members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle, index=index)
         if job.data.in_place:
-            beside = resume / INDEX if resume is not None else None
+            beside = resume.directory.path / INDEX if resume is not None else None
             dataset = find_dataset(job, client=there, beside=beside, check=signals.check, **told)
             prepared = replace(prepared, dataset=dataset)
         check_tools_there(job, there)
         feeds = Feeds(job)
-        display = fed(progress or Silent(), there, _layers(prepared), say, wanted=job.run.dashboard)
+        layers = summarise(network_of(job, prepared.dataset), prepared.dataset.shape)
+        display = fed(progress or Silent(), there, layers, say, wanted=job.run.dashboard)
         listener = Listener(display, on_event, feeds)
-        recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, listener))
+        recorder, checkpoint = stack.enter_context(recorded(prepared, resume, listener))
         followed = FollowedRun(job, there, lambda: recorder.directory.path)
         stack.enter_context(feeds.following(followed, recorder.emit))
         if prepared.start is not None and prepared.start.new:
             recorder.warn(f"weights: {prepared.start}")
         for warning in (*prepared.doubts, *warnings):
             recorder.warn(warning)
-        name = _task_name(recorder.directory.path)
+        # in the names of tasks: another life of the same run has another
+        name = f"{recorder.directory.path.name}-{os.getpid():x}{time.time_ns() & 0xFFFFF:05x}"
         context = RunContext.of(
             there,
             name,
@@ -165,10 +164,6 @@ def train_job(
         return _train(context, recorder, checkpoint, listener, heard)
 
 
-def _layers(prepared: Prepared) -> tuple[LayerSummary, ...]:
-    return summarise(network_of(prepared.job, prepared.dataset), prepared.dataset.shape)
-
-
 @contextmanager
 def _forgetting_what_changed(job: Job) -> Iterator[None]:
     """Drop the cached index of arrays that turn out not to be what it says: the next run reads them anew."""
@@ -179,11 +174,8 @@ def _forgetting_what_changed(job: Job) -> Iterator[None]:
         raise
 
 
-def check_place(job: Job, resume: Path | None) -> None:
-    """Raise DataError where the run could not be kept, before anything starts."""
-    if resume is not None:
-        RunDirectory.open(resume, writable=True).close()
-        return
+def check_place(job: Job) -> None:
+    """Raise DataError where a new run could not be kept, before anything starts."""
     root = Path(job.run.dir)
     there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
@@ -191,89 +183,6 @@ def check_place(job: Job, resume: Path | None) -> None:
     if job.run.name and (path := root / job.run.name).exists():
         remedy = "choose another run.name (--name), or go on with it: --resume RUN, resume=RUN in Python"
         raise DataError(path, "exists already", remedy)
-
-
-def _task_name(path: Path) -> str:
-    """The run as it shows in task names; another life of the same run has another."""
-    return f"{path.name}-{os.getpid():x}{time.time_ns() & 0xFFFFF:05x}"
-
-
-@contextmanager
-def _recorded(
-    prepared: Prepared, resume: Path | None, progress: Progress
-) -> Iterator[tuple[Recorder, Checkpoint | None]]:
-    """The run directory, new or resumed, with the checkpoint to go on from."""
-    job = prepared.job
-    if resume is None:
-        directory = RunDirectory.create(job.run.dir, job.run.name, strategy=job.train.strategy, now=datetime.now(UTC))
-        directory.write_job(job.model_dump(mode="json"))
-        if (index := prepared.dataset.index) is not None:
-            write_index(directory.path / INDEX, index)
-    else:
-        directory = RunDirectory.open(resume, writable=True)
-    with directory, progress:
-        recorder = Recorder(directory, progress, prepared)
-        checkpoint = None
-        if resume is not None and (
-            checkpoint := latest(directory.checkpoints, warn=recorder.warn, check=check_of(job))
-        ):
-            recorder.seconds_before, recorder.checkpoint = float(checkpoint.state["seconds"]), checkpoint.path
-        if checkpoint:
-            _check_same_data(checkpoint, prepared)
-        if resume is not None and epochs_of(directory) != job.train.epochs:
-            directory.lengthen(job.model_dump(mode="json"))
-        directory.write_environment(sys.argv)
-        recorder.emit(_start_event(recorder))
-        if checkpoint:
-            recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step))
-        try:
-            yield recorder, checkpoint
-        finally:
-            recorder.directory.close()  # another one, where the run had to be kept elsewhere
-
-
-def _start_event(recorder: Recorder) -> RunStarted:
-    prepared, job = recorder.prepared, recorder.prepared.job
-    return RunStarted(
-        run=str(recorder.directory.path),
-        strategy=job.train.strategy,
-        partition=job.train.partition,
-        increments=job.train.increments,
-        replica_size=job.train.replica_size,
-        rule=job.model_dump(include={"rule"})["rule"],
-        dataset=prepared.dataset.name,
-        model=job.model.name or f"{len(job.model.layers or ())} layers",
-        epochs=job.train.epochs,
-        batch_size=job.train.batch_size,
-        optimizer=job.train.optimizer.name,
-        lr=job.train.lr,
-        seed=job.train.seed,
-        samples=prepared.samples,
-        validation_samples=job.data.validation,
-        parameters=prepared.layout.parameter_size,
-        wire=job.cluster.wire,
-        vector_bytes=prepared.layout.size * np.dtype(job.cluster.wire).itemsize,
-    )
-
-
-def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
-    found, dataset = facts_of(checkpoint), prepared.dataset
-    if (found.classes, found.shape) != (dataset.classes, dataset.shape):
-        raise DataError(dataset.path, f"other classes or shapes than {checkpoint.path} was trained on", "give its data")
-    of_both = ((getattr(found, name), getattr(dataset, name)) for name in ("mean", "deviation"))
-    if not all(np.allclose(*pair, rtol=_ALIKE) for pair in of_both):
-        reason = f"images with another mean or deviation than {checkpoint.path} was trained on"
-        raise DataError(dataset.path, reason, "give its data")
-    record, remedy = parse_record(checkpoint.state, checkpoint.path), "take another checkpoint of the run"
-    allocation = record.allocation
-    if allocation is not None and allocation.total != prepared.samples:
-        reason = f"{prepared.samples:,} samples to train on, {checkpoint.path} was trained on {allocation.total:,}"
-        raise DataError(dataset.path, reason, "give its data")
-    if prepared.job.train.strategy == LAYER:
-        if REPLICA not in replicas_of(checkpoint):
-            raise DataError(checkpoint.path, "no optimizer's state of a layer-sharded run", remedy)
-    elif allocation is None and checkpoint.state["book"]:
-        raise DataError(checkpoint.path, "its state does not say who has which samples", remedy)
 
 
 def _train(
@@ -288,7 +197,7 @@ def _train(
     try:
         state = to_state(checkpoint, job) if checkpoint else _started(recorder)
         if checkpoint and state is not None:
-            recorder.resumed(state)
+            recorder.last = state
         shell = Shell(context, driver_of(job)(context, state), heard)
         status, final = _trained(shell, listener)
         seconds = recorder.seconds
@@ -296,7 +205,7 @@ def _train(
     except Exception as error:
         status = STATUS.get(type(error), "failed")
         reached = shell.state if shell else TrainingState(0, 0.0, np.zeros(0), {}, {})
-        _finish(recorder, status, reached, recorder.seconds, None)
+        recorder.finish(status, reached, recorder.seconds, None)
         if error is listener.error:
             error.add_note(f"raised by on_event; go on with the run by resume={str(recorder.directory.path)!r}")
         elif isinstance(error, UserError) and shell:
@@ -307,7 +216,7 @@ def _train(
             context.close()
     if final is not recorder.last:
         recorder.save(final)
-    summary = _finish(recorder, status, final, seconds, test, listener.reason or _stopped_early(job, status, final))
+    summary = recorder.finish(status, final, seconds, test, listener.reason or _stopped_early(job, status, final))
     recorder.raise_if_not_kept()
     listener.raise_error()
     history = [event.record() for event in recorder.directory.events() if isinstance(event, EpochEnded)]
@@ -346,7 +255,7 @@ def _trained(shell: Shell, listener: Listener) -> tuple[str, TrainingState]:
     try:
         return "done", shell.train()
     except Interrupted as error:
-        if not listener.ended(error):
+        if error.signum != ENDED_BY_LISTENER:
             raise
     listener.raise_error()
     return "stopped", shell.state
@@ -355,46 +264,6 @@ def _trained(shell: Shell, listener: Listener) -> tuple[str, TrainingState]:
 def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
     """Return the strategy that a shell drives for this job."""
     return LayerSharded if job.train.strategy == LAYER else DataParallel
-
-
-def _summary(
-    recorder: Recorder, status: str, state: TrainingState, seconds: float, test: Score | None, reason: str | None
-) -> dict[str, Any]:
-    workers = worker_totals(recorder.directory.events())
-    prepared = recorder.prepared
-    return Summary(
-        run=str(recorder.directory.path),
-        status=status,
-        strategy=prepared.job.train.strategy,
-        epochs=state.epoch,
-        seconds=seconds,
-        images_per_second=round(state.epoch * prepared.samples) / seconds if seconds > 0 else None,
-        test=_result(test),
-        validation=_result(state.validation),
-        bytes=Traffic(up=sum(w.bytes_up for w in workers), down=sum(w.bytes_down for w in workers)),
-        workers=[WorkerSummary.model_validate(w) for w in workers],
-        checkpoint=None if recorder.checkpoint is None else str(recorder.checkpoint),
-        reason=reason,
-    ).model_dump()
-
-
-def _result(score: Score | None) -> Evaluated | None:
-    return None if score is None else Evaluated.model_validate(score.judged)
-
-
-def _finish(
-    recorder: Recorder,
-    status: str,
-    state: TrainingState,
-    seconds: float,
-    test: Score | None,
-    reason: str | None = None,
-) -> dict[str, Any]:
-    """Keep how the run ended; returns the summary."""
-    return recorder.finish(
-        lambda: _summary(recorder, status, state, seconds, test, reason),
-        lambda summary: RunEnded(**{key: summary[key] for key in ("status", "seconds", "test", "reason")}),
-    )
 
 
 def _with_remedy(error: UserError, recorder: Recorder) -> UserError:
@@ -409,8 +278,3 @@ def _with_remedy(error: UserError, recorder: Recorder) -> UserError:
     found = Interrupted(message, error.signum) if isinstance(error, Interrupted) else type(error)(message)
     found.value, found.reason, found.remedy = error.value, error.reason, error.remedy
     return found
-
-
-def display(json_mode: bool, quiet: bool = False) -> Progress:
-    """The display for this process's terminal."""
-    return choose(sys.stdout, json_mode, quiet)

@@ -8,7 +8,6 @@ checkpoint, of step 0: resuming it does not read the other run again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,12 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.errors import DataError, JobError
 from daskcnn.job.network import initial_weights, network_of, reconstructs, whitened
+from daskcnn.job.prepared import Start
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout, leaves, walk
 from daskcnn.store import Dataset, Described
 from daskcnn.trained.place import FoundNetwork
 from daskcnn.training.trained_network import Classifier
-
-
-@dataclass(frozen=True)
-class Start:
-    """The weights that a run starts from: a flat host vector (parameters, then state).
-
-    loaded : layers that have trained weights.
-    new : layers that have initial weights, with the reason.
-    """
-
-    source: str
-    weights: Array
-    loaded: tuple[str, ...]
-    new: dict[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        new = "".join(f"; {name} is new: {reason}" for name, reason in self.new.items())
-        return f"{', '.join(self.loaded)} from {self.source}{new}"
 
 
 def names_network(job: Job) -> bool:

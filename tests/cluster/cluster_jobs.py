@@ -22,6 +22,7 @@ from daskcnn.events import Event
 from daskcnn.job.network import training_samples
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
+from daskcnn.launch.resume import EarlierRun
 from daskcnn.launch.training import Result, train_job
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.facts import Progress, RoundDone
@@ -160,9 +161,12 @@ def in_mid_round(act: Callable[[], None]) -> Listener:
     return listener
 
 
-def run(client: Client, job: dict[str, Any], watch: Watch | None = None, **more: Any) -> Result:
+def run(
+    client: Client, job: dict[str, Any], watch: Watch | None = None, resume: Path | None = None, **more: Any
+) -> Result:
     """Train on this cluster."""
-    return train_job(resolve(job), client=client, progress=watch or Watch(), **more)
+    earlier = None if resume is None else EarlierRun.at(resume)
+    return train_job(resolve(job), client=client, progress=watch or Watch(), resume=earlier, **more)
 
 
 def count_seconds() -> None:

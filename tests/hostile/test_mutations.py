@@ -23,6 +23,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import prepare_job
+from daskcnn.launch.resume import check_same_data
 from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Rounds
@@ -104,7 +105,7 @@ def resumed(run: Path) -> None:
     """What a driver does with a checkpoint before the cluster comes in."""
     job, checkpoint = last_of(run)
     prepared = prepare_job(job, progress=lambda *_: None, warn=quiet)
-    runner._check_same_data(checkpoint, prepared)
+    check_same_data(checkpoint, prepared)
     state = to_state(checkpoint, job)
     if not state.book:
         return

@@ -110,7 +110,7 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, runs: Path, on: bool) -> None:
 
 def finish(recorder: Recorder, status: str = "done") -> dict[str, Any]:
     assert recorder.last is not None
-    return runner._finish(recorder, status, recorder.last, 1.0, None)
+    return recorder.finish(status, recorder.last, 1.0, None)
 
 
 def whole(place: Path, state: TrainingState, summary: dict[str, Any]) -> list[str]:
@@ -230,7 +230,7 @@ def test_a_removed_directory_is_written_anew_at_once(recorder: Recorder, runs: P
 
 def test_a_resumed_run_whose_directory_is_removed_has_its_state_still(recorder: Recorder, runs: Path) -> None:
     state = random_state(recorder.prepared.job)
-    recorder.resumed(state)
+    recorder.last = state
     shutil.rmtree(runs / "run")
     recorder.emit(EpochEnded(epoch=2.0, step=1))
     whole(runs / "run", state, finish(recorder))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from daskcnn.errors import InUse
+from daskcnn.job.resolve import resolve
 from daskcnn.launch import resume
 from daskcnn.runs.directory import RunDirectory
 from tests.tiny_runs import tiny_job, tiny_run
@@ -20,7 +21,7 @@ def asked(tmp_path: Path, path: str) -> dict[str, Any]:
 
 
 def test_nothing_yet_starts_anew(tmp_path: Path, path: str) -> None:
-    assert resume.run_to_resume(asked(tmp_path, path), "auto") is None
+    assert resume.run_to_resume(resolve(asked(tmp_path, path)).run, "auto") is None
 
 
 def test_a_run_that_was_killed_before_it_began_starts_anew(tmp_path: Path, path: str) -> None:
@@ -28,7 +29,7 @@ def test_a_run_that_was_killed_before_it_began_starts_anew(tmp_path: Path, path:
     (run / "checkpoints").mkdir(parents=True)
     for file in ("lock", "events.jsonl"):
         (run / file).touch()
-    assert resume.run_to_resume(asked(tmp_path, path), "auto") is None
+    assert resume.run_to_resume(resolve(asked(tmp_path, path)).run, "auto") is None
     assert not run.exists()
 
 
@@ -36,7 +37,7 @@ def test_a_run_that_another_process_is_beginning_is_left_alone(tmp_path: Path, p
     run = tmp_path / "it"
     (run / "checkpoints").mkdir(parents=True)
     with RunDirectory(run, writable=True), pytest.raises(InUse, match="being written by process") as told:
-        resume.run_to_resume(asked(tmp_path, path), "auto")
+        resume.run_to_resume(resolve(asked(tmp_path, path)).run, "auto")
     assert told.value.exit_code == 3, "it may end: worth another try"
     assert run.is_dir()
 
@@ -44,7 +45,7 @@ def test_a_run_that_another_process_is_beginning_is_left_alone(tmp_path: Path, p
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path, path: str) -> None:
     (tmp_path / "it").mkdir()
     (tmp_path / "it" / "thesis.txt").touch()
-    assert resume.run_to_resume(asked(tmp_path, path), "auto") is None
+    assert resume.run_to_resume(resolve(asked(tmp_path, path)).run, "auto") is None
     assert (tmp_path / "it" / "thesis.txt").exists()
 
 
@@ -52,4 +53,4 @@ def test_a_run_that_is_there_goes_on(tmp_path: Path, path: str) -> None:
     made = tiny_run(tmp_path, tiny_job(path))
     if made != tmp_path / "it":
         shutil.move(made, tmp_path / "it")
-    assert resume.run_to_resume(asked(tmp_path, path), "auto") == tmp_path / "it"
+    assert resume.run_to_resume(resolve(asked(tmp_path, path)).run, "auto") == tmp_path / "it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +21,11 @@ from daskcnn.launch import recorder as recorder_module
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.recorder import Listener, Recorder
-from daskcnn.launch.training import check_place, display
+from daskcnn.launch.resume import check_same_data, job_to_run
+from daskcnn.launch.training import check_place, train_job
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.show.renderers.terminal import PlainProgress, shown
+from daskcnn.show.renderers.terminal import PlainProgress, choose, shown
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 # --- signals ---
@@ -58,34 +60,34 @@ def job_at(folder: Path, name: str | None = None) -> Any:
 
 
 def test_a_place_that_will_do_is_left_as_it_is(tmp_path: Path) -> None:
-    check_place(job_at(tmp_path / "a" / "b", "new"), None)
+    check_place(job_at(tmp_path / "a" / "b", "new"))
     assert not (tmp_path / "a").exists()
 
 
 def test_a_name_that_is_taken(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(DataError, match=r"exists already; choose another run\.name"):
-        check_place(job_at(tmp_path, "taken"), None)
+        check_place(job_at(tmp_path, "taken"))
 
 
 def test_a_file_where_the_runs_should_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"file: no folder that may be written; set run.dir"):
-        check_place(job_at(tmp_path / "file" / "runs"), None)
+        check_place(job_at(tmp_path / "file" / "runs"))
 
 
 def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     with pytest.raises(DataError, match=r"no folder that may be written; set run.dir"):
-        check_place(job_at(tmp_path), None)
+        check_place(job_at(tmp_path))
 
 
 def test_a_run_that_another_process_writes(tmp_path: Path, path: str) -> None:
     raw = tiny_job(path)
     run = tiny_run(tmp_path, raw)
-    check_place(resolve(raw), run)
+    job, earlier = job_to_run({}, str(run))
     with RunDirectory.open(run, writable=True), pytest.raises(DataError, match=f"process {os.getpid()}"):
-        check_place(resolve(raw), run)
+        train_job(job, resume=earlier)
 
 
 # --- writing ---
@@ -171,11 +173,11 @@ def test_another_data_set_than_the_checkpoint_was_trained_on(recorder: Recorder,
     recorder.save(random_state(recorder.prepared.job))
     checkpoint = latest(recorder.directory.checkpoints, warn=pytest.fail)
     assert checkpoint is not None
-    runner._check_same_data(checkpoint, recorder.prepared)
+    check_same_data(checkpoint, recorder.prepared)
     other = tiny_job(tiny_data(tmp_path, shape=(16, 16, 3)))
     prepared = prepare_job(resolve(other), progress=lambda *_: None, warn=pytest.fail)
     with pytest.raises(DataError, match="other classes or shapes than"):
-        runner._check_same_data(checkpoint, prepared)
+        check_same_data(checkpoint, prepared)
 
 
 # --- what is shown ---
@@ -193,7 +195,7 @@ def test_progress_is_told_by_tenths() -> None:
 
 def test_json_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for json_mode in (True, False):
-        progress = display(json_mode)
+        progress = choose(sys.stdout, json_mode)
         assert isinstance(progress, PlainProgress)
         progress.handle(Warned(message="hear"))
         out, err = capsys.readouterr()

@@ -13,13 +13,14 @@ from safetensors.numpy import load_file, save_file
 
 from daskcnn.errors import DataError, JobError, UserError
 from daskcnn.export.model_file import write_model
+from daskcnn.job.prepared import Prepared
 from daskcnn.job.resolve import apply_settings, resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch import training as runner
 from daskcnn.launch.dry_run import dry_run
-from daskcnn.launch.prepared_job import Prepared, fitted
+from daskcnn.launch.prepared_job import fitted
 from daskcnn.launch.recorder import Recorder
-from daskcnn.launch.resume import has_checkpoint, job_to_run
+from daskcnn.launch.resume import EarlierRun, begins, check_same_data, job_to_run
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory, kept_job
@@ -277,19 +278,19 @@ def test_a_run_keeps_its_start_and_goes_on_without_the_other_run(
     raw = tiny_job(store, train={"strategy": strategy}) | {"model": {"from": str(run), "freeze": ["conv1"]}}
     prepared = fitted(resolve(raw), open_dataset(store))
     own = tiny_run(tmp_path / "tuned", prepared.job.model_dump(mode="json"))
-    assert not has_checkpoint(own)
+    assert begins(EarlierRun.at(own))
     with RunDirectory.open(own, writable=True) as directory:
         state = runner._started(Recorder(directory, runner.Silent(), prepared))
-    assert has_checkpoint(own)
+    assert not begins(EarlierRun.at(own))
     assert state is not None
     shutil.rmtree(run)
 
-    job, path = job_to_run({}, str(own))
-    again = fitted(job, open_dataset(store), begins=not has_checkpoint(path))
+    job, earlier = job_to_run({}, str(own))
+    again = fitted(job, open_dataset(store), begins=begins(earlier))
     assert again.start is None
     checkpoint = latest(own / "checkpoints", warn=pytest.fail, check=check_of(job))
     assert checkpoint is not None
-    runner._check_same_data(checkpoint, again)
+    check_same_data(checkpoint, again)
     resumed = to_state(checkpoint, job)
     np.testing.assert_array_equal(resumed.weights, state.weights)
     assert (resumed.step, resumed.epoch, dict(resumed.book)) == (0, 0.0, {})

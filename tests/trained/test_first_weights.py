@@ -10,16 +10,17 @@ import pytest
 
 from daskcnn.errors import JobError
 from daskcnn.job.network import initial_weights, whitened
+from daskcnn.job.prepared import Start
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.launch.recorder import Recorder
-from daskcnn.launch.resume import has_checkpoint
+from daskcnn.launch.resume import EarlierRun, begins
 from daskcnn.nn import Layout
 from daskcnn.nn.whitening import patch_moments, whitening_kernels
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import Dataset, normalise, open_dataset
-from daskcnn.trained.fine_tuning import Start, first_weights
+from daskcnn.trained.fine_tuning import first_weights
 from tests.tiny_runs import tiny_data, tiny_job, tiny_run
 
 WHITENING: list[dict[str, Any]] = [
@@ -96,7 +97,7 @@ def test_a_run_keeps_them_as_its_first_checkpoint(tmp_path: Path, store: str, st
     with RunDirectory.open(own, writable=True) as directory:
         state = runner._started(Recorder(directory, runner.Silent(), prepared))
     assert state is not None
-    assert has_checkpoint(own)
+    assert not begins(EarlierRun.at(own))
     np.testing.assert_array_equal(state.weights, whitened(prepared.job, prepared.dataset))
     assert set(state.optimizers) == ({"layer"} if strategy == "layer" else set())
 
