@@ -1,6 +1,6 @@
 """Distributed training of convolutional networks on clusters of unequal machines, on Dask.
 
-What there is for use from Python; each name is imported when it is first used:
+The names for use from Python. Each is imported when it is first used:
 
 CNNClassifier   a network as an estimator of scikit-learn's kind
 train           train a job on a cluster

@@ -71,13 +71,12 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that the first word names. Raises UsageError where there is none."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"no such command '{plain(args[0])}'{self._nearest(args[0], self.list_commands(ctx))}")
+            commands = self.list_commands(ctx)
+            hint = nearest(args[0], commands)
+            if close := get_close_matches(args[0], [*commands, *self.meant], n=1):
+                hint = f"; did you mean {self.meant.get(close[0], close[0])!r}?"
+            ctx.fail(f"no such command '{plain(args[0])}'{hint}")
         return super().resolve_command(ctx, args)
-
-    def _nearest(self, word: str, commands: list[str]) -> str:
-        if close := get_close_matches(word, [*commands, *self.meant], n=1):
-            return f"; did you mean {self.meant.get(close[0], close[0])!r}?"
-        return nearest(word, commands)
 
 
 def _say(message: str, verbose: Any) -> None:

@@ -91,10 +91,6 @@ LAYER_OPTIONS: dict[str, Callable[[Any], Any]] = {
 """The options of a single convolution, named as the layer's are."""
 
 
-def _of_layer(command: Any) -> Any:
-    return reduce(lambda inner, option: option(inner), reversed(LAYER_OPTIONS.values()), command)
-
-
 @click.command(cls=Command)
 @click.argument("model")
 @click.option("--batch", type=click.IntRange(1), default=128, show_default=True, help="Samples in a minibatch.")
@@ -112,7 +108,7 @@ def _of_layer(command: Any) -> Any:
 @click.option(
     "--measure/--no-measure", default=False, show_default=True, help="Run the candidates first and remember the times."
 )
-@_of_layer
+@lambda command: reduce(lambda inner, option: option(inner), reversed(LAYER_OPTIONS.values()), command)
 @as_json
 @verbose
 def plan_conv(

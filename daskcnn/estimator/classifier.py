@@ -59,16 +59,10 @@ def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def image_shape_of(shape: Sequence[int], wanted: Sequence[int] | None) -> ImageShape:
-    """Return (H, W, C) of the images in an array of this shape.
+    """Return (H, W, C) of the images in an array (N, features), (N, H, W) or (N, H, W, C).
 
-    Parameters
-    ----------
-    shape : (N, features), (N, H, W) or (N, H, W, C); two dimensions are 1 × features × 1 where no shape is wanted.
-    wanted : (H, W, C) or (H, W), as the estimator's parameter `image_shape`.
-
-    Raises
-    ------
-    ValueError : the array does not have images of this shape.
+    Two dimensions are 1 × features × 1 where no shape, (H, W, C) or (H, W), is wanted. Raises ValueError where the
+    array does not have images of the wanted shape.
     """
     asked: ImageShape | None = None
     if wanted is not None:
@@ -140,11 +134,6 @@ def held_out(samples: int, fraction: float) -> int:
     if not 0 < fraction < 1:
         raise ValueError(f"validation_fraction={fraction}: give a number between 0 and 1")
     return min(max(1, round(samples * fraction)), samples - 1)
-
-
-def plain_number(value: Any) -> Any:
-    """Return a NumPy number, such as a search over `np.arange` sets, as a Python number; other values as they are."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def checked_array(estimator: Any, X: Any, *, reset: bool) -> npt.NDArray[Any]:
@@ -316,7 +305,8 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         """Return the tables of the fit's job without its places."""
         numbers = {"epochs": self.epochs, "lr": self.lr}
         numbers |= {} if self.batch_size == "auto" else {"batch_size": self.batch_size}
-        train = {key: plain_number(value) for key, value in numbers.items()}
+        # a search over np.arange sets numbers of NumPy
+        train = {key: value.item() if isinstance(value, np.generic) else value for key, value in numbers.items()}
         optimizer = self.optimizer if isinstance(self.optimizer, str) else dict(self.optimizer)
         train |= {"strategy": self.strategy, "optimizer": optimizer}
         if self.client is None and self.strategy != LAYER:
@@ -405,7 +395,6 @@ def _likeliest(proba: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArra
 
 
 def _seed(random_state: Any) -> int:
-    """Return a seed for a job."""
     if isinstance(random_state, int | np.integer):
         return int(random_state)
     if random_state is None or isinstance(random_state, np.random.Generator):

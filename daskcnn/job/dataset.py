@@ -21,21 +21,16 @@ from daskcnn.store.split import held_out
 
 
 def arrays_of(data: Data) -> Arrays:
-    """The arrays in place that a resolved job names."""
+    """Return the arrays in place that a resolved job names."""
     named = {each.name: getattr(data, each.name) for each in fields(Arrays)}
     return Arrays(**named if "validation" in data.model_fields_set else {**named, "validation": None})
 
 
 def opened(data: Data, index: ArrayIndex | None = None) -> Dataset:
-    """The data set of a resolved job. Only metadata are read, and the labels of arrays in place.
+    """Open the data set of a resolved job. Only metadata are read, and the labels of arrays in place.
 
-    Parameters
-    ----------
-    index : of arrays in place; without it they have no statistics, and are not checked as they are read
-
-    Raises
-    ------
-    DataError : where it is missing or wrong
+    index : of arrays in place. Without it they have no statistics, and are not checked as they are read.
+    Raises DataError where the data set is missing or wrong.
     """
     if data.in_place:
         return scaled(data, outline(arrays_of(data)).dataset(index))
@@ -44,7 +39,7 @@ def opened(data: Data, index: ArrayIndex | None = None) -> Dataset:
 
 
 def scaled(data: Data, dataset: Dataset) -> Dataset:
-    """The data set with the job's own mean and deviation, if it has any. Raises DataError where they do not fit."""
+    """Return the data set with the job's own mean and deviation, if any. Raises DataError where they do not fit."""
     return dataset if data.scale is None else dataset.scaled(data.scale.mean, data.scale.deviation)
 
 
@@ -61,48 +56,29 @@ _OF_SGD = {"momentum", "nesterov"}
 
 
 def usual_model(model: Model, shape: Shape, classes: int) -> Model:
-    """The same with a network, unless it is that of the run to start from: `quick`, or one for smaller images."""
+    """Return the model with a network: its own, that of the run to start from, `quick`, or one for smaller images."""
     if model.name or model.layers or model.from_ is not None:
         return model
     if min(shape[:2]) >= SMALLEST:
         return model.model_copy(update={"name": "quick"})
-    return model.model_copy(update={"layers": small_network(classes)})
-
-
-def small_network(classes: int) -> list[dict[str, Any]]:
-    """One convolution, for images that are too small for `quick`."""
     conv = {"layer": "conv", "kernels": 32, "size": 3, "pad": 1}
-    return [conv, {"layer": "relu"}, {"layer": "dense", "units": classes}]
+    return model.model_copy(update={"layers": [conv, {"layer": "relu"}, {"layer": "dense", "units": classes}]})
 
 
 def usual_augment(name: str) -> AugmentName:
-    """The augmentation that suits a data set. For one that is not known by its name there is none."""
+    """Return the augmentation that suits a data set: none for one that is not known by its name."""
     return DATASETS[name].augment if name in DATASETS else "none"
 
 
-def usual_data(data: Data, name: str, samples: int) -> Data:
-    """The same with the data set's name, augmentation, and validation samples out of those of the training part."""
-    augment = data.augment if data.augment is not None else usual_augment(name)
-    update: dict[str, Any] = {"name": name, "augment": augment}
-    if "validation" not in data.model_fields_set:
-        update["validation"] = held_out(samples)
-    return data.model_copy(update=update)
-
-
-def is_published(model: Model, name: str, shape: Shape) -> bool:
-    """Return True for a named network on a published data set of the image size that it was described for."""
-    return name in DATASETS and model.name is not None and described_for(model.name) == shape
-
-
 def usual_training(job: Job, name: str, shape: Shape, samples: int) -> Train:
-    """The job's `[train]` on this data set with everything that is not given.
+    """Return the job's `[train]` on this data set with every default filled in.
 
     A paper's network on a published data set of its size keeps what the keys say by themselves. Everything else is
     trained by AdamW, in small minibatches, behind a warm-up; keys that only SGD has make the optimizer SGD. The
     learning rate is the optimizer's usual one.
     """
     train, given = job.train, job.train.model_fields_set
-    published = is_published(job.model, name, shape)
+    published = name in DATASETS and job.model.name is not None and described_for(job.model.name) == shape
     found: dict[str, Any] = {}
     if not published:
         usual = next((batch for most, batch in BATCHES if samples <= most), BATCH)
@@ -120,13 +96,7 @@ def usual_training(job: Job, name: str, shape: Shape, samples: int) -> Train:
 
 
 def doubts(job: Job, found: Train) -> list[str]:
-    """Return warnings about values that look unintended.
-
-    Parameters
-    ----------
-    job : the job as it was given.
-    found : its `[train]` on the data set.
-    """
+    """Return warnings about values of a given job that look unintended. found: its `[train]` on the data set."""
     usual, given = OPTIMIZERS[found.optimizer.name].usual_rate, job.train.model_fields_set
     if "lr" not in given or "optimizer" in given or found.optimizer.name == "sgd" or found.lr <= FAR * usual:
         return []
@@ -137,14 +107,15 @@ def doubts(job: Job, found: Train) -> list[str]:
 
 
 def on_data(job: Job, name: str, shape: Shape, classes: int, samples: int) -> Job:
-    """The job on this data set, with every default filled in.
+    """Return the job on the data set of this name, with every default filled in.
 
-    Parameters
-    ----------
-    name : of the data set, which lies at the job's path.
     shape : (H, W, C) of its images.
-    samples : of its training part, those for validation included.
+    samples : those of the training part, validation included.
     """
-    data = usual_data(job.data, name, samples)
+    augment = job.data.augment if job.data.augment is not None else usual_augment(name)
+    update: dict[str, Any] = {"name": name, "augment": augment}
+    if "validation" not in job.data.model_fields_set:
+        update["validation"] = held_out(samples)
+    data = job.data.model_copy(update=update)
     job = job.model_copy(update={"data": data, "model": usual_model(job.model, shape, classes)})
     return job.model_copy(update={"train": usual_training(job, name, shape, samples - data.validation)})

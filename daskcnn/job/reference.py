@@ -56,8 +56,6 @@ class TableEntry:
     ----------
     name : as in a job file, such as `train.schedule`; of a rule's parameters `rule`, of a step's `data.augment`.
     member : the update rule or the step of augmentation whose parameters these are; empty for other tables.
-    meaning : one or a few sentences.
-    keys : in the order of the model.
     """
 
     name: str
@@ -70,7 +68,10 @@ def tables() -> Iterator[TableEntry]:
     """The job's tables, each followed by those inside it; those of the rules and of steps of augmentation come last."""
     for name, field in Job.model_fields.items():
         if table := _table(field):
-            yield from _with_inner(name, table)
+            yield TableEntry(name, "", _words(table), _keys(name, table))
+            for key, value in keys_of(table).items():
+                if inner := _table(value):
+                    yield TableEntry(f"{name}.{key}", "", _words(inner), _keys(f"{name}.{key}", inner))
     for name, rule in RULES.items():
         yield TableEntry("rule", name, _first_paragraph(rule), _keys("rule", rule))
     for name, step in STEPS.items():
@@ -82,13 +83,6 @@ def default_of(key: str) -> str:
     section, name = key.split(".")
     table: Any = Job.model_fields[section].annotation
     return _default(keys_of(table)[name])
-
-
-def _with_inner(name: str, table: type[BaseModel]) -> Iterator[TableEntry]:
-    yield TableEntry(name, "", _words(table), _keys(name, table))
-    for key, field in keys_of(table).items():
-        if inner := _table(field):
-            yield TableEntry(f"{name}.{key}", "", _words(inner), _keys(f"{name}.{key}", inner))
 
 
 def _keys(section: str, table: type[BaseModel]) -> tuple[KeyEntry, ...]:
@@ -128,19 +122,16 @@ def _kind(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_kind(each) for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is list:
-        return _list(get_args(kind)[0])
+        (entry,) = get_args(kind)
+        if get_origin(entry) is dict:
+            return "list of tables"
+        return "list of numbers" if _kind(entry) == "number" else "list of text"
     if get_origin(kind) is tuple:
         return f"list of {'tables' if _kind(get_args(kind)[0]) == 'table' else 'numbers'}"
     if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "table"
     plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}
     return plain.get(kind) or _kind(get_args(kind)[0])
-
-
-def _list(entry: Any) -> str:
-    if get_origin(entry) is dict:
-        return "list of tables"
-    return "list of numbers" if _kind(entry) == "number" else "list of text"
 
 
 def _default(field: FieldInfo) -> str:

@@ -89,34 +89,28 @@ def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
 
 
 def _unknown(loc: list[str], strategy: str | None, listed: set[tuple[str, ...]]) -> str:
-    """Why there is no such key, and what is meant. listed: the tables whose keys were told; this one comes to them."""
+    """Return the reason why there is no such key, and the key that is meant: of the one section that has it, or near.
+
+    listed : the tables whose keys were told; this one is added.
+    """
     if loc[0] == "rule" and strategy == LAYER:
         return f"strategy {LAYER!r} has no rule; remove it"
-    hint, table = _meant(loc, strategy), tuple(loc[:-1])
+    table, name = tuple(loc[:-1]), loc[-1]
+    homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in _keys(f.annotation)]
+    hint = f"; did you mean {homes[0]!r}?" if len(homes) == 1 else similar(name, _keys(_table(loc[:-1], strategy)))
     if not hint and table not in listed:
         hint = all_known(_keys(_table(loc[:-1], strategy)))
         listed.add(table)
     return f"unknown {'key' if table else 'section'}{hint}"
 
 
-def _meant(loc: list[str], strategy: str | None) -> str:
-    """The one section that has this key, or else the nearest key of its own table; empty where there is none."""
-    name = loc[-1]
-    homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in _keys(f.annotation)]
-    if len(homes) == 1:
-        return f"; did you mean {homes[0]!r}?"
-    return similar(name, _keys(_table(loc[:-1], strategy)))
-
-
 def _keys(table: Any) -> dict[str, FieldInfo]:
-    """The keys of a table; none of what is no table."""
     return keys_of(table) if isinstance(table, type) and issubclass(table, BaseModel) else {}
 
 
 def _because(loc: list[str], strategy: str | None) -> str:
-    """Why the key's value may not be another, where its field says so (`json_schema_extra={"because": …}`)."""
-    table = _table(loc[:-1], strategy)
-    field = _keys(table).get(loc[-1])
+    """Return the field's own reason for its bounds, where it has one (`json_schema_extra={"because": …}`)."""
+    field = _keys(_table(loc[:-1], strategy)).get(loc[-1])
     extra = field.json_schema_extra if field else None
     return f"; {extra['because']}" if isinstance(extra, dict) and "because" in extra else ""
 
@@ -139,8 +133,6 @@ def _table(names: list[str], strategy: str | None) -> type[BaseModel] | None:
 MOST_ENTRIES = 20_000
 """Keys and values of a job: room for networks of thousands of layers. Each may be a problem to be told of."""
 
-Keys = set[tuple[int | str, ...]]
-
 
 def resolve(raw: Mapping[str, Any]) -> Job:
     """The job with every default that needs no data set (`job.dataset.on_data`). Raises JobError with all problems."""
@@ -156,7 +148,16 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
     """
     if (most := _entries(raw)) > MOST_ENTRIES:
         raise JobError([f"{most:,} keys and values: a job has at most {MOST_ENTRIES:,}; give a job file"])
-    job, problems, wrong = _validated(raw)
+    problems: list[str] = []
+    wrong: set[tuple[int | str, ...]] = set()
+    job = None
+    while job is None:  # a rule is checked once its strategy is known: each pass leaves out what the one before refused
+        try:
+            job = Job.model_validate(raw)
+        except ValidationError as error:
+            problems += refusals(error, _strategy(raw))
+            wrong |= {item["loc"][:2] for item in error.errors()}
+            raw = _without(raw, wrong | ({("rule",)} if ("train", "strategy") in wrong else set()))
     problems += contradictions(job, wrong)
     if problems:
         raise JobError(problems)
@@ -175,19 +176,6 @@ def _entries(raw: Mapping[str, Any]) -> int:
     return found
 
 
-def _validated(raw: Mapping[str, Any]) -> tuple[Job, list[str], Keys]:
-    """The job of what the models accept; what they refuse, in words and as keys."""
-    problems: list[str] = []
-    wrong: Keys = set()
-    while True:  # a rule is checked once its strategy is known: each pass leaves out what the one before refused
-        try:
-            return Job.model_validate(raw), problems, wrong
-        except ValidationError as error:
-            problems += refusals(error, _strategy(raw))
-            wrong |= {item["loc"][:2] for item in error.errors()}
-            raw = _without(raw, wrong | ({("rule",)} if ("train", "strategy") in wrong else set()))
-
-
 def _strategy(raw: Mapping[str, Any]) -> str | None:
     """The strategy that the tables name, or the default; None where they name none that can be one."""
     train = raw.get("train", {})
@@ -195,7 +183,7 @@ def _strategy(raw: Mapping[str, Any]) -> str | None:
     return strategy if isinstance(strategy, str) else None
 
 
-def _without(raw: Mapping[str, Any], wrong: Keys) -> dict[str, Any]:
+def _without(raw: Mapping[str, Any], wrong: set[tuple[int | str, ...]]) -> dict[str, Any]:
     """The raw tables less these sections and keys."""
     return {
         section: {key: value for key, value in table.items() if (section, key) not in wrong}
@@ -212,7 +200,11 @@ def resolved_data(data: Data) -> Data:
     Without a name the store at the path is yet to say both.
     """
     if data.in_place:
-        return _resolved_arrays(data)
+        places = {key: getattr(data, key) for key in ("images", "labels", "test_images", "test_labels")}
+        absolute = {key: at if at is None or "://" in at else str(Path(at).absolute()) for key, at in places.items()}
+        test = data.test if data.test is not None or data.test_images is not None else 0.2
+        augment = "none" if data.augment is None else data.augment
+        return data.model_copy(update={**absolute, "test": test, "augment": augment})
     name = data.name or (None if data.path else BUILT_IN)
     path = data.path or f"data/{name}.zarr"
     return data.model_copy(
@@ -233,14 +225,6 @@ def _resolved_model(model: Model) -> Model:
     if model.from_ is not None:
         return model.model_copy(update={"from_": str(Path(model.from_).absolute())})
     return model
-
-
-def _resolved_arrays(data: Data) -> Data:
-    places = {key: getattr(data, key) for key in ("images", "labels", "test_images", "test_labels")}
-    absolute = {key: at if at is None or "://" in at else str(Path(at).absolute()) for key, at in places.items()}
-    test = data.test if data.test is not None or data.test_images is not None else 0.2
-    augment = "none" if data.augment is None else data.augment
-    return data.model_copy(update={**absolute, "test": test, "augment": augment})
 
 
 def resolved_train(job: Job) -> Train:

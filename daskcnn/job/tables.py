@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from os.path import expanduser
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -198,11 +199,6 @@ class OptimizerOptions(Options):
     """What divisors are raised by (`adamw`, `lars`)."""
 
 
-def _named_optimizer(value: Any) -> Any:
-    """Let `optimizer = "adamw"` stand for `{name = "adamw"}`."""
-    return _named(value, '{name = "adamw", beta2 = 0.99}')
-
-
 class LookaheadOptions(Options):
     """`[train.lookahead]`: how often the weights go back, and how far."""
 
@@ -222,13 +218,11 @@ ClassWeights: TypeAlias = Literal["balanced"] | list[_ClassWeight] | dict[str, _
 def _weights_of_classes(value: Any) -> Any:
     """Refuse what is none of the three forms by one reason, instead of one for each form."""
     numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    if value is None or value == "balanced" or (numbers and all(map(_is_weight, numbers))):
+    if value is None or value == "balanced":
+        return value
+    if numbers and all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 1e30 for n in numbers):
         return value
     raise ValueError('write "balanced", or numbers of 0 to 1e30 as a list or as a table by class')
-
-
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e30
 
 
 FirstConv: TypeAlias = Literal["auto", "kernels", "samples"]
@@ -252,7 +246,9 @@ class Train(Options):
     lr: float = Field(0.02, gt=0)
     """Learning rate at the start. Default: that of the optimizer, `adamw` 0.003, `lars` 2, `sgd` 0.005, and twice as
     much with `easgd`; 0.02 with `sgd` for a named network on the published images that it is for."""
-    optimizer: Annotated[OptimizerOptions, BeforeValidator(_named_optimizer)] = OptimizerOptions()
+    optimizer: Annotated[
+        OptimizerOptions, BeforeValidator(partial(_named, example='{name = "adamw", beta2 = 0.99}'))
+    ] = OptimizerOptions()
     """What makes the steps: a name or a table. Default: `sgd` for a named network on the published images that it is
     for, such as `quick` on CIFAR-10; `adamw` otherwise, unless `momentum` or `nesterov` is given."""
     momentum: float = Field(0.9, ge=0, lt=1)

@@ -130,7 +130,7 @@ def train(
 
 
 def _no_job(client: object) -> object:
-    """The client. Raises ClusterError for a job in its place."""
+    """Return the client. Raises ClusterError for a job in its place."""
     if isinstance(client, Job | Mapping) or str(client).endswith((".toml", ".json")):
         reason = "the first argument is a client of Dask"
         raise ClusterError("a job in place of the client", reason, "give the job second, or by name: train(job=…)")
@@ -148,7 +148,7 @@ def _tables(job: JobTables | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The tables with numbers of NumPy as numbers of Python."""
+    """Return the tables with numbers of NumPy as numbers of Python."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -163,19 +163,10 @@ def _check_pair(data: Any) -> None:
 
 @dataclass(frozen=True)
 class DryRun:
-    """A job that was not run, and what it would do. The text is that of `daskcnn run --dry-run`.
-
-    Attributes
-    ----------
-    job : the job with every default filled in.
-    text : data, network, convolutions, rounds or shards, memory.
-    """
+    """A job with every default filled in, and what it would do: the text of `daskcnn run --dry-run`."""
 
     job: Job
     text: str
-
-    def __str__(self) -> str:
-        return self.text
 
     def __repr__(self) -> str:
         return self.text

@@ -59,8 +59,8 @@ class Listener:
     Attributes
     ----------
     stopped, reason : whether the function raised `Stop`, and what that says.
-    error : any other exception that it raised. It is not called again.
-    training : whether the workers are calibrated. Before that, what is raised waits: nothing could judge the network.
+    error : any other exception. The function is not called again.
+    training : whether the workers are calibrated. What is raised before waits: nothing could judge the network.
     """
 
     def __init__(self, display: Progress, function: OnEvent | None = None, tools: Feeds | None = None) -> None:
@@ -104,15 +104,14 @@ class Listener:
 
 @dataclass
 class Recorder:
-    """Writes a run. Writing may fail; training goes on.
+    """The writer of a run. Writing may fail; training goes on.
 
     Attributes
     ----------
-    directory : the run directory; another one once the run had to be kept elsewhere
-    checkpoint : the last checkpoint that was written
-    last : the state that was to be kept last
-    kept : whether `checkpoint` holds it
-    not_kept : why the run is not kept where it was asked to be; empty where it is
+    directory : the run directory; another one once the run had to be kept elsewhere.
+    last : the state that was to be kept last.
+    kept : whether `checkpoint`, the last one that was written, holds it.
+    not_kept : the reason why the run is not kept where it was asked to be; empty where it is.
     """
 
     directory: RunDirectory

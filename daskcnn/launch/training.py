@@ -55,10 +55,8 @@ class Result:
     Attributes
     ----------
     run : the run directory.
-    summary : how the run ended, as `summary.json` has it. Its `status` is "done", or "stopped" where a function that
-        was told the events raised `Stop`.
+    summary : how the run ended, as `summary.json` has it. Its `status` is "done", or "stopped" after `Stop`.
     history : the events of every epoch.
-    model : the trained network.
     """
 
     run: Path
@@ -228,8 +226,8 @@ def _stopped_early(job: Job, status: str, final: TrainingState) -> str | None:
     """Why a run that is done has trained for fewer epochs than its job has."""
     if status != "done" or job.train.early_stopping is None or final.epoch >= job.train.epochs:
         return None
-    looks = f"the last {job.train.early_stopping} looks" if job.train.early_stopping > 1 else "the last look"
-    return f"no better on the validation samples in {looks} (train.early_stopping)"
+    last = f"{job.train.early_stopping} evaluations" if job.train.early_stopping > 1 else "evaluation"
+    return f"no better on the validation samples in the last {last} (train.early_stopping)"
 
 
 def _started(recorder: Recorder) -> TrainingState | None:

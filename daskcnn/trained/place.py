@@ -28,14 +28,7 @@ _PLACES = (
 
 @dataclass(frozen=True, eq=False)
 class FoundNetwork:
-    """A trained network and where it was found.
-
-    Attributes
-    ----------
-    classifier : the network with its job, its weights and the description of the images it was trained on
-    source : the checkpoint's folder or the model file
-    run : the run directory; None for a model file
-    """
+    """A trained network, and the checkpoint's folder or the model file that it is from. run: None for a model file."""
 
     classifier: Classifier
     source: Path

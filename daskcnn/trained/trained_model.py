@@ -30,10 +30,6 @@ from daskcnn.training.trained_network import Classifier
 class TrainedModel:
     """A trained network. `daskcnn.load` gives one, and `daskcnn.train` as `result.model`.
 
-    Attributes
-    ----------
-    classifier : the network with its flat vector of weights.
-
     Examples
     --------
     >>> model = daskcnn.load(run)

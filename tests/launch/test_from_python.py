@@ -305,7 +305,7 @@ def test_help_has_an_example_that_runs(
 ) -> None:
     names = {"client": client, "job": job, "run": trained.run, "images": images[:2], "daskcnn": daskcnn}
     runner = doctest.DocTestRunner(verbose=False)
-    for name in ("train", "plan", "load", "TrainedModel"):
+    for name in ("train", "dry_run", "load", "TrainedModel"):
         (found,) = doctest.DocTestFinder(recurse=False).find(getattr(daskcnn, name), name, globs=dict(names))
         assert found.examples, name
         assert not runner.run(found).failed, name
@@ -458,7 +458,8 @@ def test_why_a_run_stopped_stands_in_its_summary(
     early = daskcnn.train(client, small, data=(own, labels))
     assert early.summary["status"] == "done"
     assert early.summary["epochs"] < 60
-    assert early.summary["reason"] == "no better on the validation samples in the last 2 looks (train.early_stopping)"
+    reason = "no better on the validation samples in the last 2 evaluations (train.early_stopping)"
+    assert early.summary["reason"] == reason
 
 
 @pytest.mark.parametrize(

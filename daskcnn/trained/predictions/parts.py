@@ -36,9 +36,9 @@ class Predicted:
 
     Attributes
     ----------
-    probabilities : (n, classes) float32; NaN for a file that could not be read
-    labels : (n,) or (n, L), None where none are known
-    bad : messages about samples without a prediction
+    probabilities : (n, classes); NaN for a file that could not be read.
+    labels : (n,) or (n, L), None where none are known.
+    bad : messages about samples without a prediction.
     """
 
     probabilities: npt.NDArray[np.float32]

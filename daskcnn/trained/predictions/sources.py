@@ -41,11 +41,10 @@ class Part:
 
     Attributes
     ----------
-    index : its number, by which it is kept
-    split : "train" or "test", empty for files
-    lo, hi : its samples in the split, or its files among all
-    files : their paths
-    labels : their classes, where they are known before they are read
+    index : the number by which the part is kept.
+    split : "train" or "test", empty for files.
+    lo, hi : the range of samples in the split, or of files among all.
+    labels : classes, where they are known before the samples are read.
     """
 
     index: int
@@ -72,9 +71,9 @@ class Samples:
 
     Attributes
     ----------
-    images : (n, H, W, C)
-    labels : (n,), (n, L), or None where none are known
-    bad : (place, reason) of images that could not be read
+    images : (n, H, W, C).
+    labels : (n,), (n, L), or None where none are known.
+    bad : (place, reason) of images that could not be read.
     """
 
     images: npt.NDArray[Any]
@@ -88,13 +87,12 @@ class PredictedSource:
 
     Attributes
     ----------
-    place : for messages
-    read : gives a part's samples on the worker, to which it travels. Raises DataError.
-    parts : in order; they are the same whatever the cluster
-    fingerprint : tells these samples from others
-    key : the column that names a sample, "sample" or "file"
-    label_names : None where no labels are known
-    splits : the parts of the data set, in order; one without a name for arrays and files
+    place : the path or the number of files, for messages.
+    read : a function that travels to the worker, and reads a part's samples there. Raises DataError.
+    parts : in order; they are the same whatever the cluster.
+    key : the column that names a sample.
+    label_names : None where no labels are known.
+    splits : the parts of the data set, in order; one without a name for arrays and files.
     """
 
     place: str

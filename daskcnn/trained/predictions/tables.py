@@ -31,11 +31,10 @@ class Columns:
 
     Attributes
     ----------
-    key : "sample" or "file"
-    split : whether a column names the part of the data set
-    classes : names of the classes that have probabilities
-    labels : names that labels stand for, None where none are known
-    several : whether a sample may have any number of the labels
+    key : "sample" or "file".
+    split : whether a column names the part of the data set.
+    labels : names that labels stand for, None where none are known.
+    several : whether a sample may have any number of the labels.
     """
 
     key: str
