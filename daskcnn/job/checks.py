@@ -20,15 +20,17 @@ from daskcnn.store.augmentation import order_problems
 
 
 def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterator[str]:
-    """A line for each problem. wrong: keys that were refused, whose defaults say nothing of the job."""
+    """Yield a line for each problem. wrong: keys that were refused, whose defaults say nothing of the job."""
     yield from _unknown_names(job)
     yield from _of_data(job.data)
     yield from _of_model(job.model)
-    yield from _of_cluster(job)
+    if job.cluster.scheduler and job.cluster.scheduler_file:
+        yield "cluster.scheduler and cluster.scheduler_file: each names the scheduler; keep one"
+    if job.cluster.workers.given and not any(job.cluster.workers.given.values()):
+        yield "cluster.workers = 0: a run needs at least one; raise cpu or gpu"
     yield from _of_training(job.train)
     if ("train", "epochs") not in wrong:
-        yield from _too_many_increments(job.train)
-        yield from _too_long_a_warm_up(job.train)
+        yield from _too_few_epochs(job.train)
     if job.rule is not None and not any(key[0] == "rule" for key in wrong):
         yield from job.rule.problems(job.train.epochs)
         yield from _of_rule(job.rule, job)
@@ -102,14 +104,6 @@ def _of_model(model: Model) -> Iterator[str]:
         yield "model.blocks: they are for model.layers, which there are none of; remove them"
 
 
-def _of_cluster(job: Job) -> Iterator[str]:
-    cluster = job.cluster
-    if cluster.scheduler and cluster.scheduler_file:
-        yield "cluster.scheduler and cluster.scheduler_file: each names the scheduler; keep one"
-    if cluster.workers.given and not any(cluster.workers.given.values()):
-        yield "cluster.workers = 0: a run needs at least one; raise cpu or gpu"
-
-
 def _of_training(train: Train) -> Iterator[str]:
     schedule = train.schedule
     own = {"name", "warmup", *(field.name for field in fields(SCHEDULES[schedule.name]))}
@@ -156,12 +150,7 @@ def _of_optimizer(train: Train) -> Iterator[str]:
         yield f"train.clip = {train.clip:g}: needs {reason}; remove it, or {remedy}"
 
 
-def _too_long_a_warm_up(train: Train) -> Iterator[str]:
-    if (warmup := train.schedule.warmup) >= train.epochs:
-        yield (
-            f"train.schedule.warmup = {warmup:g}: the run ends after {train.epochs} epochs, before lr is reached; "
-            "use fewer or raise train.epochs"
-        )
+_OF_GROUPS = {"sub_batches": "cut minibatches", "first_conv": "divide convolutions", "kernel_shares": "shard kernels"}
 
 
 def _of_sharding(train: Train) -> Iterator[str]:
@@ -169,21 +158,11 @@ def _of_sharding(train: Train) -> Iterator[str]:
         for key in ("partition", "increments", "replica_size"):
             if _is_set(train, key):
                 yield f"train.{key}: strategy {LAYER!r} is one replica that sees every sample; remove it"
-    elif train.sub_batches > 1 and train.replica_size == 1:
-        yield (
-            f"train.sub_batches = {train.sub_batches}: only strategy 'layer' and groups cut minibatches; remove it, "
-            "or set train.replica_size"
-        )
-    if train.first_conv != "auto" and train.strategy != LAYER and train.replica_size == 1:
-        yield (
-            f"train.first_conv = {train.first_conv!r}: only strategy 'layer' and groups divide convolutions; remove "
-            "it, or set train.replica_size"
-        )
-    if train.kernel_shares != "measured" and train.strategy != LAYER and train.replica_size == 1:
-        yield (
-            f"train.kernel_shares = {train.kernel_shares!r}: only strategy 'layer' and groups shard kernels; remove "
-            "it, or set train.replica_size"
-        )
+    elif train.replica_size == 1:
+        for key, do in _OF_GROUPS.items():
+            if _is_set(train, key):
+                only = f"only strategy 'layer' and groups {do}; remove it, or set train.replica_size"
+                yield f"train.{key} = {getattr(train, key)!r}: {only}"
     if train.sub_batches > train.batch_size:
         yield (
             f"train.sub_batches = {train.sub_batches}: more than the {train.batch_size} samples of a minibatch; "
@@ -196,12 +175,18 @@ def _is_set(table: Options, key: str) -> bool:
     return bool(getattr(table, key) != type(table).model_fields[key].default)
 
 
-def _too_many_increments(train: Train) -> Iterator[str]:
-    most = 2 * train.epochs - 1
+def _too_few_epochs(train: Train) -> Iterator[str]:
+    """Increments and a warm-up that take longer than the run."""
+    most, warmup = 2 * train.epochs - 1, train.schedule.warmup
     if train.increments is not None and train.increments > most:
         yield (
             f"train.increments = {train.increments}: {train.epochs} epochs end before the last increment is given; "
             f"use at most {most} or more epochs"
+        )
+    if warmup >= train.epochs:
+        yield (
+            f"train.schedule.warmup = {warmup:g}: the run ends after {train.epochs} epochs, before lr is reached; "
+            "use fewer or raise train.epochs"
         )
 
 

@@ -42,7 +42,7 @@ VECTORS = 5
 
 
 def network_of(job: Job, dataset: Described) -> Sequential:
-    """The job's network for this data set. Raises ValueError where they do not fit, JobError for wrong `freeze`."""
+    """Return the job's network for a data set. Raises ValueError where they do not fit, JobError for wrong `freeze`."""
     given = job.model.name, job.model.layers, dataset.shape, len(dataset.classes), job.model.relu
     model = build_model(*given, reconstructs=reconstructs(job))
     try:
@@ -57,7 +57,7 @@ def reconstructs(job: Job) -> bool:
 
 
 def frozen_spans(job: Job, dataset: Described) -> tuple[slice, ...]:
-    """The places in the flat vector of the layers that are not trained: parameters and state."""
+    """Return the places in the flat vector of the layers that are not trained: parameters and state."""
     return layout_of(job, dataset).spans(network_of(job, dataset).frozen) if job.model.freeze else ()
 
 
@@ -94,7 +94,7 @@ def _checked_network(job: Job, images: Described) -> Sequential:
 
 
 def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str) -> list[tuple[str, ConvSpec]]:
-    """Every convolution of a network for images (H, W, C) by path, as the problem it is for N of them."""
+    """Return every convolution of a network by path, as the problem that it is for N images (H, W, C)."""
     return [
         (name, layer.spec((*shape[:2], N, shape[2]), layer.kernels, dtype))
         for name, layer, shape in walk(model, tuple(in_shape))
@@ -103,7 +103,7 @@ def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str)
 
 
 def optimizer_of(job: Job) -> Optimizer:
-    """The job's optimizer, given the keys that are its own, and what the job puts around it."""
+    """Return the job's optimizer with its own keys, and what the job puts around it."""
     train, kind = job.train, OPTIMIZERS[job.train.optimizer.name]
     tables = {**dict(train), "nesterov": train.nesterov and train.momentum > 0, **dict(train.optimizer)}
     optimizer = kind(**{field.name: tables[field.name] for field in fields(kind)})  # type: ignore[arg-type] # every optimizer is a dataclass
@@ -120,12 +120,12 @@ def descent_of(job: Job, model: Sequential) -> Descent:
 
 
 def at_rest(job: Job, layout: Layout, weights: Array) -> OptimizerState:
-    """The state of the job's optimizer before the first step from these host weights (size,)."""
+    """Return the state of the job's optimizer before the first step from these host weights (size,)."""
     return optimizer_of(job).init(weights[: layout.parameter_size])
 
 
 def loss_of(job: Job, images: Described) -> Loss:
-    """The job's loss, or the usual one for the data set's labels. Raises JobError for one that is for other labels."""
+    """Return the job's loss, or the usual one for the data set's labels. Raises JobError for one of other labels."""
     kind = images.labels
     name = job.train.loss or USUAL[kind]
     if LOSSES[name].labels not in (kind, "image"):
@@ -139,26 +139,26 @@ def loss_of(job: Job, images: Described) -> Loss:
 
 
 def training_loss_of(job: Job, images: Described) -> Loss:
-    """The loss that gradients are of: `loss_of`, its labels smoothed where the job asks for that."""
+    """Return the loss that gradients are of: `loss_of`, its labels smoothed where the job asks for that."""
     smoothing = job.train.label_smoothing
     loss = loss_of(job, images)
     return SoftmaxCrossEntropy(smoothing) if smoothing else loss
 
 
 def rate_of(schedule: Schedule) -> RateSchedule:
-    """The job's learning-rate schedule, given the keys that are its own."""
+    """Return the job's learning-rate schedule with its own keys."""
     kind = SCHEDULES[schedule.name]
     curve = kind(**{field.name: getattr(schedule, field.name) for field in fields(kind)})
     return WarmUp(curve, schedule.warmup) if schedule.warmup else curve
 
 
 def pace_at(train: Train, rate: RateSchedule, progress: float, scale: float = 1.0) -> StepPace:
-    """The pace of a step at this part (0…1) of the run. scale: of the learning rate."""
+    """Return the pace of a step at this part (0…1) of the run. scale: of the learning rate."""
     return StepPace(scale * rate.rate(train.lr, progress, progress * train.epochs), progress)
 
 
 def training_samples(job: Job, dataset: Dataset) -> int:
-    """Samples that are trained on: those in front of the validation slice."""
+    """Return the number of samples that are trained on: those in front of the validation slice."""
     return len(dataset.train) - job.data.validation
 
 

@@ -105,21 +105,16 @@ def pixels_misfit(job: Job, dataset: Dataset) -> Iterator[str]:
     own = loss == "sigmoid-reconstruction"
     if own and isinstance(layer, Sigmoid):
         yield f"train.loss = {loss!r}: it takes the sigmoid itself; leave out {last}, or use 'reconstruction'"
-    low, high = _span_of_pixels(dataset)
+    low, high = 0.0, 1.0  # real numbers may be any
+    if dataset.dtype.kind in "iu":
+        info = np.iinfo(dataset.dtype)
+        edges = [(edge - dataset.mean) / dataset.deviation for edge in (info.min, info.max)]
+        low, high = float(np.min(edges)), float(np.max(edges))
     if (own or isinstance(layer, Sigmoid)) and (low < -_ROUNDING or high > 1 + _ROUNDING):
         lies = f"{f'the loss {loss!r} wants' if own else f'layer {last} makes'} pixels between 0 and 1"
         C, most = dataset.shape[-1], np.iinfo(dataset.dtype).max
         remedy = f"set data.scale to mean = {[0.0] * C} and deviation = {[float(most)] * C}"
         yield f"train.loss = {loss!r}: {lies}, and those of the data set become {low:.3g} to {high:.3g}; {remedy}"
-
-
-def _span_of_pixels(dataset: Dataset) -> tuple[float, float]:
-    """The least and the greatest pixel that the network may be given. Of real numbers, which may be any: 0 and 1."""
-    if dataset.dtype.kind not in "iu":
-        return 0.0, 1.0
-    info = np.iinfo(dataset.dtype)
-    edges = [(edge - dataset.mean) / dataset.deviation for edge in (info.min, info.max)]
-    return float(np.min(edges)), float(np.max(edges))
 
 
 def too_little_workspace(job: Job, dataset: Dataset) -> Iterator[str]:

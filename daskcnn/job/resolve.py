@@ -28,7 +28,7 @@ _MOST_BYTES = 128 << 10
 
 
 def read_job_file(path: str | Path, most: int = _MOST_BYTES, what: str = "a job file") -> dict[str, Any]:
-    """The tables of a TOML job file, or of another file. Raises JobError where it cannot be read or parsed."""
+    """Return the tables of a TOML job file, or of another file. Raises JobError where it cannot be read or parsed."""
     try:
         return parse_toml(read_regular(path, most))
     except DataError as error:
@@ -40,7 +40,7 @@ def read_job_file(path: str | Path, most: int = _MOST_BYTES, what: str = "a job 
 
 
 def parse_value(text: str) -> Any:
-    """A flag's value as TOML would read it: numbers, booleans, arrays, tables; anything else is a string."""
+    """Return a flag's value as TOML reads it: numbers, booleans, arrays, tables; anything else is a string."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -72,9 +72,9 @@ def apply_settings(raw: dict[str, Any], settings: Iterable[str]) -> None:
 
 
 def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
-    """A line for each problem that the models found in a job. strategy: whose rule `[rule]` belongs to.
+    """Yield a line for each problem that the models found in a job. strategy: the one whose rule `[rule]` is.
 
-    All keys of a table are told once, however many unknown ones it has.
+    The keys of a table are listed once, however many unknown ones it has.
     """
     listed: set[tuple[str, ...]] = set()
     for item in error.errors():
@@ -116,7 +116,7 @@ def _because(loc: list[str], strategy: str | None) -> str:
 
 
 def _table(names: list[str], strategy: str | None) -> type[BaseModel] | None:
-    """The model of the table at this place; None for what has no model."""
+    """Return the model of the table at this place; None for what has no model."""
     model: Any = Job
     for i, name in enumerate(names):
         if i == 0 and name == "rule":
@@ -135,14 +135,14 @@ MOST_ENTRIES = 20_000
 
 
 def resolve(raw: Mapping[str, Any]) -> Job:
-    """The job with every default that needs no data set (`job.dataset.on_data`). Raises JobError with all problems."""
+    """Return the job with every default that needs no data set (others: `job.dataset.on_data`). Raises JobError."""
     job = parse_job(raw)
     update = {"data": resolved_data(job.data), "model": _resolved_model(job.model), "train": resolved_train(job)}
     return job.model_copy(update=update)
 
 
 def parse_job(raw: Mapping[str, Any]) -> Job:
-    """The job that the tables describe, as far as they do. Raises JobError with every problem found.
+    """Return the job that the tables describe, as far as they do. Raises JobError with every problem found.
 
     What is refused by itself is left out, so that the rest of the job is checked too.
     """
@@ -155,7 +155,9 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         try:
             job = Job.model_validate(raw)
         except ValidationError as error:
-            problems += refusals(error, _strategy(raw))
+            train = raw.get("train", {})
+            strategy = train.get("strategy", Train().strategy) if isinstance(train, Mapping) else None
+            problems += refusals(error, strategy if isinstance(strategy, str) else None)
             wrong |= {item["loc"][:2] for item in error.errors()}
             raw = _without(raw, wrong | ({("rule",)} if ("train", "strategy") in wrong else set()))
     problems += contradictions(job, wrong)
@@ -176,15 +178,8 @@ def _entries(raw: Mapping[str, Any]) -> int:
     return found
 
 
-def _strategy(raw: Mapping[str, Any]) -> str | None:
-    """The strategy that the tables name, or the default; None where they name none that can be one."""
-    train = raw.get("train", {})
-    strategy = train.get("strategy", Train().strategy) if isinstance(train, Mapping) else None
-    return strategy if isinstance(strategy, str) else None
-
-
 def _without(raw: Mapping[str, Any], wrong: set[tuple[int | str, ...]]) -> dict[str, Any]:
-    """The raw tables less these sections and keys."""
+    """Return the raw tables without these sections and keys."""
     return {
         section: {key: value for key, value in table.items() if (section, key) not in wrong}
         if isinstance(table, Mapping)
@@ -195,7 +190,7 @@ def _without(raw: Mapping[str, Any], wrong: set[tuple[int | str, ...]]) -> dict[
 
 
 def resolved_data(data: Data) -> Data:
-    """The same with an absolute path, or the usual one, and the augmentation that suits the data set.
+    """Return the table with an absolute path, or the usual one, and the augmentation that suits the data set.
 
     Without a name the store at the path is yet to say both.
     """
@@ -218,7 +213,7 @@ def resolved_data(data: Data) -> Data:
 
 
 def _resolved_model(model: Model) -> Model:
-    """The same with all layers written out, and with an absolute path of the run to start from."""
+    """Return the table with all layers written out, and an absolute path of the run to start from."""
     if model.blocks is not None or model.layers is not None:
         layers, _ = expand(model.layers or [], model.blocks or {})
         model = model.model_copy(update={"layers": layers or None, "blocks": None})
@@ -228,7 +223,7 @@ def _resolved_model(model: Model) -> Model:
 
 
 def resolved_train(job: Job) -> Train:
-    """The training with its partitioner and increments, if the job has a rule."""
+    """Return the table with the partitioner and increments, if the job has a rule."""
     train, rule = job.train, job.rule
     # nothing to look ahead with; of another optimizer it is no key
     looks_ahead = train.nesterov and (train.momentum > 0 or train.optimizer.name != "sgd")

@@ -20,12 +20,11 @@ from daskcnn.sharded.step_plan import StepPlan
 from daskcnn.sharded.traffic import explained
 from daskcnn.show.renderers.terminal import say, shown, warn
 from daskcnn.show.text import plural
-from daskcnn.store import Dataset
 from daskcnn.store.augmentation import described
 
 
 def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any], str]:
-    """The resolved job, and what it would do in words. Makes the data set if it is not there; starts nothing."""
+    """Return the resolved job, and what it would do in words. The data set is made if it is not there."""
     job, earlier = job_to_run(raw, resume)
     check_scheduler(job.cluster)
     prepared = prepare_job(job, progress=shown(say), warn=warn, begins=begins(earlier))
@@ -35,10 +34,13 @@ def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any],
 def readable_plan(prepared: Prepared) -> str:
     """Describe the job for people: data, network, convolutions, rounds or shards, memory. Nothing is started."""
     job, dataset, (H, W, C) = prepared.job, prepared.dataset, prepared.dataset.shape
-    specs, device = conv_specs(job, dataset), planning_device(job)  # the first layer's input needs no gradient
+    specs, device = conv_specs(job, dataset), planning_device(job)
     nbytes = 6 * prepared.layout.nbytes + len(dataset.train) * H * W * C
-    lines = [
-        *_of_arrays(job, dataset),
+    lines = []
+    if job.data.in_place and dataset.index is None:
+        images = dataset.manifest.train.samples + dataset.manifest.test.samples
+        lines = [f"index     {images:,} images will be read once by the workers, for checksums and statistics"]
+    lines += [
         f"data      {dataset.name} at {dataset.path}: {prepared.samples:,} to train on, {job.data.validation:,} for "
         f"validation, {len(dataset.test):,} to test; augment {described(job.data.augment or 'none')}",
         f"workers   {_workers(job)}",
@@ -51,17 +53,10 @@ def readable_plan(prepared: Prepared) -> str:
         "",
         describe(network_of(job, dataset), dataset.shape),
         "",
+        # the first layer's input needs no gradient
         *(f"{name}: {plan(spec, device, need_dx=i > 0).explain()}" for i, (name, spec) in enumerate(specs)),
     ]
     return "\n".join(lines)
-
-
-def _of_arrays(job: Job, dataset: Dataset) -> list[str]:
-    """The reading of arrays in place that comes first."""
-    if not job.data.in_place or dataset.index is not None:
-        return []
-    samples = dataset.manifest.train.samples + dataset.manifest.test.samples
-    return [f"index     {samples:,} images will be read once by the workers, for checksums and statistics"]
 
 
 def _workers(job: Job) -> str:

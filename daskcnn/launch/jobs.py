@@ -114,7 +114,8 @@ def train(
     if init is not None:
         if resume is not None:
             raise JobError([f"init = {str(init)!r}: a run that goes on has weights; give resume or init, not both"])
-        raw["model"] = {**raw.get("model", {}), "from": str(init)}
+        if isinstance(model := raw.get("model", {}), Mapping):  # what is no table is refused with the job
+            raw["model"] = {**model, "from": str(init)}
     with with_own_data(raw, data, client) as (tables, write):
         resolved, earlier = job_to_run(tables, None if resume is None else str(resume), own_data=data is not None)
         if earlier and (summary := _done(earlier, resolved)) is not None:

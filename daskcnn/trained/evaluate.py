@@ -43,9 +43,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return accuracy, loss and AUC of a trained network on test samples, and figures of each class.
 
-    The samples are read batch by batch. The AUC is the mean over the classes of each one's against the rest; None where
-    there is one class only. With more than a million class scores it is that of every n-th sample; `auc_samples` is
-    their number. A network that reconstructs images has a loss alone; `labels` is "image" then.
+    The AUC is the mean over the classes of each one's against the rest; None where there is one class only. With more
+    than a million class scores it is that of every n-th sample; `auc_samples` is their number. A network that
+    reconstructs images has a loss alone; `labels` is "image" then.
 
     Parameters
     ----------
@@ -56,8 +56,8 @@ def evaluate(
 
     Raises
     ------
-    UserError : matplotlib is missing, the picture's ending is another, or there is no confusion matrix (several labels
-        a sample, too many classes, or none); the images do not have such views; a model file comes without a data set.
+    UserError : matplotlib or the confusion matrix is missing, the picture's ending is another, the images do not have
+        such views, or a model file comes without a data set.
     DataError : the network or the data set cannot be read, or the result cannot be kept.
     """
     if picture is not None:

@@ -67,20 +67,16 @@ class KeptParts:
     def __init__(self, out: Path, task: dict[str, Any], classes: int) -> None:
         """Make the folder, or continue with the one that is there. Raises DataError where it is of another task."""
         self._folder, self._classes = out.with_name(f"{out.name}.parts"), classes
+        file, again = self._folder / _TASK, f"remove {self._folder} to start anew, or give another path"
         try:
             self._folder.mkdir(exist_ok=True)
-            self._check(task)
+            if not os.path.lexists(file):
+                if any(self._folder.iterdir()):
+                    raise DataError(self._folder, "a folder with other files", "give another path")
+                replace_file(file, json.dumps(task, indent=1).encode())
+            found = parse_json(read_regular(file, _BOUNDS.size), file, remedy=again, bounds=_BOUNDS)
         except OSError as error:
             raise DataError(self._folder, error.strerror or error, "give another path") from error
-
-    def _check(self, task: dict[str, Any]) -> None:
-        file, again = self._folder / _TASK, f"remove {self._folder} to start anew, or give another path"
-        if not os.path.lexists(file):
-            if any(self._folder.iterdir()):
-                raise DataError(self._folder, "a folder with other files", "give another path")
-            replace_file(file, json.dumps(task, indent=1).encode())
-            return
-        found = parse_json(read_regular(file, _BOUNDS.size), file, remedy=again, bounds=_BOUNDS)
         if not isinstance(found, dict) or found.get("format") != task["format"]:
             raise DataError(self._folder, "parts of another version of daskcnn", again)
         if found.get("network") != task["network"]:
