@@ -85,7 +85,10 @@ def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
         elif item["type"] in ("model_type", "dict_type"):
             yield f"{key} = {value}: write a table of keys"
         else:
-            yield f"{key} = {value}: {reason_of(item)}{_because(loc, strategy)}"
+            field = _keys(_table(loc[:-1], strategy)).get(loc[-1])
+            extra = field.json_schema_extra if field else None  # the field's own reason for its bounds
+            because = f"; {extra['because']}" if isinstance(extra, dict) and "because" in extra else ""
+            yield f"{key} = {value}: {reason_of(item)}{because}"
 
 
 def _unknown(loc: list[str], strategy: str | None, listed: set[tuple[str, ...]]) -> str:
@@ -106,13 +109,6 @@ def _unknown(loc: list[str], strategy: str | None, listed: set[tuple[str, ...]])
 
 def _keys(table: Any) -> dict[str, FieldInfo]:
     return keys_of(table) if isinstance(table, type) and issubclass(table, BaseModel) else {}
-
-
-def _because(loc: list[str], strategy: str | None) -> str:
-    """Return the field's own reason for its bounds, where it has one (`json_schema_extra={"because": …}`)."""
-    field = _keys(_table(loc[:-1], strategy)).get(loc[-1])
-    extra = field.json_schema_extra if field else None
-    return f"; {extra['because']}" if isinstance(extra, dict) and "because" in extra else ""
 
 
 def _table(names: list[str], strategy: str | None) -> type[BaseModel] | None:

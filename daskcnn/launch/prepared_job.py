@@ -19,7 +19,7 @@ from daskcnn.sharded.stages import samples_first
 from daskcnn.store import Dataset, verify
 from daskcnn.store.manifest import Progress, Warn
 from daskcnn.trained.fine_tuning import names_network, start_of, with_network
-from daskcnn.trained.place import FoundNetwork, find_network
+from daskcnn.trained.place import find_network
 from daskcnn.training.weighting import weighting_of
 
 
@@ -53,7 +53,10 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
     begins: as for `prepare_job`. The trained weights are read here: raises DataError where they cannot be.
     """
     given, job = job, on_data(job, dataset.name, dataset.shape, len(dataset.classes), len(dataset.train))
-    job, trained = _with_trained(job, dataset, begins=begins)
+    trained = None
+    if job.model.from_ is not None and (begins or not names_network(job)):
+        trained = find_network(job.model.from_, "best")
+        job = with_network(job, trained, dataset)
     problems = [
         *checks.too_few_samples(job, dataset),
         *_labels_misfit(job, dataset),
@@ -77,14 +80,6 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
     loss = job.train.loss or USUAL[dataset.labels]
     job = job.model_copy(update={"train": job.train.model_copy(update={"loss": loss})})
     return Prepared(job, dataset, layout, start, tuple(doubts(given, job.train)))
-
-
-def _with_trained(job: Job, dataset: Dataset, *, begins: bool) -> tuple[Job, FoundNetwork | None]:
-    """The trained weights that the job names, if they are needed, and the job with their network if it names none."""
-    if job.model.from_ is None or not (begins or not names_network(job)):
-        return job, None
-    trained = find_network(job.model.from_, "best")
-    return with_network(job, trained, dataset), trained
 
 
 def _labels_misfit(job: Job, dataset: Dataset) -> Iterator[str]:

@@ -98,10 +98,11 @@ def train_job(
 ) -> Result:
     """Run a resolved job, or go on with the run in `resume`, on the client's cluster or the job's own.
 
-    `heard` is told every fact of the run's coordinator with the orders that it led to: what a replay needs. `on_event`
-    is told every event. The run keeps its state and ends where it raises: with status "stopped" for `Stop`.
-    Raises UserError: bad data or job (nothing started), an unusable cluster, or a run that ended early; then the
-    run directory has its summary and the message names the last checkpoint.
+    heard : is told every fact of the run's coordinator with the orders that it led to: what a replay needs.
+    on_event : is told every event. Where it raises, the run keeps its state and ends: with status "stopped" for `Stop`.
+
+    Raises UserError for bad data or a bad job (nothing has started then), an unusable cluster, or a run that ended
+    early: then the run directory has its summary, and the message names the last checkpoint.
     """
     signals = Signals()
     with ExitStack() as stack:
@@ -223,7 +224,7 @@ def _train(
 
 
 def _stopped_early(job: Job, status: str, final: TrainingState) -> str | None:
-    """Why a run that is done has trained for fewer epochs than its job has."""
+    """Return the reason why a run that is done has fewer epochs than its job; None where it has all."""
     if status != "done" or job.train.early_stopping is None or final.epoch >= job.train.epochs:
         return None
     last = f"{job.train.early_stopping} evaluations" if job.train.early_stopping > 1 else "evaluation"
@@ -231,9 +232,9 @@ def _stopped_early(job: Job, status: str, final: TrainingState) -> str | None:
 
 
 def _started(recorder: Recorder) -> TrainingState | None:
-    """The state of a run that starts from trained weights, or from some made of the images; None for a job's own.
+    """Return the first state of a run with trained weights, or with some made of the images; None for initial ones.
 
-    It is kept at once: resuming the run neither reads nor makes them again.
+    It is saved at once: resuming the run neither reads nor makes the weights again.
     """
     prepared = recorder.prepared
     if (weights := first_weights(prepared.job, prepared.dataset, prepared.start)) is None:
@@ -246,10 +247,7 @@ def _started(recorder: Recorder) -> TrainingState | None:
 
 
 def _trained(shell: Shell, listener: Listener) -> tuple[str, TrainingState]:
-    """Train; return the status and the last state.
-
-    An error of training is raised, and so is an error of the user's function.
-    """
+    """Train, and return the status and the last state. Raises errors of training, and those of the user's function."""
     try:
         return "done", shell.train()
     except Interrupted as error:
@@ -265,7 +263,7 @@ def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
 
 
 def _with_remedy(error: UserError, recorder: Recorder) -> UserError:
-    """The same error with the last good checkpoint and how to go on."""
+    """Return the same error with the last good checkpoint and the command to go on."""
     run, checkpoint = recorder.directory.path, recorder.checkpoint
     kept = f"last good checkpoint: {checkpoint}" if checkpoint else "no checkpoint was written yet"
     message = f"{error}\n{kept}"
