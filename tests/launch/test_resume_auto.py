@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from daskcnn.errors import InUse
+from daskcnn.job import resolve as parsing
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import resume
 from daskcnn.runs.directory import RunDirectory
@@ -54,3 +56,16 @@ def test_a_run_that_is_there_goes_on(tmp_path: Path, path: str) -> None:
     if made != tmp_path / "it":
         shutil.move(made, tmp_path / "it")
     assert resume.run_to_resume(resolve(asked(tmp_path, path)).run, "auto") == tmp_path / "it"
+
+
+def test_each_job_is_parsed_once_and_the_run_opened_once(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tiny_run(tmp_path, tiny_job(path))
+    parsed, opened = Mock(wraps=parsing.parse_job), Mock(wraps=RunDirectory.open)
+    monkeypatch.setattr(parsing, "parse_job", parsed)
+    monkeypatch.setattr(RunDirectory, "open", opened)
+    _, earlier = resume.job_to_run({}, str(made))
+    assert earlier is not None
+    assert parsed.call_count == 2, "the job that is asked for, and the one that is kept"
+    assert opened.call_count == 1
