@@ -44,13 +44,7 @@ if TYPE_CHECKING:
 @as_json
 @verbose
 def model(
-    model: str,
-    dataset: str | None,
-    classes: int | None,
-    batch: int,
-    picture: str | None,
-    as_json: bool,
-    **_: Any,
+    model: str, dataset: str | None, classes: int | None, batch: int, picture: str | None, as_json: bool, **_: Any
 ) -> None:
     """Print the layers of a network, by its name or from a job file: outputs, parameters, operations, memory."""
     found = show_model(model, images=dataset, classes=classes, batch=batch, picture=picture)

@@ -34,12 +34,7 @@ def prepare_job(job: Job, *, progress: Progress, warn: Warn, begins: bool = True
 
 
 def checked_job(
-    job: Job,
-    dataset: Dataset,
-    *,
-    progress: Progress,
-    between: Callable[[], None] = lambda: None,
-    begins: bool = True,
+    job: Job, dataset: Dataset, *, progress: Progress, between: Callable[[], None] = lambda: None, begins: bool = True
 ) -> Prepared:
     """Check all of the data set, calling `between` between its chunks, and that the network fits."""
     progress("check", 0, 0)
