@@ -16,7 +16,7 @@ from daskcnn.job.tables import Job, keys_of
 from daskcnn.launch import jobs
 from daskcnn.ps import RULES
 from daskcnn.run import main as run
-from daskcnn.show.renderers.job_text import readable_keys
+from daskcnn.show.renderers.network_text import readable_keys
 
 
 def invoke(*args: object) -> Result:

@@ -12,7 +12,7 @@ from daskcnn.cli.command import Command, CommandGroup, as_json, tell, verbose
 from daskcnn.cli.flags import cluster_of, cluster_options
 from daskcnn.datasets import prepare as data_sets
 from daskcnn.datasets.show_data import show_data
-from daskcnn.show.renderers.job_text import readable_dataset
+from daskcnn.show.renderers.network_text import readable_dataset
 from daskcnn.show.renderers.terminal import say
 from daskcnn.store import DATASETS
 from daskcnn.store.manifest import Order

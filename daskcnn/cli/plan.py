@@ -53,7 +53,7 @@ def plan(
     job: str, cluster: str | None, settings: tuple[str, ...], seed: int, add: dict[str, int], as_json: bool, **_: Any
 ) -> None:
     """Print what more workers would bring JOB: time per epoch, traffic, balance, and when another stops paying."""
-    from daskcnn.planning import plan as planning
+    from daskcnn.planning import simulate as planning
     from daskcnn.planning.simulate import scenario
 
     found = planning.plan(scenario(job, cluster, settings), add, seed=seed)

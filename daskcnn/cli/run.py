@@ -14,7 +14,7 @@ from daskcnn.job.resolve import read_job_file
 from daskcnn.launch import jobs
 from daskcnn.launch.dry_run import dry_run as dry_run_of
 from daskcnn.show.renderers.drawing import can_draw
-from daskcnn.show.renderers.job_text import readable_keys
+from daskcnn.show.renderers.network_text import readable_keys
 from daskcnn.show.renderers.run_text import format_summary
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from daskcnn.conv.depthwise import Depthwise
+from daskcnn.conv.depthwise import Depthwise, Grouped
 from daskcnn.conv.dilated import Dilated
 from daskcnn.conv.direct import DirectSums
-from daskcnn.conv.grouped import Grouped
 from daskcnn.conv.im2col import Im2col
 from daskcnn.conv.minimal import Minimal
 from daskcnn.conv.pointwise import Pointwise

@@ -23,7 +23,7 @@ from daskcnn.dashboard.live_run import MOST_LAYERS, Message
 from daskcnn.dashboard.site import HANDLER, NAME, add_page
 from daskcnn.errors import told
 from daskcnn.events import Event, RunStarted
-from daskcnn.nn.summary import LayerSummary
+from daskcnn.nn.network import LayerSummary
 from daskcnn.show.renderers.network_text import times
 from daskcnn.show.renderers.terminal import Progress
 from daskcnn.show.text import clean

@@ -32,9 +32,9 @@ from daskcnn.nn import (
 )
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.losses import USUAL, SoftmaxCrossEntropy
+from daskcnn.nn.network import SAMPLES, patch_moments, whitened_layer, whitening_kernels
 from daskcnn.nn.optimizers import Averaged, Lookahead
 from daskcnn.nn.schedule import RateSchedule, WarmUp
-from daskcnn.nn.whitening import SAMPLES, patch_moments, whitened_layer, whitening_kernels
 from daskcnn.store import BatchPlan, Dataset, Described, batches
 
 VECTORS = 5

@@ -15,9 +15,9 @@ from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.resume import begins, job_to_run
 from daskcnn.nn import describe, walk
 from daskcnn.partition.proportions import kernel_shards
+from daskcnn.sharded.balance import explained
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.step_plan import StepPlan
-from daskcnn.sharded.traffic import explained
 from daskcnn.show.renderers.terminal import say, shown, warn
 from daskcnn.show.text import plural
 from daskcnn.store.augmentation import described

@@ -32,7 +32,7 @@ from daskcnn.launch.prepared_job import checked_job
 from daskcnn.launch.recorder import ENDED_BY_LISTENER, Listener, OnEvent, Recorder, recorded
 from daskcnn.launch.resume import EarlierRun, begins
 from daskcnn.markup import as_lines
-from daskcnn.nn.summary import summarise
+from daskcnn.nn.network import summarise
 from daskcnn.runs.checkpoint import Checkpoint
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_state

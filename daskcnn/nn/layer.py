@@ -7,7 +7,7 @@ A layer never writes to the arrays it is given, and returns arrays of the dtype 
 
 Layers with inner structure, such as `Sequential` and `Residual`, are layers too: their params, state and gradients are
 nested by child name. A layer's path is the names from the network down to it: "residual1/path/conv2". A layer may use
-the weights of an earlier one beside it (`nn.tying`).
+the weights of an earlier one beside it (`nn.sequential`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,21 @@
-"""A network as training uses it: initial values, gradients, frozen layers, and prediction from several views."""
+"""A network as training uses it: initial values, gradients, frozen layers, and prediction from several views.
+
+The table of a network's layers: shapes, parameters, operations, and the memory of their outputs.
+
+Initial kernels that whiten: the first convolution's outputs are uncorrelated over patches of the training images.
+
+As in airbench94 (Jordan 2024), after tysam-code's hlb-CIFAR10: eigenvectors of the patches' second moments, divided by
+the root of the eigenvalue, and their negatives. Such kernels are usually not trained on (`freeze`).
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import reduce
+from math import prod
 from operator import add
 from typing import Any, Literal, TypeAlias
 
@@ -15,10 +24,11 @@ import numpy.typing as npt
 
 from daskcnn.arrays import Array, Backend
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State, walk
+from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.normalise import BatchNorm
 from daskcnn.nn.losses import Loss, Targets, correct, labels_for, mixed_loss
 from daskcnn.nn.sequential import Sequential
-from daskcnn.nn.vector import leaves, map_leaves
+from daskcnn.nn.vector import leaves, map_leaves, undrawn
 
 
 def init_network(model: Layer, seed: int, in_shape: Shape, dtype: str) -> tuple[Params, State]:
@@ -164,3 +174,123 @@ def views_problem(views: Views, in_shape: Shape, *, reconstructs: bool = False) 
     if views == "mirror-translate" and min(H, W) < 2:
         return f"{views!r}: images of {H}x{W} have no pixel beside the outermost one to shift by; use 'mirror'"
     return None
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """A layer's row of the table.
+
+    Attributes
+    ----------
+    name, layer : its path; kind and options
+    parameters : numbers that are trained; 0 for a layer of layers, which have rows of their own
+    forward, backward : floating-point operations of its products for one sample; other operations are not counted
+    outputs : numbers that it puts out for one sample; 0 for a layer of layers
+    """
+
+    name: str
+    layer: str
+    out_shape: Shape
+    parameters: int
+    forward: int
+    backward: int
+    outputs: int
+
+
+def summarise(model: Sequential, in_shape: Shape) -> tuple[LayerSummary, ...]:
+    """Return one entry per layer, in order. Those inside a layer of layers come in front of it.
+
+    Nothing is drawn: a network may be larger than this machine's memory. Raises LayerError for a layer that does not
+    fit. The first layer with weights makes no gradient of its input, so its way back is as long as its way there.
+    """
+    rows, trained = list[LayerSummary](), False
+    for path, layer, shape in walk(model, in_shape, composite=True):
+        if isinstance(layer, Sequential):
+            continue
+        inner = next(layer.children(shape), None) is not None
+        params, _, out_shape = ({}, {}, layer.out_shape(shape)) if inner else undrawn(layer, shape)
+        forward = 0 if inner else layer.operations(shape)
+        backward = forward * (2 if trained else 1)
+        trained = trained or bool(params)
+        numbers = sum(leaf.size for _, leaf in leaves(params)), forward, backward, 0 if inner else prod(out_shape)
+        rows.append(LayerSummary(path, label(layer), out_shape, *numbers))
+    return tuple(rows)
+
+
+def label(layer: Layer) -> str:
+    """Return the layer with the options that are set: "MaxPool(size=2)"; those that are layers are left out."""
+
+    def holds_layers(value: Any) -> bool:
+        return any(isinstance(each, Layer) for each in (value if isinstance(value, tuple) else (value,)))
+
+    options = [(f.name, getattr(layer, f.name), f.default) for f in fields(layer)]  # type: ignore[arg-type] # every layer is a dataclass
+    own = [(n, v) for n, v, default in options if (default is MISSING or v != default) and not holds_layers(v)]
+    return f"{type(layer).__name__}({', '.join(f'{n}={v!r}' for n, v in own)})"
+
+
+def describe(model: Sequential, in_shape: Shape) -> str:
+    """Return the table of the layers: name, kind, output shape (without N), parameters; and the total."""
+    rows = summarise(model, in_shape)
+    cells = [(r.name, r.layer, "×".join(map(str, r.out_shape)), f"{r.parameters:,}" if r.outputs else "") for r in rows]
+    total = ("", "", "total", f"{sum(r.parameters for r in rows):,}")
+    table = [("layer", "", "output", "parameters"), *cells, total]
+    w = [max(len(row[i]) for row in table) for i in range(4)]
+    return "\n".join(f"{a:<{w[0]}}  {b:<{w[1]}}  {c:>{w[2]}}  {d:>{w[3]}}" for a, b, c, d in table)
+
+
+WHITENING = "whitening"
+SAMPLES = 5000
+"""Images whose patches are looked at, as in airbench94."""
+EPS = 5e-4
+"""Added to eigenvalues, that of airbench94: patches hardly vary along the last eigenvectors."""
+
+Moments = npt.NDArray[np.float64]
+
+
+def whitened_layer(model: Sequential) -> tuple[str, Conv] | None:
+    """Return name and layer of the first convolution, if it is to whiten; None if not."""
+    name, first = model.layers[0]
+    return (name, first) if isinstance(first, Conv) and first.initial == WHITENING else None
+
+
+def check_whitening(model: Sequential, in_shape: Shape) -> None:
+    """Raise ValueError where a convolution is to whiten that cannot, for images (H, W, C)."""
+    found = whitened_layer(model)
+    for path, layer, _ in walk(model, in_shape):
+        if isinstance(layer, Conv) and layer.initial == WHITENING and (found is None or path != found[0]):
+            of_first = "is for the network's first layer, as it is made of patches of the images; remove it there"
+            raise ValueError(f"layer {path}: initial = {WHITENING!r} {of_first}")
+    if found is None:
+        return
+    (name, conv), (H, W, C) = found, in_shape
+    said = f"layer {name}: initial = {WHITENING!r}"
+    if not isinstance(conv.size, int) or conv.groups > 1:
+        raise ValueError(f"{said} is for square kernels that see all channels")
+    if conv.size > min(H, W):
+        raise ValueError(f"{said}: images of {H}x{W} have no patches of size {conv.size}; lower size")
+    if conv.kernels != (n := 2 * conv.size**2 * C):
+        raise ValueError(f"{said} makes 2·size²·channels = {n} kernels, not {conv.kernels}; set kernels = {n}")
+
+
+def patch_moments(x: Array, size: int) -> tuple[Moments, int]:
+    """Return the sum of products of all pairs of pixels of a patch, over all patches of x (H, W, N, C).
+
+    The sums are (size²·C, size²·C), for pixels in the order of a kernel (size, size, C).
+    """
+    H, W, _, C = x.shape
+    high, wide = H - size + 1, W - size + 1
+    taps = [x[i : i + high, j : j + wide].reshape(-1, C) for i in range(size) for j in range(size)]
+    patches = np.concatenate(taps, axis=1, dtype=np.float64)
+    return patches.T @ patches, len(patches)
+
+
+def whitening_kernels(moments: Moments, size: int, eps: float = EPS) -> Array:
+    """Return kernels (size, size, C, 2·size²·C) from the mean products of a patch's pixels, likeliest patterns first.
+
+    The second half are the negatives of the first. An eigenvector's sign is free: its largest number is positive.
+    """
+    values, vectors = np.linalg.eigh(moments)
+    values, vectors = values[::-1].clip(0), vectors[:, ::-1]
+    largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
+    kernels = vectors * np.where(largest < 0, -1, 1) / np.sqrt(values + eps)
+    return np.concatenate([kernels, -kernels], axis=1).reshape(size, size, -1, 2 * len(moments))

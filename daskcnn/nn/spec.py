@@ -23,8 +23,7 @@ from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type
 from daskcnn.errors import nearest
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import LAYERS, kind_of
-from daskcnn.nn.sequential import Sequential
-from daskcnn.nn.tying import tie_problems
+from daskcnn.nn.sequential import Sequential, tie_problems
 
 Spec = list[dict[str, Any]]
 MOST_REPEATS, MOST_LAYERS = 1000, 2000

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from daskcnn.partition.allocation import Allocation
-from daskcnn.partition.idpa import IDPA, UDPA, IDPAPaper
-from daskcnn.partition.partitioner import Partitioner
+from daskcnn.partition.partitioner import IDPA, UDPA, IDPAPaper, Partitioner
 from daskcnn.partition.proportions import kernel_shards, proportional
 from daskcnn.partition.rounds import Budget
 

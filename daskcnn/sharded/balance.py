@@ -1,4 +1,12 @@
-"""The search for the workers' shares of every stage's kernels that make the shortest step, transfers counted.
+"""Traffic of a layer-sharded step: sums over its plan, in numbers and in words.
+
+A stage's outputs go from their makers to all workers of the stages that read them, through home if layers that are not
+divided, or the loss, follow. A worker that adds outputs to its own channels needs only these channels, and most often
+has them. Backward each of these workers returns its part of the gradient. Every worker loads the network's input
+itself. If the last stage's shards send sums, which are few, they send them to each other: every worker computes the
+loss, and no gradient comes from home.
+
+The search for the workers' shares of every stage's kernels that make the shortest step, transfers counted.
 
 The seconds of a step are the sum over its stages of the slowest worker's computation and the slowest link's transfers
 (Marques et al.'s comm + max conv + comp, with a link for each worker). As a stage's outputs go to every worker that has
@@ -9,17 +17,79 @@ changes. It starts from eq. 1's shares for all workers, from those for the faste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from daskcnn.job.tables import FirstConv, KernelShares
 from daskcnn.nn import Shape
 from daskcnn.partition.proportions import balanced_shards, kernel_shards
-from daskcnn.sharded.plan_parts import Kernels, WorkerTraffic
-from daskcnn.sharded.stages import Stage, samples_first, sum_size
+from daskcnn.sharded.plan_parts import NOTHING, Kernels, WorkerTraffic
+from daskcnn.sharded.stages import Addend, Stage, samples_first, sum_size
 from daskcnn.sharded.step_plan import StepPlan
-from daskcnn.sharded.traffic import stage_weight_traffic
+
+
+def traffic(plan: StepPlan) -> dict[str, WorkerTraffic]:
+    """Numbers a sample that each worker sends and receives within a step: activations and their gradients."""
+    everyone = dict.fromkeys((plan.home, *chain(*plan.kernels)), NOTHING)
+    return added_traffic([everyone, *(flow.moved for flow in plan.flows)])
+
+
+def weight_traffic(plan: StepPlan) -> dict[str, WorkerTraffic]:
+    """Numbers a step that each worker sends and receives of the previous step's weights and their gradients.
+
+    These are the edges of shards whose layers reach over, and all gradients of a stage by samples.
+    """
+    everyone = dict.fromkeys(chain(*plan.kernels), NOTHING)
+    return added_traffic([everyone, *(stage_weight_traffic(plan, i) for i in range(len(plan.stages)))])
+
+
+def stage_weight_traffic(plan: StepPlan, i: int) -> dict[str, WorkerTraffic]:
+    """The weight traffic of one stage."""
+    if flow := plan.weight_gradients(i):
+        return flow.moved
+    sizes = plan.edge_sizes(i)
+    up, down = dict.fromkeys(sizes, 0), dict.fromkeys(sizes, 0)
+    for worker in sizes:
+        for edge in plan.edges(i, worker):
+            up[edge.neighbour] += sizes[edge.neighbour]
+            down[worker] += sizes[edge.neighbour]
+    return {worker: WorkerTraffic(up[worker], down[worker]) for worker in sizes}
+
+
+def added_traffic(some: Iterable[Mapping[str, WorkerTraffic]]) -> dict[str, WorkerTraffic]:
+    """The sum of each worker's traffic."""
+    found: dict[str, WorkerTraffic] = {}
+    for moved in some:
+        for worker, (up, down) in moved.items():
+            before = found.get(worker, NOTHING)
+            found[worker] = WorkerTraffic(before.up + up, before.down + down)
+    return found
+
+
+def explained(plan: StepPlan) -> Iterator[str]:
+    """Yield a sentence for each addition in the plan, and for each input that several stages make."""
+    for i, stage in enumerate(plan.stages):
+        if len(stage.inputs) > 1:
+            by = "every worker of it" if stage.conv else plan.home
+            yield f"{stage.label}: {by} puts {_names(plan.stages, stage.inputs)} side by side"
+        for addend in stage.addends:
+            yield f"{stage.label}: {_addition(plan, i, addend)}"
+
+
+def _addition(plan: StepPlan, i: int, addend: Addend) -> str:
+    # messages for this stage alone, not for an earlier one
+    flows = (f for f in plan.taken_in(i) if f.stage in addend.inputs and f.stage not in plan.stages[i].inputs)
+    travels = sum(moved.down for flow in flows for moved in flow.moved.values())
+    cost = f"{travels:,} numbers a sample travel for it" if travels else "nothing travels for it"
+    what = _names(plan.stages, addend.inputs) if addend.inputs else "the images"
+    return f"{', '.join(plan.kernels[i])} each add their own channels of {what}; {cost}"
+
+
+def _names(stages: Sequence[Stage], numbers: Sequence[int]) -> str:
+    return ", ".join(stages[number].label for number in numbers)
+
 
 AMONG = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 """Numbers of the fastest workers to start from, as dividing single stages anew takes no worker out of all stages."""

@@ -23,12 +23,11 @@ from typing import Any
 
 from daskcnn.job.tables import FirstConv, KernelShares
 from daskcnn.nn import Sequential, Shape
-from daskcnn.sharded.balance import ShareSearch, WorkerLink
+from daskcnn.sharded.balance import ShareSearch, WorkerLink, added_traffic, weight_traffic
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.plan_parts import WorkerTraffic
 from daskcnn.sharded.stages import Stage, samples_first
 from daskcnn.sharded.step_plan import StepPlan
-from daskcnn.sharded.traffic import added_traffic, weight_traffic
 from daskcnn.sim.papers_costs import ShardedStep, Sharding
 
 Moved = Mapping[str, WorkerTraffic]

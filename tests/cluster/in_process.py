@@ -30,9 +30,7 @@ from daskcnn.arrays import Device
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration
-from daskcnn.cluster.run.context import RunContext
-from daskcnn.cluster.run.dispatch import Bundle, Dispatch
-from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.run.context import Bundle, Dispatch, Results, RunContext
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.cluster.shell.shell import Heard, Shell

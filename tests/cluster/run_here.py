@@ -28,8 +28,7 @@ from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration, RoundOrder
 from daskcnn.cluster.peers.meeting_tasks import Peers
-from daskcnn.cluster.run.dispatch import Bundle, Dispatch
-from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.run.context import Bundle, Dispatch, Results
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.server import actor as server_actor
 from daskcnn.cluster.shell.data_parallel import DataParallel

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from daskcnn.nn import Layout, Shape, init_network, sequential_from_spec
+from daskcnn.sharded.balance import added_traffic
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.pieces import weighted_stages
 from daskcnn.sharded.plan_parts import WorkerTraffic
 from daskcnn.sharded.stages import samples_first
 from daskcnn.sharded.step_plan import StepPlan
-from daskcnn.sharded.traffic import added_traffic
 from tests.cluster.cluster_jobs import LAYERS, Watch, sharded_by_speed, small_job
 
 REACHING: list[dict[str, Any]] = [

@@ -16,9 +16,8 @@ from distributed.comm.tcp import TCPBackend
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from daskcnn.cluster.link import address as address_module
-from daskcnn.cluster.link.address import check_address
-from daskcnn.cluster.link.connect import check_scheduler
+from daskcnn.cluster.link import connect as address_module
+from daskcnn.cluster.link.connect import check_address, check_scheduler
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Cluster
 

@@ -17,11 +17,10 @@ from daskcnn.cluster.run.context import RunContext
 from daskcnn.job.tables import Job
 from daskcnn.nn import SGD, Layout, StepPace, build_model, init_network, sequential_from_spec
 from daskcnn.nn.sequential import Sequential
-from daskcnn.sharded.balance import ShareSearch
+from daskcnn.sharded.balance import ShareSearch, added_traffic, stage_weight_traffic, traffic, weight_traffic
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.plan_parts import Carried, WorkerTraffic
 from daskcnn.sharded.step_plan import StepPlan
-from daskcnn.sharded.traffic import added_traffic, stage_weight_traffic, traffic, weight_traffic
 from tests.cluster.sharded_networks import BLOCKS, INCEPTION, MERGED, step_bytes
 
 IMAGE, BATCH = (32, 32, 3), 64

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from daskcnn.cluster.link.calls import Refusal, returns_refusals
-from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.run.context import Results
 from daskcnn.cluster.worker import session, tasks
 from daskcnn.errors import ClusterError
 from daskcnn.job.dataset import opened

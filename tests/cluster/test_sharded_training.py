@@ -20,9 +20,8 @@ from daskcnn.errors import ClusterError
 from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerLeftOut
 from daskcnn.job.resolve import resolve
 from daskcnn.nn import leaves, sequential_from_spec
-from daskcnn.sharded.balance import ShareSearch, WorkerLink, WorkerLinks
+from daskcnn.sharded.balance import ShareSearch, WorkerLink, WorkerLinks, traffic, weight_traffic
 from daskcnn.sharded.cutting import stages_of
-from daskcnn.sharded.traffic import traffic, weight_traffic
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.shares import Shares

@@ -9,7 +9,7 @@ import pytest
 from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import WorkersLost
-from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.run.context import Results
 from daskcnn.cluster.shell.shell import Shell
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts, orders

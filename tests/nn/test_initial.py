@@ -11,7 +11,7 @@ from daskcnn.arrays import Device
 from daskcnn.nn import Context, Layer, Layout, Shape, build_model, init_network, layout_of
 from daskcnn.nn.layer import passing_through
 from daskcnn.nn.layers import Conv, Dense
-from daskcnn.nn.whitening import patch_moments, whitened_layer, whitening_kernels
+from daskcnn.nn.network import patch_moments, whitened_layer, whitening_kernels
 from tests.nn.nn_cases import COMPOSITES, label, values
 
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from daskcnn.nn import build_model, sequential_from_spec, walk
 from daskcnn.nn.layers import Conv
-from daskcnn.sharded.balance import ShareSearch, WorkerLink
+from daskcnn.sharded.balance import ShareSearch, WorkerLink, explained, traffic
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import Addend, Stage, added_channels, shares_of
 from daskcnn.sharded.step_plan import StepPlan
-from daskcnn.sharded.traffic import explained, traffic
 from tests.cluster.sharded_networks import BLOCKS, INCEPTION
 
 IMAGE = (16, 16, 3)

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from daskcnn.nn import build_model, sequential_from_spec
 from daskcnn.nn.sequential import Sequential
 from daskcnn.partition.proportions import kernel_shards
-from daskcnn.sharded.balance import FREE, ShareSearch, WorkerLink
+from daskcnn.sharded.balance import FREE, ShareSearch, WorkerLink, traffic, weight_traffic
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.plan_parts import WorkerTraffic
 from daskcnn.sharded.stages import Stage, samples_first, shares_of
 from daskcnn.sharded.step_plan import StepPlan
-from daskcnn.sharded.traffic import traffic, weight_traffic
 
 IN_SHAPE = (8, 8, 3)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from daskcnn.job.network import convolutions
 from daskcnn.nn import build_model
-from daskcnn.sharded.traffic import traffic, weight_traffic
+from daskcnn.sharded.balance import traffic, weight_traffic
 from daskcnn.show.report_tables import StepParts, tables
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.papers_costs import sharded_events

@@ -17,7 +17,7 @@ from daskcnn.launch.prepared_job import fitted
 from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.resume import EarlierRun, begins
 from daskcnn.nn import Layout
-from daskcnn.nn.whitening import patch_moments, whitening_kernels
+from daskcnn.nn.network import patch_moments, whitening_kernels
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import Dataset, normalise, open_dataset
 from daskcnn.trained.fine_tuning import first_weights

@@ -19,8 +19,7 @@ from daskcnn.arrays import Array
 from daskcnn.cluster.layers import step_tasks
 from daskcnn.cluster.layers.measurements import balance_of, fastest
 from daskcnn.cluster.layers.task_context import Minibatch, StagePart, TaskContext, batch_plan
-from daskcnn.cluster.run.context import RunContext
-from daskcnn.cluster.run.dispatch import Bundle
+from daskcnn.cluster.run.context import Bundle, RunContext
 from daskcnn.nn import Layout, OptimizerState, StepPace
 from daskcnn.sharded.balance import ShareSearch
 from daskcnn.sharded.pieces import cut_pieces, join_pieces, weighted_stages

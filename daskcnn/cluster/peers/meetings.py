@@ -17,8 +17,7 @@ from distributed import Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.peers import meeting_tasks
-from daskcnn.cluster.run.context import RunContext
-from daskcnn.cluster.run.dispatch import Dispatch
+from daskcnn.cluster.run.context import Dispatch, RunContext
 from daskcnn.cluster.run.exchange import OptimizerStates, PendingWork, TaskWork, Watch
 from daskcnn.job.network import initial_weights
 from daskcnn.nn import OptimizerState

@@ -1,25 +1,286 @@
-"""A run's surroundings on a cluster: its job and data, its workers, and the ways to them."""
+"""Sends tasks and data to the workers of a run: each to the worker that it is for, and to no other.
+
+The results of a run's tasks: waiting for them, finding lost workers meanwhile, and weights judged on all workers.
+
+A run's surroundings on a cluster: its job and data, its workers, and the ways to them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, TypeVar
 
-from distributed import Client
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.task_spec import Alias, List, Task
+from distributed import Client, Future, KilledWorker
+from distributed.client import _wait
 
-from daskcnn.cluster.link.calls import ask_workers
+from daskcnn.arrays import Array
+from daskcnn.cluster.link.calls import NotYet, Refusal, ServerLost, Unanswered, WorkersLost, answer_to, ask_workers
 from daskcnn.cluster.link.client import Connection, heed_signals
-from daskcnn.cluster.link.members import Members
+from daskcnn.cluster.link.members import Member, Members
 from daskcnn.cluster.messages import Calibration
-from daskcnn.cluster.run.dispatch import Dispatch
-from daskcnn.cluster.run.results import Results, Scoring
-from daskcnn.cluster.run.workers import RunWorkers
-from daskcnn.cluster.worker.session import forget_run
+from daskcnn.cluster.run.workers import LOOK, RunWorkers
+from daskcnn.cluster.worker.session import forget_run, in_turn
+from daskcnn.cluster.worker.tasks import score_weights
+from daskcnn.errors import Interrupted, Lost
 from daskcnn.events import Event, Warned
 from daskcnn.job.tables import Job
+from daskcnn.nn.score import Score
+from daskcnn.partition.proportions import proportional
 from daskcnn.runs.state import TrainingState
 from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.store import Dataset
+from daskcnn.training.coordinator.settings import PATIENCE
+
+
+class Dispatch:
+    """Submits tasks to workers, and sends them data, which must arrive within `limit` seconds.
+
+    serial: numbers for keys, shared by all that dispatch for the run.
+    """
+
+    def __init__(self, run: str, workers: RunWorkers, limit: float, serial: count[int] | None = None) -> None:
+        self.workers, self._run, self._limit = workers, run, limit
+        self._serial = count() if serial is None else serial
+
+    @property
+    def client(self) -> Client:
+        """The run's client of the cluster."""
+        return self.workers.connection.client
+
+    def only(self, workers: RunWorkers) -> Dispatch:
+        """The same for these workers. Keys stay different from those of the whole run."""
+        return Dispatch(self._run, workers, self._limit, self._serial)
+
+    def key(self, label: str) -> tuple[str, int]:
+        """A key that no other task has; the dashboard groups by the label."""
+        return f"{label}-{self._run}", next(self._serial)
+
+    def submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Future:
+        """Run a task on this worker of the run, and nowhere else. A worker runs one task of a run at a time."""
+        member = self.workers.alive[worker]
+        return self._pinned(member, self.key(label), *_taking_turns(member, function), *args)
+
+    def submit_actor(
+        self, key: tuple[str, int], actor: Callable[..., Any], *args: Any, host: Member, **options: Any
+    ) -> Future:
+        """Start an actor on this host, which need not be a worker of the run."""
+        return self._pinned(host, key, actor, *args, **options, actor=True)
+
+    def _pinned(
+        self, to: Member, key: tuple[str, int], function: Callable[..., Any], *args: Any, **options: Any
+    ) -> Future:
+        where = {"workers": [to.address], "resources": to.resource, "allow_other_workers": False}
+        return self.client.submit(function, *args, **options, **where, key=key, pure=False)
+
+    def bundle(self) -> Bundle:
+        """Begin a bundle of tasks that are submitted all at once."""
+        return Bundle(self)
+
+    def send(self, data: Any, workers: Iterable[str] | None = None) -> Future:
+        """Send data to these workers (all by default). Returns a future for their tasks, which has no lineage."""
+        alive = self.workers.alive
+        return self.send_to(data, [alive[name].address for name in workers or alive])
+
+    def send_to(self, data: Any, addresses: list[str]) -> Future:
+        """Send data to the workers at these addresses.
+
+        Raises WorkersLost or ServerLost where one of them is gone or does not answer, else Lost if it does not arrive.
+        """
+        workers, connection = self.workers, self.workers.connection
+        options = {"workers": addresses, "broadcast": True, "hash": False, "asynchronous": True}
+        try:
+            call = self.client.scatter([data], **options)
+            (future,) = answer_to(self.client, call, within=self._limit, check=connection.heed)
+        except Interrupted:
+            raise
+        except Unanswered:
+            workers.require_answers(addresses)
+            reason = f"data did not arrive within {self._limit:g} s"
+            remedy = "look at their links with `daskcnn doctor`, or raise cluster.stall_timeout"
+            raise Lost(f"workers {', '.join(addresses)}: {reason}; {remedy}") from None
+        except Exception as error:  # Dask has a different one for every moment at which a worker may go
+            workers.explain(error)
+        return future
+
+
+class Bundle:
+    """Tasks that go to the scheduler in one message: a task by itself costs it a millisecond."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+        self._layers: dict[str, dict[Any, Task]] = {}
+
+    def add(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Alias:
+        """Add a task of this worker, as `Dispatch.submit` would make it. Returns what other tasks are given for it."""
+        key = self._dispatch.key(label)
+        called = _taking_turns(self._dispatch.workers.alive[worker], function)
+        self._layers.setdefault(worker, {})[key] = Task(key, *called, *map(_argument, args))
+        return Alias(key)
+
+    def submit(self, wanted: Iterable[Alias]) -> dict[Any, Future]:
+        """Submit them all. Returns the futures of the wanted tasks by key; the others are forgotten once used."""
+        layers = {}
+        for worker, own in self._layers.items():
+            member = self._dispatch.workers.alive[worker]
+            where: dict[str, Any] = {"workers": [member.address], "allow_other_workers": False}
+            where |= {"resources": member.resource} if member.resource else {}
+            layers[worker] = MaterializedLayer(own, annotations=where)
+        graph = HighLevelGraph(layers, {worker: set() for worker in layers})  # tasks say what they depend on
+        keys = list(dict.fromkeys(ref.key for ref in wanted))
+        return dict(zip(keys, self._dispatch.client.get(graph, keys, sync=False), strict=True))
+
+
+def _taking_turns(member: Member, function: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """Return the call in place of the function's, where no resource keeps a worker's threads from running two tasks."""
+    return (in_turn, function) if member.plain else (function,)
+
+
+def _argument(value: Any) -> Any:
+    """A task's argument: results of other tasks, by themselves or in a list, are replaced by what they come to."""
+    if isinstance(value, Future):
+        return Alias(value.key)
+    return List(*map(_argument, value)) if isinstance(value, list) else value
+
+
+LONGEST_TURN = 16.0  # seconds for which a late result is waited for without a look at who is there
+K = TypeVar("K")
+
+
+class Results:
+    """Takes the results of a run's tasks. `ended` has tasks whose results are to be taken, each with a name.
+
+    limit: seconds after which a worker whose result has not come counts as lost, where a call names no other.
+    """
+
+    def __init__(self, workers: RunWorkers, limit: float) -> None:
+        self._workers, self._limit = workers, limit
+        self.ended: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
+        self._turns: dict[Any, float] = {}  # by task, where its result did not come in the first turn
+
+    def next_ended(self) -> tuple[str, Future] | None:
+        """Wait a moment for the next of the tasks that have ended."""
+        try:
+            return self.ended.get(timeout=LOOK)
+        except queue.Empty:
+            return None
+
+    def turn(self, futures: Iterable[Future]) -> set[Future]:
+        """Wait a moment. Returns the tasks that have not ended. Raises WorkersLost where one was lost with its data."""
+        waiting = set(futures)
+        try:
+            client = self._workers.connection.client  # `distributed.wait` asks the default one
+            return set(client.sync(_wait, waiting, timeout=LOOK, return_when="FIRST_COMPLETED").not_done)
+        except TimeoutError:
+            return waiting
+        except CancelledError as error:
+            self._workers.explain(error)
+
+    def gather(self, futures: Mapping[K, Future], *, within: float | None = None) -> dict[K, Any]:
+        """Results by the same keys. Raises what the tasks raise, and what `RunWorkers.look_round` raises.
+
+        After `within` seconds the keys count as workers, and those whose result has not come as lost.
+        """
+        deadline = time.monotonic() + (self._limit if within is None else within)
+        waiting = set(futures.values())
+        while waiting := self.turn(waiting):
+            self._workers.look_round()
+            if time.monotonic() > deadline:
+                raise WorkersLost(str(key) for key, future in futures.items() if future in waiting)
+        return {key: self.result(future, str(key), deadline) for key, future in futures.items()}
+
+    def result(self, future: Future, worker: str = "", deadline: float = math.inf) -> Any:
+        """The task's result. Raises as `fetch` and `RunWorkers.look_round` do, and WorkersLost after the deadline."""
+        while True:
+            try:
+                return self.fetch(future)
+            except NotYet:
+                self._workers.look_round()
+                if time.monotonic() > deadline:
+                    raise WorkersLost([worker]) from None
+
+    def fetch(self, future: Future) -> Any:
+        """The task's result, if it comes in a moment: where it has ended, its worker may be lost or held up since.
+
+        Raises NotYet, WorkersLost or ServerLost where that is why there is none, or what the task raises or refuses.
+        """
+        turn = self._turns.pop(future.key, LOOK)
+        try:
+            found = future.result(timeout=turn)
+        except (KilledWorker, CancelledError) as error:
+            self._workers.explain(error)
+        except RuntimeError as error:
+            if "Actor was lost" in str(error):  # what the server's future has then
+                self._workers.explain(error)
+            raise
+        except OSError as error:
+            if future.status == "error":
+                self._workers.explain(error)
+            # it was the timeout of this turn: the next one gives the transfer, which begins anew, twice as long
+            self._turns[future.key] = min(2 * turn, LONGEST_TURN)
+            raise NotYet from None
+        if isinstance(found, Refusal):
+            raise found.error
+        return found
+
+
+class Scoring:
+    """Has weights judged by the workers that are calibrated, of whom others may come later.
+
+    limit: seconds that judging may take beyond what calibration lets expect.
+    """
+
+    def __init__(
+        self, run: str, dispatch: Dispatch, results: Results, limit: float, calibrations: Mapping[str, Calibration]
+    ) -> None:
+        self._run, self._dispatch, self._results = run, dispatch, results
+        self._limit, self._calibrations = limit, calibrations
+
+    def score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
+        """Judge weights on samples lo…hi of a split, and again where a worker is lost meanwhile."""
+        workers = self._dispatch.workers
+        while True:
+            try:
+                return self._score(weights, split, lo, hi)
+            except WorkersLost as lost:
+                for name in lost.names:
+                    workers.lose(name, "connection lost")
+            except ServerLost:
+                workers.needs_server = False  # scoring does not need it; a later call to it finds out
+
+    def _score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
+        futures, known = self.submit(weights, split, lo, hi), self._calibrations
+        each = ((end - begin) * known[name].seconds_per_sample for name, begin, end in self.parts(lo, hi))
+        slowest = max(each, default=0.0)
+        found = self._results.gather(futures, within=self._limit + PATIENCE * slowest)
+        return sum(found.values(), Score(0.0, 0, 0))
+
+    def submit(self, weights: Array, split: str, lo: int, hi: int) -> dict[str, Future]:
+        """Let every worker judge its part. Returns the scores to come, by worker."""
+        vector = self._dispatch.send(weights)
+        return {
+            name: self._dispatch.submit("score", score_weights, self._run, vector, split, begin, end, worker=name)
+            for name, begin, end in self.parts(lo, hi)
+        }
+
+    def parts(self, lo: int, hi: int) -> list[tuple[str, int, int]]:
+        """lo…hi cut over the workers in proportion to their calibrated speed."""
+        names = [name for name in self._dispatch.workers.alive if name in self._calibrations]
+        speeds = [1 / self._calibrations[name].seconds_per_sample for name in names]
+        cut, begin = [], lo
+        for name, size in zip(names, proportional(hi - lo, speeds), strict=True):
+            if size:
+                cut.append((name, begin, begin + size))
+            begin += size
+        return cut
+
 
 FREED = 20.0  # seconds at most that workers may take to free what a run keeps: one that hangs is left alone
 

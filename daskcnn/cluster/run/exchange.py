@@ -13,8 +13,7 @@ from distributed import Future
 
 from daskcnn.cluster.link.calls import ServerLost, WorkersLost, answer_of_actor
 from daskcnn.cluster.messages import RoundOrder
-from daskcnn.cluster.run.context import RunContext
-from daskcnn.cluster.run.dispatch import Dispatch
+from daskcnn.cluster.run.context import Dispatch, RunContext
 from daskcnn.cluster.run.server_hosts import Hosted, host_server
 from daskcnn.cluster.worker.tasks import join_run, train_round
 from daskcnn.nn import OptimizerState

@@ -81,7 +81,7 @@ class Conv(Layer):
     dilation: int | tuple[int, int] = 1
     initial: str | None = None
     """Initial kernels: "uniform", `nn.layer.uniform_by_inputs`; "dirac", of these the first C pass their channel on;
-    "whitening", made of the images (`nn.whitening`)."""
+    "whitening", made of the images (`nn.network`)."""
 
     def __post_init__(self) -> None:
         if self.initial not in (None, "uniform", "dirac", "whitening"):

@@ -40,7 +40,7 @@ class Dense(Layer):
     added up, without a copy into vectors, unless there are many units for each channel. Reshaped to (H·W·C, units), w
     is that of the same layer behind `Flatten`.
 
-    tied: name of an earlier dense layer of the same `Sequential`, whose w it uses, transposed (`nn.tying`).
+    tied: name of an earlier dense layer of the same `Sequential`, whose w it uses, transposed (`nn.sequential`).
     """
 
     units: int

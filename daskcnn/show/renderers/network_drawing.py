@@ -8,7 +8,7 @@ from pathlib import Path as File
 from daskcnn.nn import Layer, Sequential, Shape
 from daskcnn.nn.layers import Add, Auxiliary, Branches, Residual
 from daskcnn.nn.layers.parallel import Parallel
-from daskcnn.nn.summary import label
+from daskcnn.nn.network import label
 from daskcnn.show.renderers.drawing import COLOURS, need_matplotlib, saved
 from daskcnn.show.renderers.network_text import times
 

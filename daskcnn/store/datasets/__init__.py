@@ -1,9 +1,8 @@
 """The data sets that can be imported: one file and one line each."""
 
 from daskcnn.store.datasets.cifar import CIFAR10, CIFAR100
-from daskcnn.store.datasets.importer import Importer
 from daskcnn.store.datasets.mnist import FASHION_MNIST, MNIST
-from daskcnn.store.datasets.synthetic import Synthetic
+from daskcnn.store.datasets.synthetic import Importer, Synthetic
 
 DATASETS: dict[str, Importer] = {
     "cifar10": CIFAR10,

@@ -9,7 +9,7 @@ from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.store.dataset import Dataset, open_dataset, verify
 from daskcnn.store.datasets import DATASETS
-from daskcnn.store.datasets.importer import Importer
+from daskcnn.store.datasets.synthetic import Importer
 from daskcnn.store.files import Files, is_url
 from daskcnn.store.making.writer import Occupied, write
 from daskcnn.store.manifest import Manifest, Order, Progress, Source, Warn, describe, silent

@@ -35,10 +35,9 @@ from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.evaluations import Evaluations
 from daskcnn.training.coordinator.facts import Fact
-from daskcnn.training.coordinator.life import Life
+from daskcnn.training.coordinator.life import Life, too_few
 from daskcnn.training.coordinator.records import Kept, Records
 from daskcnn.training.coordinator.settings import Settings
-from daskcnn.training.coordinator.teams import too_few
 
 # Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
 _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
