@@ -140,6 +140,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the memory that is kept."""
         return self._slab_bytes + sum(self._beside.values())
 
 
@@ -174,6 +175,7 @@ class Device:
 
     @property
     def xp(self) -> Any:
+        """The array namespace: NumPy or CuPy."""
         return self.backend.xp
 
     def warm(self, dtype: str, say: Callable[[int, int], None] = lambda done, of: None) -> None:
@@ -202,6 +204,7 @@ class DeviceProfile:
 
 
 def device_profile(kind: DeviceKind, threads: int) -> DeviceProfile:
+    """Return the device of this kind as measured times and plans name it."""
     if kind == "gpu":
         xp = backend("gpu").xp
         properties = xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)

@@ -236,6 +236,7 @@ class Pool:
             return self._signals
 
     def close(self) -> None:
+        """End the threads."""
         self._end()
         for helper in self._helpers:
             helper.join()

@@ -341,7 +341,7 @@ def _leave() -> None:
 
 @inner_as_written
 def wait_for_turn(turns: int) -> None:
-    """Wait until another thread of loops is in the interpreter, at most for so many turns."""
+    """Wait until another thread of loops is in the interpreter, for this number of turns at most."""
     for _ in range(turns):
         if read_shared(_turn()):
             return

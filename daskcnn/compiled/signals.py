@@ -20,7 +20,7 @@ def _watched(number: int, seen: int, turns: int) -> bool:
 
 @loop(lambda T: (intp, int64, int64))
 def watch(number: int, seen: int, turns: int) -> bool:
-    """Watch the number at an address for so many turns; return True if it is another than the one seen."""
+    """Watch the number at an address for this number of turns. Return True if it is another than the one seen."""
     return _watched(number, seen, turns)
 
 

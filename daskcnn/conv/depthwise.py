@@ -25,7 +25,7 @@ THREAD_FLOPS = 250_000
 """Fewest operations of a thread: about 25 µs, the time that calling one takes."""
 
 
-class Depthwise:
+class Depthwise(ConvAlgorithm):
     """A sum over taps. Supports groups of one channel, and any number of kernels a channel."""
 
     name = "depthwise"
@@ -216,7 +216,7 @@ class _DepthwiseExpressions(_ByTurns):
         return dw
 
 
-class Grouped:
+class Grouped(ConvAlgorithm):
     """`inner` for each group, but not for single channels with one kernel each, which `depthwise` does faster."""
 
     def __init__(self, inner: ConvAlgorithm) -> None:

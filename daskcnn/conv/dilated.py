@@ -16,7 +16,7 @@ from daskcnn.arrays import Array, Backend, Device
 from daskcnn.conv.spec import ConvAlgorithm, Convolution, ConvSpec, Direction, Pair, Prepared, Work
 
 
-class Dilated:
+class Dilated(ConvAlgorithm):
     """`inner` for the phases. Supports a stride of 1, one group, and dilations that leave no phase without outputs."""
 
     def __init__(self, inner: ConvAlgorithm) -> None:

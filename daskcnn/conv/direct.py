@@ -14,7 +14,7 @@ from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Backend, Device
 from daskcnn.compiled.sizes import LANES, ROWS
 from daskcnn.conv.im2col import Im2col, taps
-from daskcnn.conv.spec import Convolution, ConvSpec, Direction, Prepared, Work
+from daskcnn.conv.spec import ConvAlgorithm, Convolution, ConvSpec, Direction, Prepared, Work
 
 CHANNELS = 8
 """Most channels. More were not measured; their products are deeper, which suits BLAS better."""
@@ -26,7 +26,7 @@ THREAD_FLOPS = 2_500_000
 """Fewest operations of a thread: at 30 to 80 GFLOP/s a few times the 25 µs that calling one takes."""
 
 
-class DirectSums:
+class DirectSums(ConvAlgorithm):
     """Sums in registers. Supports one group of up to CHANNELS channels, and a multiple of LANES kernels."""
 
     name = "direct"

@@ -34,6 +34,7 @@ class Axis:
 
     @property
     def out(self) -> int:
+        """Outputs of a tile."""
         return self.size + 2 * self.pad + self.end - self.taps + 1
 
     @property
@@ -164,6 +165,7 @@ class Tiling:
 
     @cached_property
     def tiles(self) -> int:
+        """Tiles of a map."""
         return self.grid[0] * self.grid[1]
 
     @cached_property
@@ -176,6 +178,7 @@ class Tiling:
 
     @cached_property
     def rows(self) -> int:
+        """Points of a tile in the frequency domain."""
         return self.axes[0].length * self.axes[1].length
 
     @property

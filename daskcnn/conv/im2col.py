@@ -19,7 +19,7 @@ import numpy as np
 
 from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Backend, Device
-from daskcnn.conv.spec import Convolution, ConvSpec, Direction, Prepared, Work
+from daskcnn.conv.spec import ConvAlgorithm, Convolution, ConvSpec, Direction, Prepared, Work
 
 
 def taps(spec: ConvSpec, origin: tuple[int, int] | None = None) -> Any:
@@ -87,7 +87,7 @@ THREAD_FLOPS = 2_500_000
 """Fewest operations of a thread: about 25 µs, the time that calling one takes."""
 
 
-class Im2col:
+class Im2col(ConvAlgorithm):
     """Products over columns. Supports every problem of one group."""
 
     name = "im2col"

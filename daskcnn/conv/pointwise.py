@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import ROUNDING, Array, Backend, Device
-from daskcnn.conv.spec import LONGEST, Convolution, ConvSpec, Direction, Prepared, Work, ranges_of
+from daskcnn.conv.spec import LONGEST, ConvAlgorithm, Convolution, ConvSpec, Direction, Prepared, Work, ranges_of
 
 BLOCK = 1 << 18
 """Numbers of a block's pixels and outputs: about what the second-level cache holds."""
@@ -22,7 +22,7 @@ THREAD_FLOPS = 2_500_000
 """Fewest operations of a thread, as in `im2col`."""
 
 
-class Pointwise:
+class Pointwise(ConvAlgorithm):
     """One product of matrices. Supports kernels of one pixel, without padding, and any stride."""
 
     name = "pointwise"

@@ -57,10 +57,12 @@ class ConvSpec:
 
     @property
     def out_H(self) -> int:
+        """Height of the output."""
         return (self.padded[0] - self.extent[0]) // self.stride[0] + 1
 
     @property
     def out_W(self) -> int:
+        """Width of the output."""
         return (self.padded[1] - self.extent[1]) // self.stride[1] + 1
 
     @property
@@ -90,6 +92,7 @@ class ConvSpec:
 
     @cached_property
     def itemsize(self) -> int:
+        """Bytes of a number."""
         return np.dtype(self.dtype).itemsize
 
     @cached_property
@@ -278,7 +281,7 @@ class Kernels:
 
 
 class Transforming(Convolution):
-    """A convolution that keeps kernels with their transform, of so many numbers, if half of the limit holds it."""
+    """A convolution that keeps kernels with their transform if half of the limit holds both."""
 
     def __init__(self, spec: ConvSpec, limit: int, numbers: int) -> None:
         super().__init__(spec, limit)

@@ -23,6 +23,7 @@ from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Backend, Device
 from daskcnn.conv.fourier import Side, Tiling, fourier
 from daskcnn.conv.spec import (
+    ConvAlgorithm,
     Convolution,
     ConvSpec,
     Direction,
@@ -118,7 +119,7 @@ class Blocks:
     scratch: int
 
 
-class Spectral:
+class Spectral(ConvAlgorithm):
     """Real DFTs of whole maps, or of tiles of `tile` outputs a side. Supports stride 1."""
 
     version = 5
@@ -337,6 +338,7 @@ class Sizes:
 
     @property
     def least_samples(self) -> int:
+        """Samples that fill the rows of a product."""
         return min(self.spec.N, -(-LEAST_ROWS // self.tiling.tiles))
 
     def block(self, samples: int, kernels: int) -> int:

@@ -69,6 +69,7 @@ RATES: Mapping[str, Rates] = {"cupy": GPU}
 
 
 def predict(algorithm: ConvAlgorithm, spec: ConvSpec, rates: Rates, threads: int) -> Seconds:
+    """Return the seconds that the algorithm takes at these rates."""
     forward, backward, backward_filter = (
         total_seconds(algorithm.work(spec, direction), rates, threads, spec.itemsize)
         for direction in ("forward", "backward", "backward_filter")

@@ -19,7 +19,18 @@ from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Backend, Device
 from daskcnn.compiled.sizes import STEPS, apart
 from daskcnn.conv.minimal import AtPoints, Correlation, Minimal, PointExpressions
-from daskcnn.conv.spec import LONGEST, Convolution, ConvSpec, Direction, Kernels, Lent, Work, nearly_equal, ranges_of
+from daskcnn.conv.spec import (
+    LONGEST,
+    ConvAlgorithm,
+    Convolution,
+    ConvSpec,
+    Direction,
+    Kernels,
+    Lent,
+    Work,
+    nearly_equal,
+    ranges_of,
+)
 from daskcnn.pool import equal_slices
 
 GROUP_BYTES = 1 << 20
@@ -56,10 +67,11 @@ class Groups:
 
     @property
     def rows(self) -> int:
+        """Rows of a product: tiles of all samples of a group."""
         return self.tiles * self.samples
 
 
-class Winograd:
+class Winograd(ConvAlgorithm):
     """F(m×m, r×r): tiles of m×m outputs. Supports kernels of r×r with its stride; with 2, an odd padding."""
 
     version = 4

@@ -65,7 +65,7 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value of a curve, after so many steps of the run, or merges of its server; at: seconds since 1970."""
+    """A value of a curve after a step of the run, or a merge of its server; at: seconds since 1970."""
 
     curve: str
     step: int

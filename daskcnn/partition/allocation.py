@@ -44,6 +44,7 @@ class Allocation:
         return count(self.ranges[worker])
 
     def sizes(self) -> dict[str, int]:
+        """Samples of each worker."""
         return {worker: count(ranges) for worker, ranges in self.ranges.items()}
 
     def give(self, samples: Mapping[str, int], increment: int) -> Allocation:

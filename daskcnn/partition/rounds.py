@@ -142,6 +142,7 @@ class Rounds:
 
     @property
     def workers(self) -> tuple[str, ...]:
+        """The workers that take part."""
         return tuple(self.seconds)
 
     @property

@@ -56,6 +56,7 @@ class Scenario:
 
     @property
     def sharded(self) -> bool:
+        """True for strategy `layer`."""
         return self.job.train.strategy == LAYER
 
     @property

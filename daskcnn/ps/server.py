@@ -12,12 +12,12 @@ import numpy as np
 
 from daskcnn.ps.messages import Objection, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
-from daskcnn.ps.sequencer import Sequencer
+from daskcnn.ps.sequencer import Sequencer, Vectors
 from daskcnn.ps.vectors import all_finite, misfit
 
 
-class CenterRange:
-    """Holds one range of the center; the whole center is one range too. It is the `Vectors` of a whole server.
+class CenterRange(Vectors):
+    """Holds one range of the center; the whole center is one range too.
 
     center: taken over, and never written again; ValueError if it is not a finite 1-D float vector. state: the rule's,
     of this range; taken over. None or empty: as before the first merge. kept: places in it that no merge changes.
@@ -46,6 +46,7 @@ class CenterRange:
         return merge if merge.finite or all(map(all_finite, (merge.center, *merge.state.values()))) else None
 
     def adopt(self, merge: Merge) -> None:
+        """Take over a merge."""
         self._center, self._state = _sealed(merge.center), merge.state
         for reply in (merge.replies or {}).values():
             _sealed(reply)

@@ -27,6 +27,7 @@ import numpy as np
 
 from daskcnn.ps.messages import Code, Objection, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
+from daskcnn.ps.sequencer import Vectors
 from daskcnn.ps.server import CenterRange
 from daskcnn.ps.vectors import wrong_shape
 
@@ -149,7 +150,7 @@ class Vote:
 # --- beside the sequencer ---
 
 
-class SplitCenter:
+class SplitCenter(Vectors):
     """The vectors of a sequencer whose ranges lie elsewhere. like: an array of the center's dtype. size: its length.
 
     send: sends an order to every range, and does not wait. Orders may arrive in any order, and more than once.
@@ -317,6 +318,7 @@ class OrderedRange:
         return self._kept[1]
 
     def validate(self) -> None:
+        """Assert that orders are carried out in turn."""
         self._range.validate()
         assert all(number > self.done for number in self._orders), "an order was not carried out in its turn"
         for answers in self._answers.values():

@@ -40,6 +40,7 @@ class Bases:
             self._one_less_at(before)
 
     def remove(self, worker: str) -> None:
+        """Forget a worker."""
         self._one_less_at(self._base.pop(worker))
 
     def others(self, worker: str) -> tuple[Array, Array]:
@@ -57,6 +58,7 @@ class Bases:
         return copy
 
     def as_dict(self) -> dict[str, int]:
+        """Return the version of each worker."""
         return dict(self._base)
 
     def _add(self, version: int) -> None:
@@ -90,9 +92,11 @@ class Clocks:
         self._workers_at: Counter[int] = Counter()
 
     def of(self, worker: str) -> int:
+        """Return the pushes of a worker that were merged."""
         return self._counts[worker]
 
     def join(self, worker: str) -> None:
+        """Count a worker from the least count of the others on."""
         self._counts[worker] = self.lowest
         self._workers_at[self.lowest] += 1
 
@@ -104,9 +108,11 @@ class Clocks:
         self._one_less_at(count)
 
     def remove(self, worker: str) -> None:
+        """Forget a worker."""
         self._one_less_at(self._counts.pop(worker))
 
     def as_dict(self) -> dict[str, int]:
+        """Return the count of each worker."""
         return dict(self._counts)
 
     def _one_less_at(self, count: int) -> None:

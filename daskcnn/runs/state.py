@@ -133,7 +133,7 @@ _SMALL = 1 << 20  # numbers that are allocated without a check
 def to_checkpoint(
     state: TrainingState, layout: Layout, images: Described, seconds: float, vectors: Sequence[str] = ()
 ) -> Checkpoint:
-    """Return the state, after so many seconds of training, as arrays and JSON. vectors: names of the optimizers' own.
+    """Return the state, reached after `seconds` of training, as arrays and JSON. vectors: names of the optimizers' own.
 
     Weights have the network's own names; a vector has its name and that of its replica, such as velocity:cpu-0.
     """

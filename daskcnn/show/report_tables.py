@@ -1,7 +1,7 @@
 """The report of a run: all its figures, from the events of a cluster or of the simulator.
 
 Workers are compared by the number of the round (see `history`). Behind a barrier, rounds of one number ran at the same
-time, and a worker without samples in one was idle in it. Of asynchronous workers the number counts passes, so balance
+time, and a worker without samples in one was idle in it. The number of an asynchronous worker counts passes, so balance
 compares these: only those that every worker reached, without a last pass that the budget cut short.
 """
 
