@@ -202,7 +202,7 @@ def context_of(client: Client, workers: int, shards: int = 1) -> RunContext:
 def server_rate(client: Client, rule: str, shards: int, size: int) -> float:
     """GB/s of payloads received and merged, from two workers."""
     context = context_of(client, 2, shards)
-    server = host_server(context, RULES[rule](), Snapshot(np.zeros(size, np.float32)), epoch=1)
+    server = host_server(context, RULES[rule](), Snapshot(np.zeros(size, np.float32)), life=1)
     start = time.time() + 1.0
     pushed = client.gather(
         [
@@ -278,7 +278,7 @@ def meetings(client: Client, size: int, rounds: int) -> dict[str, Any]:
     servers = {}
     for shards in (1, WORKERS + 1):
         context.job = Job(cluster=Cluster(workers=Workers(cpu=WORKERS), ps_shards=shards))
-        servers[shards] = host_server(context, RULES["bsp"](), zeros, epoch=1)
+        servers[shards] = host_server(context, RULES["bsp"](), zeros, life=1)
     works: dict[str, Callable[[], float]] = {
         "allreduce": lambda: allreduce_seconds(context, servers[1].at, next(lives)),
         f"allreduce, ps_shards = {WORKERS + 1}": lambda: allreduce_seconds(

@@ -15,13 +15,13 @@ class RoundOrder:
 
     Attributes
     ----------
-    epoch, session : the server's number in the run; the number of the worker's session
+    life, session : the server's number in the run; the number of the worker's session
     score : validation samples to judge the merged center on afterwards
     scale : factor of the learning rate
     """
 
     run: str
-    epoch: int
+    life: int
     worker: str
     session: int
     server: ServerAt

@@ -22,9 +22,9 @@ RuleState: TypeAlias = dict[str, Vector]
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A worker begins a life (`session`, higher than its earlier ones) and asks for the center."""
+    """A worker begins a session, numbered higher than its earlier ones, and asks for the center."""
 
-    epoch: int
+    life: int
     worker: str
     session: int
     seq: int = 0
@@ -35,7 +35,7 @@ class Join:
 class Pull:
     """A worker asks for the center; it trains from that version next."""
 
-    epoch: int
+    life: int
     worker: str
     session: int
     seq: int = 0
@@ -44,13 +44,13 @@ class Pull:
 
 @frozen
 class Push:
-    """A worker's gain since `base_version`. (epoch, worker, session, seq) is its key; seq counts from 1.
+    """A worker's gain since `base_version`. (life, worker, session, seq) is its key; seq counts from 1.
 
     payload: what the rule says is pushed. n_samples: trained on for it. accuracy: Q, in [0, 1]; it is 1 / (1 + loss)
     where the loss has no accuracy.
     """
 
-    epoch: int
+    life: int
     worker: str
     session: int
     seq: int
@@ -76,7 +76,7 @@ Request: TypeAlias = Join | Pull | Push | Leave
 class Code(StrEnum):
     """The reason of a refusal. The server counts refusals by their codes."""
 
-    EPOCH = "epoch"
+    LIFE = "life"
     WORKER = "worker"
     SESSION = "session"
     SEQ = "seq"
@@ -107,7 +107,7 @@ class Reply:
     attenuation γ of the push; 1 where the rule has none. waited: seconds between the push and its merge.
     """
 
-    epoch: int
+    life: int
     worker: str
     session: int
     seq: int
@@ -145,7 +145,7 @@ class Snapshot:
 
     center: Vector = field(compare=False, repr=False)
     version: int = 0
-    epoch: int = 0
+    life: int = 0
     state: RuleState | None = field(default=None, compare=False, repr=False)
     merged: int = 0
     repeated: int = 0

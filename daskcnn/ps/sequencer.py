@@ -5,10 +5,10 @@ actor, the simulator, a test) calls it from one thread, one request after the ot
 puts the time into the requests. The vectors lie behind the interface `Vectors`: in one range beside the sequencer
 (`server`), or in ranges on other machines (`split`).
 
-Workers. A Join begins a life of a worker, its session, and brings the center. A newer session supersedes the older one,
+Workers. A Join begins a session of a worker and brings the center. A newer session supersedes the older one,
 whose waiting push is dropped and whose later ones are refused. Every request but Leave ends in one Reply or Refuse.
 
-Pushes. (epoch, worker, session, seq) is applied once. The key last merged is answered again with the same reply; a key
+Pushes. (life, worker, session, seq) is applied once. The key last merged is answered again with the same reply; a key
 that still waits has one reply. A refused push changes nothing but the counters, and its seq may be used again.
 
 Barriers. A rule with a barrier merges when every worker that joined before the round's first push has pushed. A later
@@ -99,8 +99,8 @@ class _Joined:
 class Sequencer:
     """Decides on order, versions, staleness and refusals. See the module's text for how it works."""
 
-    def __init__(self, rule: UpdateRule, vectors: Vectors, *, epoch: int = 0, version: int = 0) -> None:
-        self._rule, self._vectors, self._epoch, self._version = rule, vectors, epoch, version
+    def __init__(self, rule: UpdateRule, vectors: Vectors, *, life: int = 0, version: int = 0) -> None:
+        self._rule, self._vectors, self._life, self._version = rule, vectors, life, version
         self._members: dict[str, _Joined] = {}
         self._late: dict[str, None] = {}  # an ordered set
         self._sessions: dict[str, int] = {}  # the highest ever seen, also of those that left
@@ -119,7 +119,7 @@ class Sequencer:
     def snapshot(self) -> Snapshot:
         """Everything that a new server needs. The vectors are shared, not copied."""
         center, state = self._vectors.kept()
-        return Snapshot(center, self._version, self._epoch, state, self._merged, self._repeated, dict(self._refused))
+        return Snapshot(center, self._version, self._life, state, self._merged, self._repeated, dict(self._refused))
 
     def handle(self, request: Request) -> list[Instruction]:
         """Take the request in. Returns the instructions that follow from it, in order."""
@@ -194,7 +194,7 @@ class Sequencer:
     def _center_for(self, worker: str, member: _Joined, seq: int) -> Reply:
         self._set_base(worker, member)
         weights = self._vectors.given(worker, member.session)
-        return Reply(self._epoch, worker, member.session, seq, weights, self._version, self._version)
+        return Reply(self._life, worker, member.session, seq, weights, self._version, self._version)
 
     def _set_base(self, worker: str, member: _Joined) -> None:
         member.base = self._version
@@ -247,7 +247,7 @@ class Sequencer:
         if self._rule.answers != "nothing":
             self._set_base(worker, member)
         reply = member.reply = Reply(
-            self._epoch,
+            self._life,
             worker,
             push.session,
             push.seq,
@@ -286,9 +286,9 @@ class Sequencer:
         return self._seen
 
     def _wrong_epoch(self, request: Join | Pull | Push) -> _Refusal:
-        if request.epoch == self._epoch:
+        if request.life == self._life:
             return None
-        return Code.EPOCH, f"epoch={request.epoch}: this server's is {self._epoch}; join it anew"
+        return Code.LIFE, f"life={request.life}: this server's is {self._life}; join it anew"
 
     def _old_life(self, join: Join) -> _Refusal:
         newest, member = self._sessions.get(join.worker, -math.inf), self._members.get(join.worker)
@@ -298,7 +298,7 @@ class Sequencer:
 
     def _stranger(self, request: Pull | Push) -> _Refusal:
         worker, session = request.worker, request.session
-        if request.epoch != self._epoch:
+        if request.life != self._life:
             return self._wrong_epoch(request)
         if (member := self._members.get(worker)) is None:
             return Code.WORKER, f"worker={worker!r}: has not joined, or has left; join first, as a new session"
@@ -339,7 +339,7 @@ class Sequencer:
             assert member.reply is None or (member.reply.session, member.reply.seq) == (member.session, member.seq)
         for worker, push in self._pending.items():
             member = self._members[worker]
-            assert (push.epoch, push.session, push.seq) == (self._epoch, member.session, member.seq + 1)
+            assert (push.life, push.session, push.seq) == (self._life, member.session, member.seq + 1)
         known = {w: m.base for w, m in self._members.items() if m.base is not None}
         assert self._bases.as_dict() == known
         clocks = self._clocks.as_dict()

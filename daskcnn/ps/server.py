@@ -83,7 +83,7 @@ def _sealed(vector: Vector) -> Vector:
 class ParameterServer(Sequencer):
     """Holds the center and merges what is pushed, by the rule. `sequencer` says how it decides.
 
-    center, state, kept: as for `CenterRange`, but copied. epoch: the number of this server in its run. version: the
+    center, state, kept: as for `CenterRange`, but copied. life: the number of this server in its run. version: the
     merges that the center has behind it.
     """
 
@@ -92,22 +92,22 @@ class ParameterServer(Sequencer):
         rule: UpdateRule,
         center: Vector,
         *,
-        epoch: int = 0,
+        life: int = 0,
         version: int = 0,
         state: RuleState | None = None,
         kept: Sequence[slice] = (),
     ) -> None:
         copied = {name: vector.copy() for name, vector in (state or {}).items()}
-        super().__init__(rule, CenterRange(rule, center.copy(), copied, kept), epoch=epoch, version=version)
+        super().__init__(rule, CenterRange(rule, center.copy(), copied, kept), life=life, version=version)
 
     @classmethod
     def restore(
-        cls, rule: UpdateRule, snapshot: Snapshot, *, epoch: int | None = None, kept: Sequence[slice] = ()
+        cls, rule: UpdateRule, snapshot: Snapshot, *, life: int | None = None, kept: Sequence[slice] = ()
     ) -> ParameterServer:
-        """A server that goes on from the snapshot, by default as the next epoch.
+        """A server that goes on from the snapshot, by default as the next life.
 
         Workers join it anew. It has no pushes that waited at the snapshot, and refuses what its predecessor was sent.
         """
-        epoch = snapshot.epoch + 1 if epoch is None else epoch
-        server = cls(rule, snapshot.center, epoch=epoch, version=snapshot.version, state=snapshot.state, kept=kept)
+        life = snapshot.life + 1 if life is None else life
+        server = cls(rule, snapshot.center, life=life, version=snapshot.version, state=snapshot.state, kept=kept)
         return server.resume(snapshot)

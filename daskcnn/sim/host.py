@@ -39,7 +39,7 @@ class Agenda:
             action(*args)
 
 
-EPOCH = 0
+LIFE = 0
 
 
 class Caller(Protocol):
@@ -78,17 +78,17 @@ class Host:
         """Begin a session and ask for the center."""
         self._callers[caller.name] = caller
         at = self._reaches(caller, 0)
-        self._agenda.at(at, self._handle, Join(EPOCH, caller.name, caller.session, at=at))
+        self._agenda.at(at, self._handle, Join(LIFE, caller.name, caller.session, at=at))
 
     def pull(self, caller: Caller) -> None:
         """Ask for the center."""
         at = self._reaches(caller, 0)
-        self._agenda.at(at, self._handle, Pull(EPOCH, caller.name, caller.session, at=at))
+        self._agenda.at(at, self._handle, Pull(LIFE, caller.name, caller.session, at=at))
 
     def push(self, caller: Caller, seq: int, base: int, payload: Vector, samples: int, quality: float) -> None:
         """Push trained weights."""
         at = self._pushed(caller)
-        event = Push(EPOCH, caller.name, caller.session, seq, base, self.travelled(payload), samples, quality, at)
+        event = Push(LIFE, caller.name, caller.session, seq, base, self.travelled(payload), samples, quality, at)
         self._agenda.at(at, self._handle, event)
 
     def leave(self, caller: Caller) -> None:

@@ -19,7 +19,7 @@ from daskcnn.events import CalibratedWorker, Event, RunEnded, RunStarted, Server
 from daskcnn.partition.rounds import Rounds
 from daskcnn.ps import ParameterServer, Snapshot
 from daskcnn.sim.cluster import SimulatedCluster
-from daskcnn.sim.host import EPOCH, Agenda, Host, PeerToPeer
+from daskcnn.sim.host import LIFE, Agenda, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
 from daskcnn.sim.replica import SimulatedReplica
 from daskcnn.sim.workload import Workload
@@ -52,7 +52,7 @@ class Simulation:
         self.members = cluster.members()
         self._emit, self._agenda = emit, Agenda()
         learners = [learner() for _ in self.members]
-        self.server = ParameterServer(self.rule, learners[0].weights, epoch=EPOCH, kept=learners[0].frozen)
+        self.server = ParameterServer(self.rule, learners[0].weights, life=LIFE, kept=learners[0].frozen)
         self._host = self._made_host()
         judged = workload.samples, workload.samples + workload.validation
         cadence = Cadence(self.rule, workload.batch_size, judged)
@@ -110,7 +110,7 @@ class Simulation:
             raise self.end.error
         snapshot = self.server.snapshot()
         counted = {"merged": snapshot.merged, "repeated": snapshot.repeated, "refused": dict(snapshot.refused)}
-        self._log(ServerCounted(server=EPOCH, **counted))
+        self._log(ServerCounted(server=LIFE, **counted))
         self._log(RunEnded(status=self.end.status))
         return snapshot
 

@@ -169,7 +169,7 @@ def hosted(client: Client, parts: int, size: int) -> Iterator[Hosted]:
     members = wait_for_members(client, cluster.workers, 60.0)
     none: Any = None
     context = RunContext.of(client, "hosted", Job(cluster=cluster), none, members, emit=none, save=none)
-    server = host_server(context, RULES["downpour"](), Snapshot(np.zeros(size, np.float32)), epoch=1)
+    server = host_server(context, RULES["downpour"](), Snapshot(np.zeros(size, np.float32)), life=1)
     yield server
     server.close()
 
@@ -236,10 +236,10 @@ def test_no_worker_reads_a_torn_vector_and_a_bad_push_changes_nothing(three_work
 class Recorded(ServerActor):
     """A server that writes down what it begins with and every request, in order, with payloads."""
 
-    def __init__(self, rule: Any, snapshot: Any, *, epoch: int, **options: Any) -> None:
-        super().__init__(rule, snapshot, epoch=epoch, **options)
+    def __init__(self, rule: Any, snapshot: Any, *, life: int, **options: Any) -> None:
+        super().__init__(rule, snapshot, life=life, **options)
         self._out = open(os.environ[RECORD], "wb")  # noqa: SIM115 - open for as long as the server lives
-        self._note((snapshot, epoch))
+        self._note((snapshot, life))
 
     def _note(self, what: Any) -> None:
         pickle.dump(what, self._out)
@@ -261,8 +261,8 @@ def write_down_at(path: str) -> None:
 
 def replay(path: Path, strategy: str) -> ParameterServer:
     with path.open("rb") as file:
-        snapshot, epoch = pickle.load(file)  # noqa: S301
-        server = ParameterServer.restore(RULES[strategy](), snapshot, epoch=epoch)
+        snapshot, life = pickle.load(file)  # noqa: S301
+        server = ParameterServer.restore(RULES[strategy](), snapshot, life=life)
         while True:
             try:
                 server.handle(pickle.load(file))  # noqa: S301

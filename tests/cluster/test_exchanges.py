@@ -86,7 +86,7 @@ class Worker:
         server = SimpleNamespace(link=lambda **_: self.link)
         round_ = Round("a", 0, ((0, SIZE * steps),), SIZE * steps, (0.0, 1.0))
         order: Any = SimpleNamespace(
-            epoch=0, worker="a", session=session, server=server, score=None, optimizer=None, round=round_, scale=1.0
+            life=0, worker="a", session=session, server=server, score=None, optimizer=None, round=round_, scale=1.0
         )
         self.link.answers.release()
         join_server(order, self.session, lambda: False)

@@ -132,7 +132,7 @@ def test_the_messages_of_a_split_server_carry_the_vector_and_less_than_a_kilobyt
         orders.append(order)
         return [Vote(True, {"cpu-3": 0.5})] * 2
 
-    sequencer = Sequencer(update, SplitCenter(update, NUMBERS, NUMBERS.size, send=orders.append, ask=ask), epoch=1)
+    sequencer = Sequencer(update, SplitCenter(update, NUMBERS, NUMBERS.size, send=orders.append, ask=ask), life=1)
     for i in range(16):
         sequencer.handle(Join(1, f"cpu-{i}", 1))
     staged: Any = StagedPayload(uuid4().hex, NUMBERS.shape)
@@ -180,7 +180,7 @@ class HereAndNow:
     def __init__(self, cuts: list[tuple[int, int]], center: Any) -> None:
         update, snapshot = RULES["agwu"](), Snapshot(center)
         vectors = SplitCenter(update, center, center.size, send=self.send, ask=self.ask)
-        self.sequencer = Sequencer(update, vectors, epoch=1)
+        self.sequencer = Sequencer(update, vectors, life=1)
         self.ranges = [OrderedRange(update, part.center) for part in split_snapshot(snapshot, cuts)]
         self.broken: list[tuple[int, str]] = []
         self.lost = False

@@ -128,7 +128,7 @@ def test_recorded_requests_through_the_bare_server_give_the_same_weights(
     weights, run = trained(job, dataset, 3)
     assert job.rule is not None
     begin = Replica(job, dataset, Device(), clock=lambda: 0.0).host_weights()
-    server = ParameterServer(job.rule, begin, epoch=1)
+    server = ParameterServer(job.rule, begin, life=1)
     for request in run.requests:
         if isinstance(request, Push):
             request = replace(request, payload=cast(request.payload, np.dtype("float32")))

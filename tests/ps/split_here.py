@@ -36,13 +36,13 @@ class SplitServer:
     Orders reach a range in a random order, and some of them twice.
     """
 
-    def __init__(self, rule: UpdateRule, snapshot: Snapshot, *, epoch: int = 0, parts: int = 2, seed: int = 0) -> None:
+    def __init__(self, rule: UpdateRule, snapshot: Snapshot, *, life: int = 0, parts: int = 2, seed: int = 0) -> None:
         self.ranges = ranges_of(rule, snapshot, parts)
         self.under_way: list[list[RangeOrder]] = [[] for _ in self.ranges]
         self.random, self.tickets = random.Random(seed), count()
         self.cuts = spans(snapshot.center.size, parts)
         center = SplitCenter(rule, snapshot.center, snapshot.center.size, send=self._send, ask=self._ask)
-        self.sequencer = Sequencer(rule, center, epoch=epoch, version=snapshot.version).resume(snapshot)
+        self.sequencer = Sequencer(rule, center, life=life, version=snapshot.version).resume(snapshot)
 
     def stage(self, push: Push) -> Push:
         """Each range its piece. Returns the push that the sequencer is told of."""
@@ -110,5 +110,5 @@ class WholeServer(ParameterServer):
 
 
 def server_of(kind: str, rule: UpdateRule, center: Vector) -> WholeServer | SplitServer:
-    """A server of this kind, of epoch 0."""
+    """A server of this kind, of life 0."""
     return WholeServer(rule, center) if kind == "whole" else SplitServer(rule, Snapshot(center))

@@ -320,7 +320,7 @@ def test_a_restored_adagrad_server_goes_on_as_if_nothing_had_been() -> None:
     payloads = vectors(8)
     for seq, payload in enumerate(payloads[:4], 1):
         one.handle(push("w", payload, seq=seq))
-    other = ParameterServer.restore(rule, one.snapshot(), epoch=0)
+    other = ParameterServer.restore(rule, one.snapshot(), life=0)
     other.handle(Join(0, "w", 1))
     for seq, payload in enumerate(payloads[4:], 1):
         one.handle(push("w", payload, seq=4 + seq))

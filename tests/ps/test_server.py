@@ -33,7 +33,7 @@ def server(name: str, *workers: str, rule: dict[str, Any] | None = None) -> Para
     """With these workers in it, center (0, 0)."""
     made = ParameterServer(RULES[name](**rule or {}), np.zeros(2, "float32"))
     for worker in workers:
-        made.handle(Join(made.snapshot().epoch, worker, 1))
+        made.handle(Join(made.snapshot().life, worker, 1))
     return made
 
 
@@ -44,7 +44,7 @@ def push(worker: str, seq: int = 1, *, value: float = 1.0, base: int = 0, sessio
 
 def reply(worker: str, seq: int, version: int, *, base: int | None = None, session: int = 1, **facts: Any) -> Reply:
     base = version if base is None else base
-    return Reply(facts.pop("epoch", 0), worker, session, seq, np.zeros(2), version, base, **facts)
+    return Reply(facts.pop("life", 0), worker, session, seq, np.zeros(2), version, base, **facts)
 
 
 def merged(worker: str, seq: int, version: int, *, base: int, staleness: int = 0, **facts: Any) -> Reply:
@@ -113,7 +113,7 @@ def test_a_push_after_the_repeated_one_is_next() -> None:
 
 
 REFUSED = {
-    "epoch": (push("a", epoch=1), Code.EPOCH),
+    "life": (push("a", life=1), Code.LIFE),
     "unknown worker": (push("z"), Code.WORKER),
     "old session": (push("a", session=0), Code.SESSION),
     "session to come": (push("a", session=2), Code.SESSION),
@@ -174,7 +174,7 @@ def test_a_pull_gets_the_center_and_sets_the_base() -> None:
 def test_strangers_do_not_get_the_center() -> None:
     s = server("agwu", "a")
     assert handle(s, Pull(0, "z", 1)) == [refusal("z", 0, Code.WORKER)]
-    assert handle(s, Pull(1, "a", 1)) == [refusal("a", 0, Code.EPOCH)]
+    assert handle(s, Pull(1, "a", 1)) == [refusal("a", 0, Code.LIFE)]
     assert handle(s, Pull(0, "a", 2)) == [refusal("a", 0, Code.SESSION, session=2)]
 
 
@@ -431,7 +431,7 @@ def test_a_rule_may_keep_state_and_reply_with_something_else() -> None:
     np.testing.assert_array_equal(s.snapshot().center, 3)
     restored = ParameterServer.restore(_Summing(), s.snapshot())
     handle(restored, Join(1, "a", 1))
-    handle(restored, push("a", epoch=1))
+    handle(restored, push("a", life=1))
     np.testing.assert_array_equal(restored.snapshot().center, 6)
 
 
@@ -440,23 +440,23 @@ def test_a_restored_server_goes_on_as_a_new_epoch() -> None:
     for event in (push("a"), push("b", value=3.0), push("z"), push("a", 2, base=1)):
         handle(s, event)
     kept = s.snapshot()
-    assert kept == Snapshot(kept.center, version=1, epoch=0, merged=2, refused={"worker": 1})
+    assert kept == Snapshot(kept.center, version=1, life=0, merged=2, refused={"worker": 1})
     new = ParameterServer.restore(RULES["sgwu"](), kept)
     new.validate()
-    assert handle(new, push("a", 2, base=1)) == [refusal("a", 2, Code.EPOCH)]
-    assert handle(new, Join(1, "a", 1)) == [reply("a", 0, 1, epoch=1)]  # the same life may go on
-    assert handle(new, push("a", epoch=1, base=1)) == [merged("a", 1, 2, base=1, epoch=1)]
+    assert handle(new, push("a", 2, base=1)) == [refusal("a", 2, Code.LIFE)]
+    assert handle(new, Join(1, "a", 1)) == [reply("a", 0, 1, life=1)]  # the same life may go on
+    assert handle(new, push("a", life=1, base=1)) == [merged("a", 1, 2, base=1, life=1)]
     after = new.snapshot()
-    assert (after.epoch, after.version, after.merged) == (1, 2, 3)
-    assert after.refused == {"worker": 1, "epoch": 1}
+    assert (after.life, after.version, after.merged) == (1, 2, 3)
+    assert after.refused == {"worker": 1, "life": 1}
     np.testing.assert_allclose(kept.center, 2.0)
-    assert ParameterServer.restore(RULES["sgwu"](), kept, epoch=7).snapshot().epoch == 7
+    assert ParameterServer.restore(RULES["sgwu"](), kept, life=7).snapshot().life == 7
 
 
 def test_a_snapshot_without_state_begins_with_the_rule_s_own() -> None:
     s = ParameterServer.restore(rule_of("downpour", server="adagrad"), Snapshot(np.zeros(2, "float32"), state={}))
     handle(s, Join(1, "a", 1))
-    assert handle(s, push("a", epoch=1)) == [merged("a", 1, 1, base=0, epoch=1)]
+    assert handle(s, push("a", life=1)) == [merged("a", 1, 1, base=0, life=1)]
 
 
 @pytest.mark.parametrize("bad", [np.zeros((2, 2)), np.zeros(2, int), np.array([1.0, math.nan])])

@@ -158,7 +158,7 @@ class Machine(RuleBasedStateMachine):
         data=st.data(),
         wrong=st.sampled_from(
             [
-                {"epoch": 3},
+                {"life": 3},
                 {"session": 0},
                 {"seq": 1000},
                 {"seq": -1},

@@ -63,8 +63,8 @@ class Lockstep(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         update = RULES[self.name](**self.options)
-        self.whole = ParameterServer(update, np.linspace(-1, 1, SIZE), epoch=1)
-        self.split = SplitServer(update, self.whole.snapshot(), epoch=1, parts=PARTS)
+        self.whole = ParameterServer(update, np.linspace(-1, 1, SIZE), life=1)
+        self.split = SplitServer(update, self.whole.snapshot(), life=1, parts=PARTS)
         self.sessions: Counter[str] = Counter()  # the last that each worker began, from 0
         self.seqs: Counter[str] = Counter()  # of each worker's last merged push
         self.bases: dict[str, int] = {}
@@ -114,14 +114,14 @@ class Lockstep(RuleBasedStateMachine):
         self.sessions[worker] = session
         self.tell(Join(1, worker, session))
 
-    @rule(worker=WORKERS, odd=ODD, epoch=st.sampled_from((1, 1, 1, 2)), seq=st.integers(0, 3))
-    def join_again(self, worker: str, odd: int, epoch: int, seq: int) -> None:
+    @rule(worker=WORKERS, odd=ODD, life=st.sampled_from((1, 1, 1, 2)), seq=st.integers(0, 3))
+    def join_again(self, worker: str, odd: int, life: int, seq: int) -> None:
         session = self.sessions[worker] + min(odd, 0)
-        self.tell(Join(epoch, worker, session, seq))
+        self.tell(Join(life, worker, session, seq))
 
-    @rule(worker=WORKERS, odd=ODD, epoch=st.sampled_from((1, 1, 1, 2)), seq=st.integers(0, 3))
-    def pull(self, worker: str, odd: int, epoch: int, seq: int) -> None:
-        self.tell(Pull(epoch, worker, self.sessions[worker] + odd, seq))
+    @rule(worker=WORKERS, odd=ODD, life=st.sampled_from((1, 1, 1, 2)), seq=st.integers(0, 3))
+    def pull(self, worker: str, odd: int, life: int, seq: int) -> None:
+        self.tell(Pull(life, worker, self.sessions[worker] + odd, seq))
 
     @rule(worker=WORKERS, seed=st.integers(0, 9), accuracy=st.floats(0.1, 1))
     def push(self, worker: str, seed: int, accuracy: float) -> None:
@@ -348,8 +348,8 @@ def test_restored_split_server_goes_on_from_state_and_center() -> None:
     whole = ParameterServer(update, np.zeros(SIZE))
     whole.handle(Join(0, "a", 1))
     whole.handle(Push(0, "a", 1, 1, 0, np.ones(SIZE), 1, 1.0))
-    again = SplitServer(update, whole.snapshot(), epoch=1).snapshot()
-    assert replace(again, epoch=0, state=None) == replace(whole.snapshot(), state=None)
+    again = SplitServer(update, whole.snapshot(), life=1).snapshot()
+    assert replace(again, life=0, state=None) == replace(whole.snapshot(), state=None)
     np.testing.assert_array_equal(again.center, whole.snapshot().center)
     assert again.state is not None
     np.testing.assert_array_equal(again.state["squares"], np.ones(SIZE))
@@ -426,7 +426,7 @@ def sequencer_of(update: UpdateRule, begin: Snapshot, served: list[Served]) -> S
         send(order)
         return [each.vote(order.number) for each in served]
 
-    return Sequencer(update, SplitCenter(update, begin.center, begin.center.size, send=send, ask=ask), epoch=1)
+    return Sequencer(update, SplitCenter(update, begin.center, begin.center.size, send=send, ask=ask), life=1)
 
 
 @pytest.mark.parametrize("rule_name", ["downpour", "easgd"])

@@ -203,7 +203,7 @@ class GroupRound:
         """Go on with a step's score, a settled chain, or the report that ends the round. Raises Diverged."""
         order = self._order
         if future is self._report:
-            return [RoundDone(order.worker, order.epoch, order.session, self._reported(*result), now)]
+            return [RoundDone(order.worker, order.life, order.session, self._reported(*result), now)]
         if future is self._settling:
             self._settling = None
             self._graph.cut_chain()
@@ -214,7 +214,7 @@ class GroupRound:
                 raise Diverged(f"loss = {result.loss}", reason, "lower train.lr")
             self._score += result
         self.advance()
-        return [Progress(order.worker, order.epoch, order.session, now)]
+        return [Progress(order.worker, order.life, order.session, now)]
 
     def _reported(self, own: RoundReport, counters: Mapping[str, Counters]) -> RoundReport:
         """Return the group's report. It counts as busy while it neither exchanges, waits nor judges."""

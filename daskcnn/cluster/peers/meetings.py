@@ -159,7 +159,7 @@ class PeerExchange:
 
     def snapshot(self) -> Snapshot:
         """The center of the last meeting. Raises WorkersLost."""
-        return Snapshot(self._center(), version=self._version, epoch=self._peers.life)
+        return Snapshot(self._center(), version=self._version, life=self._peers.life)
 
     def rescue(self, optimizers: dict[str, OptimizerState]) -> int | None:
         """Ask the workers that are left which center they have. Raises WorkersLost where one does not answer."""

@@ -114,7 +114,7 @@ class WorkerReplicas:
         def done(report: RoundReport | None, at: float) -> facts.RoundDone:
             if report is None:  # it was stopped: the worker is about to be found lost
                 raise WorkersLost([order.worker])
-            return facts.RoundDone(order.worker, order.epoch, order.session, report, at)
+            return facts.RoundDone(order.worker, order.life, order.session, report, at)
 
         return TaskWork(future, done)
 
@@ -140,8 +140,8 @@ class ServerExchange:
         if order.moved:
             context.workers.new_host()
         rule_state = dict(state.rule_state) or None
-        snapshot = Snapshot(state.weights, version=state.step, epoch=order.life - 1, state=rule_state)
-        self._hosted = host_server(context, self._rule, snapshot, epoch=order.life)
+        snapshot = Snapshot(state.weights, version=state.step, life=order.life - 1, state=rule_state)
+        self._hosted = host_server(context, self._rule, snapshot, life=order.life)
         context.workers.hosts = self._hosted.hosts
         return context.workers.members.server.name
 

@@ -62,8 +62,8 @@ class Hosted:
             future.cancel()
 
 
-def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, epoch: int) -> Hosted:
-    """Start a server of this epoch that goes on from the snapshot. Raises ServerLost or WorkersLost.
+def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, life: int) -> Hosted:
+    """Start a server of this life that goes on from the snapshot. Raises ServerLost or WorkersLost.
 
     The ranges of a split server go to the server's worker, to others set apart for it, and then to the run's own, in
     turn.
@@ -74,7 +74,7 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, ep
     sent = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
     held = context.dispatch.send_to(sent, [server.address])
     kept = () if ranges else frozen_spans(context.job, context.dataset)
-    options = {"epoch": epoch, "wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout, "kept": kept}
+    options = {"life": life, "wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout, "kept": kept}
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, rule, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]
     *parts, actor = _running(context, futures, held_by)

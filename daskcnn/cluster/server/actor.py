@@ -173,7 +173,7 @@ class ServerActor:
         rule: ps.UpdateRule,
         snapshot: ps.Snapshot,
         *,
-        epoch: int,
+        life: int,
         wire: str,
         ranges: Sequence[RangeAt] = (),
         limit: float = 300.0,
@@ -185,9 +185,9 @@ class ServerActor:
         if ranges:
             lines = RangeLines(ranges, limit=limit, lost=self._callers.lose)
             vectors = SplitCenter(rule, snapshot.center, ranges[-1].hi, send=lines.send, ask=lines.ask)
-            self._server = ps.Sequencer(rule, vectors, epoch=epoch, version=snapshot.version).resume(snapshot)
+            self._server = ps.Sequencer(rule, vectors, life=life, version=snapshot.version).resume(snapshot)
         else:
-            self._server = ps.ParameterServer.restore(rule, snapshot, epoch=epoch, kept=kept)
+            self._server = ps.ParameterServer.restore(rule, snapshot, life=life, kept=kept)
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         beside = ThreadPoolExecutor(1, thread_name_prefix="parameter-server-merges")

@@ -39,7 +39,7 @@ def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -
         local = Local(replica.weights, replica.weights)
         session.exchange = ReplicaExchange(job.rule, local, cadence, overlap=overlap, frozen=replica.frozen)
     link = order.server.link(wire=job.cluster.wire, stopped=stop)
-    reply = link.call(Join(order.epoch, order.worker, order.session))
+    reply = link.call(Join(order.life, order.worker, order.session))
     _, center = _on_device(replica, reply)
     session.exchange.joined(center, reply.version)
     replica.adopt_optimizer(order.optimizer)
@@ -143,7 +143,7 @@ class ServedRound(ReplicaRound):
         push, asked = None, self.asked
         if (gain := order.push) is not None:
             payload, count = self.replica.device.backend.to_host(gain.payload), gain.samples
-            sender = asked.epoch, asked.worker, asked.session
+            sender = asked.life, asked.worker, asked.session
             push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy)
         if order.meanwhile is None:
             return self._taken_in(self._call(push, order.pull))
@@ -153,7 +153,7 @@ class ServedRound(ReplicaRound):
     def _call(self, push: Push | None, pull: bool) -> list[Reply]:
         """Push and pull as ordered. Runs on the session's own thread while the replica trains on."""
         requests: list[Request] = [push] if push else []
-        requests += [Pull(self.asked.epoch, self.asked.worker, self.asked.session)] if pull else []
+        requests += [Pull(self.asked.life, self.asked.worker, self.asked.session)] if pull else []
         return [self._link.call(request) for request in requests]
 
     def _taken_in(self, replies: list[Reply]) -> Order:
