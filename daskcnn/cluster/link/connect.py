@@ -52,9 +52,9 @@ def check_address(address: str, source: str = "") -> None:
         _check(_backend(scheme), address, location)
     except _Fault as fault:
         reason, remedy = fault.args
-        named = f"{address!r:.200} is " if source else ""
-        where = source or f"scheduler {address:.200}"
-        raise ClusterError(where, f"{named}not an address ({reason})", remedy) from None
+        if source:
+            raise ClusterError(source, f"{address!r:.200} is not an address ({reason})", remedy) from None
+        raise ClusterError(f"scheduler {address:.200}", f"not an address ({reason})", remedy) from None
 
 
 def _backend(scheme: str) -> Backend:
