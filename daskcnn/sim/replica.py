@@ -20,6 +20,12 @@ from daskcnn.training.coordinator.orders import StartRound
 class SimulatedReplica:
     """A worker. Instead of working for a time, it enters the next event into the agenda."""
 
+    # slots: a simulation reads these millions of times
+    __slots__ = (
+        "_agenda", "_answers", "_busy", "_exchange", "_host", "_judging", "_order", "_pace", "_reported", "_seconds",
+        "_segment", "_sending", "_told", "learner", "link", "local", "member", "name", "received", "sent", "session",
+    )  # fmt: skip
+
     def __init__(
         self,
         member: Worker,

@@ -178,6 +178,12 @@ class ReplicaExchange:
     arithmetic of the exchange, if not the rule's own. frozen: places in the weights that no exchange changes.
     """
 
+    # slots: a simulation reads these millions of times
+    __slots__ = (
+        "_cadence", "_frozen", "_overlaps", "_own_way", "_phase", "_sent", "_seq", "_tally", "_under_way", "_via",
+        "local", "rule",
+    )  # fmt: skip
+
     def __init__(
         self,
         rule: UpdateRule,
