@@ -39,7 +39,6 @@ class Decider(Protocol):
 
     def handle(self, fact: Any) -> list[Any]:
         """Take a fact in; return the orders that follow."""
-        ...
 
 
 class Strategy(Protocol):
@@ -57,27 +56,21 @@ class Strategy(Protocol):
     @property
     def coordinator(self) -> Decider:
         """The machine that decides what is done next."""
-        ...
 
     def actions(self, shell: Shell) -> Actions:
         """Return an action for every kind of order that the shell does not carry out itself."""
-        ...
 
     def ahead(self) -> None:
         """Submit tasks that may be submitted before those under way have ended."""
-        ...
 
     def taken(self, fact: Fact) -> None:
         """Take note of a fact that a task's result stands for."""
-        ...
 
     def failed(self, name: str, error: Exception) -> Fact:
         """Return the fact that an error of this worker's or replica's task stands for. Raises it if there is none."""
-        ...
 
     def close(self) -> None:
         """Give up all that is under way besides the shell's tasks."""
-        ...
 
 
 class Shell:

@@ -210,7 +210,6 @@ class Progress(Protocol):
 
     def handle(self, event: Event) -> None:
         """Show one event; those that a display has no use for are passed over. A failing stream ends no run."""
-        ...
 
 
 class PlainProgress:
