@@ -42,13 +42,7 @@ class Decider(Protocol):
 
 
 class Strategy(Protocol):
-    """A way to train, as a shell is given it.
-
-    Attributes
-    ----------
-    state : the state that was kept last.
-    life : of the server, or of the pieces that are placed.
-    """
+    """A way to train. state: the one that was kept last. life: of the server, or of the pieces that are placed."""
 
     state: TrainingState
     life: int
@@ -74,13 +68,7 @@ class Strategy(Protocol):
 
 
 class Shell:
-    """Drives one run of a strategy over the workers of a context.
-
-    Attributes
-    ----------
-    end : the last order, once it was given.
-    work : tasks under way, by worker, replica or purpose.
-    """
+    """Drives one run of a strategy over the workers of a context. work: tasks under way, by replica or purpose."""
 
     def __init__(self, context: RunContext, strategy: Strategy, heard: Heard | None = None) -> None:
         self.context, self.strategy, self._heard = context, strategy, heard
@@ -112,9 +100,7 @@ class Shell:
     def train(self) -> TrainingState:
         """Train to the end and return the last state.
 
-        Raises
-        ------
-        Diverged, Lost, ClusterError, Interrupted : the run has ended early; what was to be saved is saved.
+        Raises Diverged, Lost, ClusterError or Interrupted where the run ends early; what was to be saved is saved.
         """
         self.context.workers.alive.clear()  # until they are calibrated
         for name, member in self._candidates.items():
