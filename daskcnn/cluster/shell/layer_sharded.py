@@ -60,12 +60,7 @@ class Gathered:
 
 
 class Segment:
-    """Steps that are submitted ahead, each chained to the one before.
-
-    Attributes
-    ----------
-    next, end : the next step to submit, and the first that is not.
-    """
+    """Steps that are submitted ahead, each chained to the one before: from `next` on, and before `end`."""
 
     def __init__(self, life: int, order: orders.RunSegment, watch: Watch) -> None:
         self.life, self.next, self.end, self.scale, self._watch = life, order.begin, order.end, order.scale, watch
