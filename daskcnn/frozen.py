@@ -40,5 +40,3 @@ class Match:
         if type(other) is not self.kind:
             return NotImplemented
         return all(getattr(other, name) == value for name, value in self.fields.items())
-
-    __hash__ = None  # type: ignore[assignment]

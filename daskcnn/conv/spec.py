@@ -230,7 +230,7 @@ class Convolution(ABC):
 
     Arrays belong to `device.xp`: x, dx (H, W, N, C), w, dw (R, S, C / groups, K), y, dy (out_H, out_W, N, K),
     all of `spec.dtype`. Inputs are not changed. Results are new arrays and do not depend on the number of threads.
-    A device lends its threads and its scratch memory, of which a pass may take `limit` bytes. The caller keeps BLAS
+    A device lends its threads and its scratch memory. A pass may take `limit` bytes of it. The caller keeps BLAS
     single-threaded (`single_threaded_blas`).
     """
 

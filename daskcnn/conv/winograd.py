@@ -379,7 +379,7 @@ def _fewest_parts(f: Minimal, c: Correlation) -> int:
 
 
 def _of_rows(f: Minimal, c: Correlation, room: int, rows: int, fewest: int, most: int | None) -> Groups:
-    """Return `fewest` groups or more, of about so many rows, or of more that stay in cache, up to `most`."""
+    """Return `fewest` groups or more, up to `most`, of about `rows` rows or of more that stay in cache."""
     (N, C), K, tiles = c.x_shape[2:], c.y_shape[3], prod(c.tiles(f))
 
     def numbers(rows: int) -> int:

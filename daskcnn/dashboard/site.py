@@ -18,7 +18,7 @@ HANDLER = "daskcnn_events"  # the scheduler's operation that takes a message
 
 
 class Site:
-    """The runs of which the scheduler has heard; its extension, of which drivers call `hear`."""
+    """The runs that the scheduler has heard of. It is an extension of the scheduler; drivers call `hear`."""
 
     def __init__(self) -> None:
         self.runs = Runs()

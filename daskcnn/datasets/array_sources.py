@@ -111,7 +111,7 @@ def _unwrapped(images: Any) -> Any:
 
 
 CHANNELS = {"band", "bands", "channel", "channels", "c"}
-"""What people who use xarray call the axis of channels."""
+"""Names of the axis of channels in xarray."""
 _USUAL = {1, 3, 4}
 """Channels of grey images, of coloured ones, and of these with transparency."""
 BLOCK_BYTES = 64 << 20

@@ -159,14 +159,14 @@ JOINS: dict[str, Callable[[Sequence[str]], str]] = {
     "add": " + ".join,
     "branches": lambda names: f"torch.cat([{', '.join(names)}], 1)",
 }
-"""What layers of paths make of the paths' outputs: an expression of their names."""
+"""Expressions of the paths' outputs, by the kind of a layer of paths."""
 
 
 WEIGHTS = ".weights.safetensors"
 """Takes the place of the module's suffix."""
 
 _IMPORTED = ("pathlib", "safetensors", "torch")
-"""What the module imports: under one of these names it would import itself."""
+"""Modules that the written one imports. Under one of these names it would import itself."""
 
 _MODULE = '''"""A network that daskcnn trained, in plain PyTorch. The weights are in the {weights} file beside this one.
 

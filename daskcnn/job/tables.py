@@ -55,9 +55,9 @@ class Scale(Options):
     """`[data.scale]`: what pixels are normalised by, in place of the data set's own statistics."""
 
     mean: tuple[Annotated[float, Field(ge=-1e30, le=1e30)], ...]
-    """What is subtracted from the pixels of each channel."""
+    """Numbers that are subtracted from the pixels, one for each channel."""
     deviation: tuple[Annotated[float, Field(gt=1e-30, le=1e30)], ...]
-    """What the pixels of each channel are divided by after that."""
+    """Numbers that the pixels are divided by after that, one for each channel."""
 
     @field_validator("mean", "deviation", mode="before")
     @classmethod
@@ -140,7 +140,7 @@ class Model(Options):
     dtype: Literal["float32", "float64"] = "float32"
     """Number type of weights and activations."""
     relu: bool = True
-    """Whether C1:C2 has a ReLU behind each convolution. The papers list none."""
+    """C1:C2 has a ReLU behind each convolution. The papers list none."""
     from_: Location | None = Field(None, alias="from")
     """Run directory, checkpoint or exported safetensors file whose trained weights the run starts from. Its network is
     taken where the job names none. The last layer with weights is new where the classes differ."""
@@ -196,7 +196,7 @@ class OptimizerOptions(Options):
     trust: float = Field(0.001, gt=0)
     """Trust coefficient: a step of a parameter array in parts of its norm (`lars`)."""
     epsilon: float = Field(1e-8, gt=0)
-    """What divisors are raised by (`adamw`, `lars`)."""
+    """Number that divisors are raised by (`adamw`, `lars`)."""
 
 
 class LookaheadOptions(Options):
@@ -249,16 +249,16 @@ class Train(Options):
     optimizer: Annotated[
         OptimizerOptions, BeforeValidator(partial(_named, example='{name = "adamw", beta2 = 0.99}'))
     ] = OptimizerOptions()
-    """What makes the steps: a name or a table. Default: `sgd` for a named network on the published images that it is
+    """Maker of the steps: a name or a table. Default: `sgd` for a named network on the published images that it is
     for, such as `quick` on CIFAR-10; `adamw` otherwise, unless `momentum` or `nesterov` is given."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of the optimizer (`sgd`, `lars`)."""
     nesterov: bool = True
-    """Whether the momentum is Nesterov's (`sgd`). Needs a momentum above 0."""
+    """The momentum is Nesterov's (`sgd`). Needs a momentum above 0."""
     weight_decay: float = Field(1e-3, ge=0)
     """Factor of the L2 penalty on the weights. With `adamw` weights shrink by lr times this at a step."""
     decay_all: bool = True
-    """Whether biases, and what normalising scales and shifts by, decay too. If not, `lars` does not scale their steps
+    """Biases decay too, and the factors and offsets of normalising layers. If not, `lars` does not scale their steps
     either."""
     clip: float | None = Field(None, gt=0)
     """Largest norm of the gradient of all parameters together; a longer one is scaled down. Not where kernels are
@@ -274,7 +274,7 @@ class Train(Options):
     """Part that an exponential average of the weights keeps of itself at a step, such as 0.999. The average is what is
     evaluated, exported and predicted with. For strategy `layer`. Default: no average."""
     schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Schedule()
-    """How the learning rate changes: a name or a table. Default: `poly` for a named network on the published images
+    """Course of the learning rate: a name or a table. Default: `poly` for a named network on the published images
     that it is for; otherwise the same behind a warm-up of an epoch, of a quarter of the run at most."""
     loss: Literal["softmax", "squared", "sigmoid", "reconstruction", "sigmoid-reconstruction"] | None = None
     """Loss function: `softmax` and `squared` for one class a sample, `sigmoid` for several labels. `reconstruction`
@@ -297,19 +297,19 @@ class Train(Options):
     workspace_mib: int = Field(1024, ge=1)
     """Scratch memory of a convolution on each worker, in MiB."""
     exact: bool = False
-    """Whether convolutions leave out algorithms that round more than products of matrices do. Winograd's, of 4×4
+    """Convolutions leave out algorithms that round more than products of matrices do. Winograd's, of 4×4
     outputs, round by up to 0.00003 of the largest output in float32."""
     replica_size: int = Field(1, ge=1)
     """Workers that share one replica by sharding its kernels."""
     sub_batches: int = Field(1, ge=1)
     """Parts of a minibatch that are sent on one by one, where kernels are sharded."""
     first_conv: FirstConv = "auto"
-    """What the workers divide in the first convolution, where kernels are sharded: kernels or samples. `auto` takes the
-    shorter step."""
+    """Parts that the workers have of the first convolution, where kernels are sharded: kernels or samples. `auto` takes
+    the shorter step."""
     kernel_shares: KernelShares = "measured"
-    """What decides how many kernels each worker gets, where kernels are sharded. `measured`: speeds, links, what a
-    shard takes whatever its size, and the scheduler's time for each task. `speeds`: measured speeds alone (Marques et
-    al., eq. 1), at the start and where kernels move; no link is measured."""
+    """Measurements that decide each worker's number of kernels, where kernels are sharded. `measured`: speeds, links,
+    the seconds of a shard of any size, and the scheduler's time for each task. `speeds`: measured speeds alone (Marques
+    et al., eq. 1), at the start and where kernels move; no link is measured."""
     on_divergence: Literal["lower", "stop"] = "lower"
     """A loss that is not finite, or weights whose losses are far above those of guessing: `lower` goes back to the
     weights that were saved last, once, with a third of the learning rate. A loss that is not finite ends the run the
@@ -366,7 +366,7 @@ class Cluster(Options):
     wire: Literal["float32", "float16"] = "float32"
     """Number type of vectors on the network."""
     overlap: bool = True
-    """Whether replicas train on while they push and pull within a round (`easgd`, `downpour`)."""
+    """Replicas train on while they push and pull within a round (`easgd`, `downpour`)."""
     ps_shards: int = Field(1, ge=1)
     """Workers that the parameter server is split over, each with a range of the vector."""
 
@@ -385,14 +385,14 @@ class Run(Options):
     keep: int = Field(3, ge=1)
     """Newest checkpoints that are kept; the best one is kept besides."""
     dashboard: bool = True
-    """Whether the scheduler's dashboard shows the run while it goes on, on its page /daskcnn."""
+    """The scheduler's dashboard shows the run while it goes on, on its page /daskcnn."""
     tensorboard: bool = False
-    """Whether event files for TensorBoard are written into the run directory (`tensorboard/`)."""
+    """Event files for TensorBoard are written into the run directory (`tensorboard/`)."""
     mlflow: str | None = Field(None, min_length=1)
     """Tracking URI of MLflow, such as `http://host:5000` or `sqlite:///mlflow.db`, where the run is logged. Default:
     nowhere."""
     prometheus: bool = False
-    """Whether scheduler and workers serve the run's figures to Prometheus, at `/metrics` of their ports for HTTP."""
+    """Scheduler and workers serve the run's figures to Prometheus, at `/metrics` of their ports for HTTP."""
 
 
 class NoRule(Options):

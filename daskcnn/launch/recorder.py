@@ -50,7 +50,7 @@ def check_listener(function: Any) -> None:
 
 
 ENDED_BY_LISTENER = 0
-"""What stands for the number of a signal, where the function ends the run: the run ends as after a signal."""
+"""Number in place of a signal's, where the function ends the run: the run ends as after a signal."""
 
 
 class Listener:

@@ -25,7 +25,7 @@ _PLACES = ("path", "images", "labels", "test_images", "test_labels")
 _LONGEST = 160
 """Letters of a value in a message."""
 _ALIKE = 1e-6
-"""How far, relatively, the statistics of the same images may be apart: sums over other chunks round otherwise."""
+"""Largest relative difference of the statistics of the same images: sums over other chunks round otherwise."""
 _EPOCHS = "train.epochs"
 """The key that may change when a run is resumed by its folder: epochs in all, more than were trained."""
 

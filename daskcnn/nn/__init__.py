@@ -1,7 +1,7 @@
 """Layers, networks, losses, optimizers, schedules and the flat vector of a network's weights."""
 
 # mypy: implicit-reexport
-# ruff: noqa: F401
+# ruff: noqa: F401 - names for those who import the room
 
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State, walk
 from daskcnn.nn.layers import LAYERS

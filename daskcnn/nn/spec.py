@@ -293,7 +293,7 @@ _PATHS: Mapping[Any, Callable[[str, Any], Any]] = {
     Sequential | None: _path,
     tuple[Sequential | None, ...]: _paths,
 }
-"""How options that hold layers are read, by their types."""
+"""Readers of options that hold layers, by their types."""
 
 
 def _of_wrong_types(kind: str, hints: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:

@@ -30,7 +30,7 @@ MAX_CHUNK_BYTES = 128 << 20
 """A chunk is read whole, and copied once."""
 PARTS = ("train", "test")
 REMEDY = "make it again with `daskcnn data prepare` or `daskcnn.prepare`"
-"""How a user gets a data set that is whole."""
+"""Remedy for a data set that is not whole."""
 _MOST_SOURCES = 10_000
 MOST_CLASSES = 1 << 16
 Order = Literal["shuffled", "stored"]

@@ -81,6 +81,16 @@ def test_a_signal_is_told_once() -> None:
     assert facts.Tick.match() != facts.Interrupted(15, 1.0)
 
 
+def test_workers_that_measure_themselves_stop_with_the_run() -> None:
+    cancelled = list[str]()
+    shell, strategy = shell_of()
+    there: Any = SimpleNamespace(cancel=lambda: cancelled.append("a"))
+    shell._calibrating["a"] = there
+    shell.train()
+    assert cancelled == ["a"]
+    assert strategy.told == [facts.Tick.match()]
+
+
 def test_nothing_is_left_to_give_up_where_the_scheduler_is_gone() -> None:
     """Dask's client refuses to cancel then. The loss itself is found by the next look."""
 

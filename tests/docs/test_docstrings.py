@@ -60,8 +60,10 @@ def test_docstrings_are_plain(file: Path) -> None:
 
 @pytest.mark.parametrize("file", files(), ids=lambda file: str(file.relative_to(ROOT / "daskcnn")))
 def test_docstrings_begin_with_a_noun_or_a_verb(file: Path) -> None:
-    """Private ones too."""
+    """Private ones too, and those below a constant or a field."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    documented = [node for node in ast.walk(tree) if isinstance(node, ast.Module | Definition)]
-    found = [text for node in documented if NOT_FIRST.match(text := ast.get_docstring(node) or "")]
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | Definition)]
+    said = [each.value for body in bodies for each in body if isinstance(each, ast.Expr)]
+    texts = [each.value for each in said if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    found = [text for text in texts if NOT_FIRST.match(text.lstrip())]
     assert not found, f"{file.relative_to(ROOT)}: {found}"

@@ -98,7 +98,7 @@ def _way(seconds: Callable[[int], float]) -> WorkerLink:
 
 
 def _transfer(context: RunContext, measured: str, sender: str, receiver: str, nbytes: int) -> float:
-    """Seconds that a result of so many bytes takes."""
+    """Seconds that a result of this size takes."""
     sent = context.dispatch.submit("link-sent", _sent, sender, nbytes, worker=sender)
     took = context.dispatch.submit("link", _took, sent, sent.key, worker=receiver)
     found = context.results.gather({measured: took}, within=context.job.cluster.stall_timeout)

@@ -120,6 +120,8 @@ class Shell:
                     self._carry_out(found)
         finally:
             self._cancel_all()
+            for worker in [*self._calibrating]:
+                self._give_up_calibrating(worker)
         if self.end.error is not None:
             raise self.end.error
         return self.state
@@ -179,10 +181,14 @@ class Shell:
         self.watch(order.worker, future)
 
     def _dismiss(self, order: orders.Dismiss) -> None:
-        if (future := self._calibrating.pop(order.worker, None)) is not None:
-            future.cancel()
+        self._give_up_calibrating(order.worker)
         self.give_up(order.worker)
         self.context.workers.alive.pop(order.worker, None)
+
+    def _give_up_calibrating(self, worker: str) -> None:
+        if (future := self._calibrating.pop(worker, None)) is not None:
+            with suppress(ClosedClientError):
+                future.cancel()
 
     def give_up(self, name: str) -> None:
         """Stop waiting for what is under way under this name."""

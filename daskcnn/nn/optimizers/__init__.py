@@ -1,7 +1,7 @@
-"""Optimizers: pure steps over flat vectors, one file each, and which parameters they step in which way."""
+"""Optimizers: pure steps over flat vectors, and which parameters they step in which way."""
 
 # mypy: implicit-reexport
-# ruff: noqa: F401
+# ruff: noqa: F401 - names for those who import the room
 
 from daskcnn.nn.optimizers.descent import Descent, Gradients, Span, Treatment
 from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState, StepPace

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, BufferPrototype
 
 _ROOM = 1 << 20
-"""What a chunk may have beside its numbers: checksums, lengths."""
+"""Bytes that a chunk may have beside its numbers: checksums, lengths."""
 _ENTRY = 16
 """Bytes of a chunk's entry in the index of a shard: offset and length."""
 _NOT_THERE = 2**64 - 1
 _WIDEST = 1100
-"""How many times larger than its bytes the content of gzip or zlib can be."""
+"""Largest ratio of the content of gzip or zlib to its bytes."""
 _GZIP_OR_ZLIB = 47
 _PIECE, _MOST_STREAMS = 1 << 20, 1 << 12
 _ZSTD, _SKIPPED = 0xFD2FB528, 0x184D2A5

@@ -27,7 +27,7 @@ MAX_BYTES = 64 << 20
 MAX_PIXELS = 24_000_000
 """The largest image that is decoded: a photograph of 24 megapixels. Decoding takes up to twelve bytes a pixel."""
 _GAP = 2
-"""How many times the result's size is decoded at least, of a JPEG image that can be decoded at a part of its size.
+"""Least ratio of the decoded size to the result's, for a JPEG image that can be decoded at a part of its size.
 
 Resizing joins the pixels that this leaves out. In the root mean square the two ways differ by half a level of 256
 to two, measured on grainy images.
