@@ -30,7 +30,7 @@ from daskcnn.arrays import Device
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration
-from daskcnn.cluster.run.context import Bundle, Dispatch, Results, RunContext
+from daskcnn.cluster.run.context import Bundle, Dispatch, Name, Results, RunContext
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.cluster.shell.shell import Heard, Shell
@@ -337,7 +337,7 @@ class ResultsHere(Results):
         super().__init__(workers, 0.0)
         self._tasks = tasks
 
-    def next_ended(self) -> tuple[str, Future] | None:
+    def next_ended(self) -> tuple[Name, Future] | None:
         if self.ended.empty():
             self._tasks.run_one()
         return None if self.ended.empty() else self.ended.get()

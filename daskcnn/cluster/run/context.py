@@ -1,9 +1,4 @@
-"""Sends tasks and data to the workers of a run: each to the worker that it is for, and to no other.
-
-The results of a run's tasks: waiting for them, finding lost workers meanwhile, and weights judged on all workers.
-
-A run's surroundings on a cluster: its job and data, its workers, and the ways to them.
-"""
+"""The surroundings of a run on a cluster: its job, data and workers, its ways to send them tasks, and the results."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.task_spec import Alias, List, Task
@@ -38,6 +33,9 @@ from daskcnn.runs.state import TrainingState
 from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.store import Dataset
 from daskcnn.training.coordinator.settings import PATIENCE
+
+Name: TypeAlias = str | type
+"""A worker or replica, else the kind of its work: users name workers, so that no name is free for anything else."""
 
 
 class Dispatch:
@@ -162,10 +160,10 @@ class Results:
 
     def __init__(self, workers: RunWorkers, limit: float) -> None:
         self._workers, self._limit = workers, limit
-        self.ended: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
+        self.ended: queue.SimpleQueue[tuple[Name, Future]] = queue.SimpleQueue()
         self._turns: dict[Any, float] = {}  # by task, where its result did not come in the first turn
 
-    def next_ended(self) -> tuple[str, Future] | None:
+    def next_ended(self) -> tuple[Name, Future] | None:
         """Wait a moment for the next of the tasks that have ended."""
         try:
             return self.ended.get(timeout=LOOK)

@@ -13,7 +13,7 @@ from distributed import Future
 
 from daskcnn.cluster.link.calls import ServerLost, WorkersLost, answer_of_actor
 from daskcnn.cluster.messages import RoundOrder
-from daskcnn.cluster.run.context import Dispatch, RunContext
+from daskcnn.cluster.run.context import Dispatch, Name, RunContext
 from daskcnn.cluster.run.server_hosts import Hosted, host_server
 from daskcnn.cluster.worker.tasks import join_run, train_round
 from daskcnn.nn import OptimizerState
@@ -55,7 +55,7 @@ class TaskWork:
         self._future.cancel()
 
 
-Watch: TypeAlias = Callable[[str, Future], None]
+Watch: TypeAlias = Callable[[Name, Future], None]
 """Has the shell take the result of this replica's task once the task has ended."""
 OptimizerStates: TypeAlias = Mapping[str, OptimizerState]
 """By replica."""

@@ -72,7 +72,7 @@ class Segment:
         while self.next < self.end and len(self._flight) <= STEPS_AHEAD:
             following = step(self.next, self.scale)
             self._flight.append((following, graph.submit(following)))
-            self._watch("segment", self._flight[-1][1])
+            self._watch(Segment, self._flight[-1][1])
             self.next += 1
 
     def expects(self, future: Future) -> bool:
@@ -139,15 +139,15 @@ class LayerSharded:
 
     def ahead(self) -> None:
         """Submit the segment's next steps."""
-        if isinstance(segment := self._shell.work.get("segment"), Segment):
+        if isinstance(segment := self._shell.work.get(Segment), Segment):
             segment.submit(self._placed, self._step)
 
     def taken(self, fact: Fact) -> None:
         """Drop what has made its fact."""
         if isinstance(fact, facts.PiecesCollected | facts.Judged | facts.Counted):
-            del self._shell.work[type(fact).__name__]
+            del self._shell.work[type(fact)]
 
-    def failed(self, name: str, error: Exception) -> Fact:
+    def failed(self, name: Any, error: Exception) -> Fact:
         """Return the fact that tasks are out of step. Raises any other error."""
         if isinstance(error, OutOfStep):
             return facts.OutOfStep(self.life, str(error), self._shell.now)
@@ -179,9 +179,9 @@ class LayerSharded:
         if not futures:
             self._shell.tell(fact({}, self._shell.now))
             return
-        self._shell.work[kind.__name__] = Gathered(futures, fact)
+        self._shell.work[kind] = Gathered(futures, fact)
         for future in futures.values():
-            self._shell.watch(kind.__name__, future)
+            self._shell.watch(kind, future)
 
     def _measure_links(self, order: orders.MeasureLinks) -> None:
         self.context.links = measure_links(self.context, order.home)
@@ -198,10 +198,10 @@ class LayerSharded:
 
     def _run_segment(self, order: orders.RunSegment) -> None:
         if order.life == self.life:  # else the pieces could not be placed, and the coordinator is told why
-            self._shell.work["segment"] = Segment(self.life, order, self._shell.watch)
+            self._shell.work[Segment] = Segment(self.life, order, self._shell.watch)
 
     def _stop_segment(self, order: orders.StopSegment) -> None:
-        segment = self._shell.work.get("segment")
+        segment = self._shell.work.get(Segment)
         if order.life == self.life and isinstance(segment, Segment):
             segment.end = segment.next
             self._shell.tell(facts.SegmentStopped(order.life, segment.end, self._shell.now))

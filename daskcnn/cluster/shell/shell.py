@@ -19,7 +19,7 @@ from distributed.client import ClosedClientError
 from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost
 from daskcnn.cluster.link.members import unique_names
 from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, submit_calibration
-from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.context import Name, RunContext
 from daskcnn.cluster.run.exchange import PendingWork
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.runs.state import TrainingState
@@ -60,7 +60,7 @@ class Strategy(Protocol):
     def taken(self, fact: Fact) -> None:
         """Take note of a fact that a task's result stands for."""
 
-    def failed(self, name: str, error: Exception) -> Fact:
+    def failed(self, name: Any, error: Exception) -> Fact:
         """Return the fact that an error of this worker's or replica's task stands for. Raises it if there is none."""
 
     def close(self) -> None:
@@ -68,12 +68,12 @@ class Strategy(Protocol):
 
 
 class Shell:
-    """Drives one run of a strategy over the workers of a context. work: tasks under way, by replica or purpose."""
+    """Drives one run of a strategy over the workers of a context. work: tasks under way, by replica or kind."""
 
     def __init__(self, context: RunContext, strategy: Strategy, heard: Heard | None = None) -> None:
         self.context, self.strategy, self._heard = context, strategy, heard
         self.end: orders.End | None = None
-        self.work: dict[str, PendingWork] = {}
+        self.work: dict[Name, PendingWork] = {}
         self._facts: deque[Fact] = deque()
         self._candidates = {member.name: member for member in context.workers.members.workers}
         self._calibrating: dict[str, Future] = {}
@@ -190,7 +190,7 @@ class Shell:
             with suppress(ClosedClientError):
                 future.cancel()
 
-    def give_up(self, name: str) -> None:
+    def give_up(self, name: Name) -> None:
         """Stop waiting for what is under way under this name."""
         if (work := self.work.pop(name, None)) is not None:
             with suppress(ClosedClientError):  # the scheduler is gone, and all that was under way
@@ -207,7 +207,7 @@ class Shell:
 
     # --- results ---
 
-    def watch(self, name: str, future: Future) -> None:
+    def watch(self, name: Name, future: Future) -> None:
         """Take the task's result once it has ended, one way or another. May be called on any thread."""
         future.add_done_callback(lambda done: self.context.results.ended.put((name, done)))
 
@@ -219,7 +219,7 @@ class Shell:
         work = self.work.get(name)
         with self._losses_told():
             try:
-                if self._calibrating.get(name) is future:
+                if isinstance(name, str) and self._calibrating.get(name) is future:
                     self.tell(calibrated(self.context, name, future, self.now))
                     del self._calibrating[name]
                 elif work is not None and work.expects(future):
@@ -230,7 +230,7 @@ class Shell:
                 self.context.results.ended.put(ended)  # it is put off, unless it is of what was lost
                 raise
 
-    def _take(self, name: str, work: PendingWork, future: Future) -> None:
+    def _take(self, name: Name, work: PendingWork, future: Future) -> None:
         try:
             found = work.take(future, self.context.results.fetch(future), self.now)
         except (NotYet, ServerLost, *BROKEN):
