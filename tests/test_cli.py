@@ -569,7 +569,7 @@ def picture(name: str, size: tuple[int, int] = (8, 8), mode: str = "RGB", seed: 
 def test_predict(trained: Path) -> None:
     files = [picture("a.png", seed=1), picture("b.bmp", seed=2)]
     result = invoke(daskcnn, "predict", trained, *files, "--json")
-    assert result.stderr == ""
+    assert result.stderr == f"weights: {trained}/checkpoints/step-000000002 (last, epoch 1.5)\n"
     found = json.loads(result.stdout)
     assert [f["image"] for f in found] == files
     for prediction in found:

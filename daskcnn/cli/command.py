@@ -20,9 +20,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 checkpoint_option = click.option(
     "--checkpoint",
     type=click.Choice(["last", "best"]),
-    default="last",
-    show_default=True,
-    help="The network as the run left it, or as its validation was best.",
+    help="Weights of the run: as it left them, or as they were best on its validation samples.  "
+    "[default: best with train.early_stopping or train.restore_best, else last]",
 )
 views_option = click.option(
     "--views",

@@ -14,7 +14,7 @@ from daskcnn.cli.command import Command, as_json, checkpoint_option, tell, verbo
 from daskcnn.cli.flags import cluster_of, cluster_options
 from daskcnn.documents import dumps
 from daskcnn.export import FORMATS
-from daskcnn.job.tables import Cluster
+from daskcnn.job.tables import CheckpointChoice, Cluster
 from daskcnn.nn.network import Views
 from daskcnn.planning.show_model import named_models, show_model
 from daskcnn.show.renderers.network_text import (
@@ -27,7 +27,6 @@ from daskcnn.show.renderers.network_text import (
 from daskcnn.show.renderers.terminal import say
 
 if TYPE_CHECKING:
-    from daskcnn.trained.place import CheckpointChoice
     from daskcnn.trained.predictions.sources import PartChoice
 
 
@@ -74,7 +73,7 @@ def models(as_json: bool, **_: Any) -> None:
 @verbose
 def evaluate(
     run: str,
-    checkpoint: CheckpointChoice,
+    checkpoint: CheckpointChoice | None,
     path: str | None,
     csv_file: str | None,
     picture: str | None,
@@ -117,7 +116,7 @@ def evaluate(
 def predict(
     run: str,
     data: tuple[str, ...],
-    checkpoint: CheckpointChoice,
+    checkpoint: CheckpointChoice | None,
     top: int | None,
     out: str | None,
     part: PartChoice | None,
@@ -156,7 +155,7 @@ def predict(
 @click.option("--out", metavar="FILE", help="File to write.  [default: model.onnx, .py or .safetensors in RUN]")
 @checkpoint_option
 @verbose
-def export(run: str, to: str, out: str | None, checkpoint: CheckpointChoice, **_: Any) -> None:
+def export(run: str, to: str, out: str | None, checkpoint: CheckpointChoice | None, **_: Any) -> None:
     """Write RUN's network for other programs.
 
     RUN is a run directory, one of its checkpoints, or a model that was exported to safetensors.

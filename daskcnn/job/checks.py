@@ -92,6 +92,8 @@ def _of_model(model: Model) -> Iterator[str]:
         yield "model.relu = false: only the models C1:C2 leave it out; remove it, or choose one such as 50:500"
     if model.name is not None and (problem := model_problem(model.name)):
         yield f"model.name: {problem}"
+    if model.from_checkpoint is not None and model.from_ is None:
+        yield f"model.from_checkpoint = {model.from_checkpoint!r}: goes with model.from; set it, or remove this"
     if model.layers is not None:
         layers, problems = expand(model.layers, model.blocks or {})
         yield from (f"model.{problem}" for problem in problems)

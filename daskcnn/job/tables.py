@@ -30,6 +30,9 @@ from daskcnn.store.split import MOST_HELD_OUT
 LAYER = "layer"
 """The strategy without an update rule: one replica over all workers."""
 
+CheckpointChoice = Literal["last", "best"]
+"""The weights of a run: as it left them, or as they were best on the validation samples."""
+
 BUILT_IN = "synthetic"
 """The data set of a job that gives neither a name nor a path."""
 
@@ -144,6 +147,9 @@ class Model(Options):
     from_: Location | None = Field(None, alias="from")
     """Run directory, checkpoint or exported safetensors file whose trained weights the run starts from. Its network is
     taken where the job names none. The last layer with weights is new where the classes differ."""
+    from_checkpoint: CheckpointChoice | None = None
+    """Weights of the run in `from`: the `last`, or the `best` on its validation samples. Default: those that it hands
+    back (its `train.restore_best`)."""
     freeze: list[str] | None = None
     """Layers that are not trained, by patterns of their names such as `conv*`. Their batch normalising goes by the
     running mean and variance. Default: none."""
@@ -316,7 +322,16 @@ class Train(Options):
     second time. `stop` ends it the first time."""
     early_stopping: int | None = Field(None, ge=1)
     """Stop after this many evaluations without a better validation accuracy, or without a lower validation loss where
-    the loss has no accuracy. Default: never."""
+    the loss has no accuracy. The run hands back the best weights then, not the last. Default: never."""
+    restore_best: bool | None = None
+    """The run hands back the weights that were best on the validation samples, not the last: they are tested, loaded,
+    evaluated, exported and predicted with. Default: with `early_stopping`."""
+
+    @property
+    def hands_back(self) -> CheckpointChoice:
+        """Weights that the run's result has, and that a trained network has by default, wherever it is loaded."""
+        best = self.early_stopping is not None if self.restore_best is None else self.restore_best
+        return "best" if best else "last"
 
 
 class Workers(Options):

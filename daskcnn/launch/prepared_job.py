@@ -18,8 +18,7 @@ from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import samples_first
 from daskcnn.store import Dataset, verify
 from daskcnn.store.manifest import Progress, Warn
-from daskcnn.trained.fine_tuning import names_network, start_of, with_network
-from daskcnn.trained.place import find_network
+from daskcnn.trained.fine_tuning import names_network, network_to_start_from, start_of, with_network
 from daskcnn.training.weighting import weighting_of
 
 
@@ -48,9 +47,8 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
     begins: as for `prepare_job`. The trained weights are read here: raises DataError where they cannot be.
     """
     given, job = job, on_data(job, dataset.name, dataset.shape, len(dataset.classes), len(dataset.train))
-    trained = None
-    if job.model.from_ is not None and (begins or not names_network(job)):
-        trained = find_network(job.model.from_, "best")
+    trained = network_to_start_from(job) if begins or not names_network(job) else None
+    if trained is not None:
         job = with_network(job, trained, dataset)
     problems = [
         *checks.too_few_samples(job, dataset),

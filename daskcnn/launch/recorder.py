@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -26,11 +26,12 @@ from daskcnn.events import CheckpointWritten, Event, RunEnded, RunResumed, RunSt
 from daskcnn.followers import Feeds
 from daskcnn.job.network import optimizer_of
 from daskcnn.job.prepared import Prepared
+from daskcnn.job.tables import CheckpointChoice
 from daskcnn.launch.resume import EarlierRun, check_same_data
 from daskcnn.nn.score import Score
-from daskcnn.runs.checkpoint import Checkpoint, latest, save
+from daskcnn.runs.checkpoint import Checkpoint, best, latest, save
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.state import TrainingState, check_of, to_checkpoint
+from daskcnn.runs.state import TrainingState, check_of, to_checkpoint, to_state
 from daskcnn.runs.summary import Evaluated, Summary, Traffic, WorkerSummary
 from daskcnn.runs.totals import worker_totals
 from daskcnn.show.renderers.terminal import Progress
@@ -111,6 +112,8 @@ class Recorder:
     directory : the run directory; another one once the run had to be kept elsewhere.
     last : the state that was to be kept last.
     kept : whether `checkpoint`, the last one that was written, holds it.
+    choice : the weights that the run hands back, once that is decided (`hand_back`).
+    handed : their state, where it is not the last.
     not_kept : the reason why the run is not kept where it was asked to be; empty where it is.
     """
 
@@ -122,7 +125,10 @@ class Recorder:
     checkpoint: Path | None = None
     last: TrainingState | None = None
     kept: bool = True
+    choice: CheckpointChoice = "last"
+    handed: TrainingState | None = None
     not_kept: str = ""
+    _handed_at: Path | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     _training: bool = False  # the workers are calibrated
     _told: bool = False  # that the directory is gone
@@ -168,12 +174,20 @@ class Recorder:
     def _save(self) -> None:
         """Write the last state. Raises OSError."""
         assert self.last is not None, "there is one to be kept"
-        layout, vectors = self.prepared.layout, optimizer_of(self.prepared.job).vectors
-        checkpoint = to_checkpoint(self.last, layout, self.prepared.dataset, self.seconds, vectors)
-        self.checkpoint = save(self.directory.checkpoints, checkpoint, keep=self.prepared.job.run.keep)
+        here = self._handed_at is not None and self._handed_at.parent == self.directory.checkpoints
+        if self.handed is not None and not (here and self._handed_at and self._handed_at.is_dir()):
+            self._handed_at = self._write(self.handed)
+        self.checkpoint = self._write(self.last)
         self.kept = True
+
+    def _write(self, state: TrainingState) -> Path:
+        """Write a checkpoint of this state. Raises OSError."""
+        layout, vectors = self.prepared.layout, optimizer_of(self.prepared.job).vectors
+        checkpoint = to_checkpoint(state, layout, self.prepared.dataset, self.seconds, vectors)
+        path = save(self.directory.checkpoints, checkpoint, keep=self.prepared.job.run.keep)
         if not self._ended:
-            self.emit(CheckpointWritten(path=str(self.checkpoint), step=self.last.step))
+            self.emit(CheckpointWritten(path=str(path), step=state.step))
+        return path
 
     def _restore(self) -> None:
         """Write the run anew at its path, which is gone. Where that fails the next checkpoint tries it again."""
@@ -190,6 +204,17 @@ class Recorder:
             self._try_to_save()
 
     # --- the end ---
+
+    def hand_back(self, final: TrainingState) -> TrainingState:
+        """Return the state whose weights the run hands back, as its job says: the final one, or the best one kept."""
+        job = self.prepared.job
+        self.choice = job.train.hands_back
+        if self.choice == "best":
+            with suppress(DataError):  # all are damaged, and the final one is at hand
+                found = best(self.directory.checkpoints, warn=self.warn, check=check_of(job))
+                if found is not None and found.step != final.step:
+                    self.handed, self._handed_at = to_state(found, job), found.path
+        return self.handed or final
 
     def finish(
         self, status: str, state: TrainingState, seconds: float, test: Score | None, reason: str | None = None
@@ -217,8 +242,9 @@ class Recorder:
         self, status: str, state: TrainingState, seconds: float, test: Score | None, reason: str | None
     ) -> dict[str, Any]:
         workers = worker_totals(self.directory.events())
+        handed, checkpoint = (state, self.checkpoint) if self.handed is None else (self.handed, self._handed_at)
         tested, validated = (
-            None if score is None else Evaluated.model_validate(score.judged) for score in (test, state.validation)
+            None if score is None else Evaluated.model_validate(score.judged) for score in (test, handed.validation)
         )
         return Summary(
             run=str(self.directory.path),
@@ -231,8 +257,10 @@ class Recorder:
             validation=validated,
             bytes=Traffic(up=sum(w.bytes_up for w in workers), down=sum(w.bytes_down for w in workers)),
             workers=[WorkerSummary.model_validate(w) for w in workers],
-            checkpoint=None if self.checkpoint is None else str(self.checkpoint),
+            checkpoint=None if checkpoint is None else str(checkpoint),
             reason=reason,
+            weights=self.choice,
+            weights_epoch=handed.epoch,
         ).model_dump()
 
     def _complete(self, summary: Callable[[], dict[str, Any]]) -> dict[str, Any]:

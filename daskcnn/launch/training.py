@@ -57,6 +57,8 @@ class Result:
     run : the run directory.
     summary : how the run ended, as `summary.json` has it. Its `status` is "done", or "stopped" after `Stop`.
     history : the events of every epoch.
+    model : the network with the weights that the run hands back: the last, or the best on the validation samples with
+        `train.early_stopping` or `train.restore_best`. The summary's figures are theirs.
     """
 
     run: Path
@@ -200,7 +202,10 @@ def _train(
         shell = Shell(context, driver_of(job)(context, state), heard)
         status, final = _trained(shell, listener)
         seconds = recorder.seconds
-        test = context.scoring.score(final.weights, "test", 0, len(context.dataset.test))
+        if final is not recorder.last:
+            recorder.save(final)
+        handed = recorder.hand_back(final)
+        test = context.scoring.score(handed.weights, "test", 0, len(context.dataset.test))
     except Exception as error:
         status = STATUS.get(type(error), "failed")
         reached = shell.state if shell else TrainingState(0, 0.0, np.zeros(0), {}, {})
@@ -213,13 +218,11 @@ def _train(
     finally:
         with suppress(Exception):  # the run has ended: workers that cannot be told are gone, or soon will be
             context.close()
-    if final is not recorder.last:
-        recorder.save(final)
     summary = recorder.finish(status, final, seconds, test, listener.reason or _stopped_early(job, status, final))
     recorder.raise_if_not_kept()
     listener.raise_error()
     history = [event.record() for event in recorder.directory.events() if isinstance(event, EpochEnded)]
-    model = TrainedModel(Classifier(job, Facts.of(context.dataset), final.weights))
+    model = TrainedModel(Classifier(job, Facts.of(context.dataset), handed.weights))
     return Result(recorder.directory.path, summary, history, model)
 
 

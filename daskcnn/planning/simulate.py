@@ -38,8 +38,7 @@ from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 from daskcnn.store import DATASETS, Dataset, Described
 from daskcnn.store.image_facts import Facts
-from daskcnn.trained.fine_tuning import names_network, start_of, with_network
-from daskcnn.trained.place import find_network
+from daskcnn.trained.fine_tuning import names_network, network_to_start_from, start_of, with_network
 from daskcnn.training.replica import Replica
 
 
@@ -145,8 +144,8 @@ def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
     """Return the scenario of a resolved job. Raises UserError."""
     images, train, name = _images(job)
     job = on_data(job, name, images.shape, len(images.classes), train)
-    if job.model.from_ is not None and not names_network(job):
-        job = with_network(job, find_network(job.model.from_, "best"), images)
+    if not names_network(job) and (trained := network_to_start_from(job)) is not None:
+        job = with_network(job, trained, images)
     samples = train - job.data.validation
     if samples < max(1, job.train.increments or 1):
         validation = f"data.validation = {job.data.validation}"
@@ -233,11 +232,12 @@ def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
 def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
     """Return a maker of replicas that compute in earnest, all on this process's processor."""
     device = Device.of("cpu", threads=job.train.threads or cpu_count(), exact=job.train.exact)
-    start = job.model.from_ and start_of(job, find_network(job.model.from_, "best"), dataset)
+    trained = network_to_start_from(job)
+    start = None if trained is None else start_of(job, trained, dataset)
 
     def made() -> Learner:
         replica = Replica(job, dataset, device, clock=lambda: 0.0)
-        if start:
+        if start is not None:
             replica.adopt(start.weights)
         return Training(replica, workload.rule)
 

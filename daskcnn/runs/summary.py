@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from daskcnn.documents import Bounds, first_problem, jsonable, read_json, write_json
 from daskcnn.errors import DataError
+from daskcnn.job.tables import CheckpointChoice
 
 _REMEDY = "remove it, and resume the run to have it written again"
 Known = Annotated[float | None, BeforeValidator(jsonable)]  # None if it was not measured, or is not finite
@@ -50,6 +51,8 @@ class Summary(_SummaryFields):
     """The summary as `summary.json` and `--json` have it. epochs, seconds: of the training done.
 
     test, validation: None if the network was not evaluated on them. reason: why the run ended before its last epoch.
+    weights, weights_epoch: those that the run hands back, "last" or "best", and the epoch that they are of. test,
+    validation and checkpoint are theirs.
     """
 
     run: str
@@ -64,6 +67,8 @@ class Summary(_SummaryFields):
     workers: list[WorkerSummary]
     checkpoint: str | None
     reason: str | None = None
+    weights: CheckpointChoice = "last"
+    weights_epoch: float | None = None
 
 
 def checked_summary(summary: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -97,6 +102,8 @@ class KeptEvaluation(BaseModel):
 
     model_config = ConfigDict(extra="ignore", serialize_by_alias=True)
     checkpoint: str
+    choice: CheckpointChoice | None = None
+    epoch: float | None = None
     data: str
     samples: NonNegativeInt
     labels: Literal["classes", "several", "image"]

@@ -57,6 +57,12 @@ def judged(accuracy: float | None, loss: float | None, auc: float | None) -> str
     return ", ".join([*found, f"loss {number(loss)}", *([] if auc is None else [f"AUC {auc:.4f}"])])
 
 
+def checkpoint_text(place: str, choice: str | None, epoch: float | None) -> str:
+    """Return a checkpoint with the choice that led to it: 'run/checkpoints/step-000000375 (best, epoch 3)'."""
+    known = [*([] if choice is None else [choice]), *([] if epoch is None else [f"epoch {epoch:.4g}"])]
+    return f"{place} ({', '.join(known)})" if known else place
+
+
 def count(value: float | None) -> str:
     """Return a whole number with separators, or one decimal below ten: '48,000', '2.5'; '-' for None."""
     if value is None or not math.isfinite(value):

@@ -14,6 +14,7 @@ from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.datasets.own_data import check_kept
 from daskcnn.errors import DataError, UserError
 from daskcnn.job.dataset import opened
+from daskcnn.job.tables import CheckpointChoice
 from daskcnn.nn.network import Views
 from daskcnn.nn.score import MOST_CONFUSED, TOP, ClassAnswers, ClassScores, LabelAnswers, shares
 from daskcnn.runs.summary import keep_evaluation
@@ -22,7 +23,7 @@ from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import INDEX, read_index
 from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
-from daskcnn.trained.place import CheckpointChoice, FoundNetwork, find_network
+from daskcnn.trained.place import FoundNetwork, find_network
 from daskcnn.training.replica import Replica
 
 ONE_PASS = 2 * MAX_CHUNK_BYTES
@@ -34,7 +35,7 @@ _NO_CLASSES: dict[str, Any] = {f"top{TOP}": None, "auc_samples": 0, "classes": [
 def evaluate(
     place: str,
     *,
-    checkpoint: CheckpointChoice,
+    checkpoint: CheckpointChoice | None,
     path: str | None,
     say: Callable[[str], None],
     picture: str | None = None,
@@ -92,6 +93,8 @@ def evaluate(
     result = {
         "run": place,
         "checkpoint": str(found.source),
+        "choice": found.choice,
+        "epoch": found.epoch,
         "data": dataset.path,
         "samples": score.samples,
         "views": classifier.views,

@@ -20,13 +20,18 @@ from daskcnn.job.prepared import Start
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout, leaves, walk
 from daskcnn.store import Dataset, Described
-from daskcnn.trained.place import FoundNetwork
+from daskcnn.trained.place import FoundNetwork, find_network
 from daskcnn.training.trained_network import Classifier
 
 
 def names_network(job: Job) -> bool:
     """Return True if the job names its network. One that starts from trained weights need not."""
     return job.model.name is not None or job.model.layers is not None
+
+
+def network_to_start_from(job: Job) -> FoundNetwork | None:
+    """Find the trained network that the job starts from, if it names one. Raises as `find_network`."""
+    return None if job.model.from_ is None else find_network(job.model.from_, job.model.from_checkpoint)
 
 
 def with_network(job: Job, trained: FoundNetwork, images: Described) -> Job:
@@ -91,7 +96,7 @@ def start_of(job: Job, trained: FoundNetwork, images: Described) -> Start:
     loaded = tuple(path for path in paths if path not in new)
     if not loaded:
         raise JobError([f"model.from: no layer of {trained.source} has the name of a layer of the job's network"])
-    return Start(str(trained.source), weights, loaded, new)
+    return Start(trained.weights, weights, loaded, new)
 
 
 def _by_name(layout: Layout, weights: Array) -> dict[str, Array]:

@@ -11,19 +11,20 @@ import numpy.typing as npt
 
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular
+from daskcnn.job.tables import CheckpointChoice
 from daskcnn.nn.network import Views
 from daskcnn.store import Described
 from daskcnn.store.chunk_facts import check_finite, missing_pixels
 from daskcnn.store.making.images import decode, dimensions, read_file
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
-from daskcnn.trained.place import CheckpointChoice, find_network
+from daskcnn.trained.place import find_network
 
 
 def predict(
     place: str,
     images: Sequence[str],
     *,
-    checkpoint: CheckpointChoice,
+    checkpoint: CheckpointChoice | None,
     top: int,
     say: Callable[[str], None],
     views: Views | None = None,
@@ -37,7 +38,9 @@ def predict(
     place, checkpoint, views : as for `find_network`.
     top : number of classes.
     """
-    classifier = find_network(place, checkpoint, say, views=views).classifier
+    network = find_network(place, checkpoint, say, views=views)
+    classifier = network.classifier
+    say(f"weights: {network.weights}")
     for path in images:
         if os.path.isdir(path):
             reason = "a folder, a data set or an array, not an image file"

@@ -16,13 +16,13 @@ from dask.delayed import delayed
 
 from daskcnn.arrays import Array
 from daskcnn.datasets.array_sources import array_of
-from daskcnn.job.tables import Job
+from daskcnn.job.tables import CheckpointChoice, Job
 from daskcnn.markup import as_table
 from daskcnn.nn import Layer, map_leaves, summarise
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint
-from daskcnn.trained.place import CheckpointChoice, find_network
+from daskcnn.trained.place import find_network
 from daskcnn.training.trained_network import Classifier
 
 
@@ -151,14 +151,15 @@ def _probabilities(images: Array, classifier: Classifier) -> Array:
     return found
 
 
-def load(source: str | Path, *, checkpoint: CheckpointChoice = "last") -> TrainedModel:
+def load(source: str | Path, *, checkpoint: CheckpointChoice | None = None) -> TrainedModel:
     """Load a trained network, in any process.
 
     Parameters
     ----------
     source : a run directory, one of its checkpoints or a file of one, or a model that `daskcnn export --to
         safetensors` wrote.
-    checkpoint : which one of a run directory: "last", or "best" by validation accuracy.
+    checkpoint : which one of a run directory: "last", or "best" on its validation samples. None: the one that the run
+        hands back, the best where its job has `train.early_stopping` or `train.restore_best`, else the last.
 
     Raises
     ------

@@ -23,6 +23,7 @@ from daskcnn.launch.training import Result
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.show.worker_plan import WorkerPlan
 from daskcnn.store import open_dataset
+from daskcnn.trained.evaluate import evaluate
 from tests.rounding_of_networks import of_probabilities
 from tests.tiny_runs import tiny_data, tiny_job
 
@@ -100,6 +101,24 @@ def test_a_stopped_run_goes_on(client: Client, job: dict[str, Any]) -> None:
     assert stopped.summary["status"] == "stopped"
     result = daskcnn.train(client, resume=stopped.run)
     assert (result.run, result.summary["status"], result.summary["epochs"]) == (stopped.run, "done", 6)
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
+def test_a_run_that_stops_early_hands_back_its_best_weights(client: Client, tmp_path: Path, strategy: str) -> None:
+    """The last two evaluations were no better, of random images: the last weights are not the best."""
+    data, run = tiny_data(tmp_path), {"dir": str(tmp_path / "runs")}
+    train = {"batch_size": 20, "epochs": 40, "early_stopping": 2, "strategy": strategy, "lr": 0.3}
+    job = tiny_job(data, train=train, data={"validation": 60}, cluster={"settle": 0.0}, run=run)
+    result = daskcnn.train(client, job)
+    best, last = (daskcnn.load(result.run, checkpoint=choice) for choice in ("best", "last"))
+    assert (best.vector != last.vector).any()
+    for model in (result.model, daskcnn.load(result.run)):
+        np.testing.assert_array_equal(model.vector, best.vector)
+    found = [epoch["validation"]["accuracy"] for epoch in result.history]
+    assert result.summary["validation"]["accuracy"] == max(found) > found[-1]
+    judged = evaluate(str(result.run), checkpoint=None, path=None, say=pytest.fail)
+    assert (judged["choice"], judged["epoch"]) == ("best", result.summary["weights_epoch"])
+    assert judged["accuracy"] == result.summary["test"]["accuracy"]
 
 
 def test_stop_at_the_first_event_leaves_a_run_that_can_be_resumed(client: Client, job: dict[str, Any]) -> None:

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import daskcnn
 from daskcnn.errors import Interrupted, NotKept
 from daskcnn.events import EpochEnded, Warned, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.recorder import Listener, Recorder
+from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory, kept_job
 from daskcnn.runs.state import TrainingState, to_state
@@ -64,8 +66,8 @@ def recorder(runs: Path, path: str) -> Iterator[Recorder]:
 
 
 @contextmanager
-def recorder_in(runs: Path, path: str) -> Iterator[Recorder]:
-    raw = tiny_job(path, run={"dir": str(runs)})
+def recorder_in(runs: Path, path: str, **train: Any) -> Iterator[Recorder]:
+    raw = tiny_job(path, run={"dir": str(runs)}, train=train)
     prepared = prepare_job(resolve(raw), progress=lambda *_: None, warn=pytest.fail)
     with RunDirectory.open(tiny_run(runs, raw), writable=True) as directory:
         made = Recorder(directory, runner.Silent(), prepared)
@@ -206,6 +208,58 @@ def test_nowhere_to_keep_it_is_said(full: Full, runs: Path, path: str, monkeypat
             recorder.raise_if_not_kept()
     assert (caught.value.place, caught.value.exit_code) == (None, 6)
     assert str(caught.value).count("No space left on device") >= 2, "each place with its reason"
+
+
+# --- weights that are handed back ---
+
+
+def states_of(recorder: Recorder) -> list[TrainingState]:
+    """Three states, of which the second is the best."""
+    rights = (5, 15, 10)
+    job = recorder.prepared.job
+    return [
+        random_state(job, seed=n, step=n, validation=Score(1.0, n_right, 20)) for n, n_right in enumerate(rights, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("train", "index"),
+    [
+        ({}, 2),
+        ({"early_stopping": 3}, 1),
+        ({"restore_best": True}, 1),
+        ({"early_stopping": 3, "restore_best": False}, 2),
+    ],
+)
+def test_a_run_hands_back_what_every_door_takes(runs: Path, path: str, train: dict[str, Any], index: int) -> None:
+    with recorder_in(runs, path, **train) as recorder:
+        states = states_of(recorder)
+        for state in states:
+            recorder.save(state)
+        handed = recorder.hand_back(states[-1])
+        summary = finish(recorder)
+    np.testing.assert_array_equal(handed.weights, states[index].weights)
+    np.testing.assert_array_equal(daskcnn.load(runs / "run").vector, states[index].weights)
+    assert summary["checkpoint"] == str(runs / f"run/checkpoints/step-{index + 1:09d}")
+    assert summary["validation"]["accuracy"] == states[index].validation.accuracy  # type: ignore[union-attr]
+    assert summary["weights"] == ("best" if index == 1 else "last")
+
+
+def test_the_best_weights_are_kept_elsewhere_too(full: Full, runs: Path, path: str, temporary: Path) -> None:
+    """And resuming goes on from the last ones."""
+    with recorder_in(runs, path, early_stopping=3) as recorder:
+        states = states_of(recorder)
+        for state in states[:2]:
+            recorder.save(state)
+        full(True)
+        recorder.save(states[2])
+        recorder.emit(Warned(message="x" * 5000))
+        recorder.hand_back(states[2])
+        summary = finish(recorder)
+    (place,) = temporary.glob("daskcnn-*/run")
+    np.testing.assert_array_equal(daskcnn.load(place).vector, states[1].weights)
+    np.testing.assert_array_equal(daskcnn.load(place, checkpoint="last").vector, states[2].weights)
+    assert summary["checkpoint"] == str(place / "checkpoints/step-000000002")
 
 
 # --- a run directory that is gone ---

@@ -37,6 +37,8 @@ def test_the_summary_has_the_documented_fields() -> None:
         "workers",
         "checkpoint",
         "reason",
+        "weights",
+        "weights_epoch",
     ]
     assert built["images_per_second"] == pytest.approx(480_000 / 252)
     assert built["bytes"] == {"up": 12_345_678, "down": 950}
@@ -49,6 +51,12 @@ def test_the_summary_has_the_documented_fields() -> None:
         "communication": 0.5,
         "evaluation": 0.5,
     }
+
+
+def test_the_summary_says_that_its_figures_are_of_the_best_weights() -> None:
+    told = format_summary(summary(weights="best", weights_epoch=7.0))
+    assert "weights     the best on the validation samples, of epoch 7: the figures are theirs" in told
+    assert "weights" not in format_summary(summary())
 
 
 def test_the_summary_is_strict_json() -> None:

@@ -261,6 +261,7 @@ def test_very_many_classes_are_left_to_the_csv() -> None:
         "views": "none",
     }
     facts = {"labels": "classes", "data": "d", "checkpoint": "c", "classes": classes, "confusion": [[0] * 300] * 300}
+    facts |= {"choice": "last", "epoch": 1.0}
     lines = readable_evaluation({**figures, **facts}).splitlines()
     assert len(lines) < 10
     assert "300 classes: --csv FILE has the figures of each" in lines

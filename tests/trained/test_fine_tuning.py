@@ -55,11 +55,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path, store: str) -> Path:
-    """A trained run of two checkpoints, the first of them the better one."""
+    """A trained run of two checkpoints, the first of them the better one, which it hands back."""
     job = resolve(tiny_job(store))
     good, bad = Score(1.0, 15, 20), Score(2.0, 5, 20)
     states = random_state(job, seed=1, step=5, validation=good), random_state(job, seed=2, step=9, validation=bad)
-    return tiny_run(tmp_path / "trained", tiny_job(store), *states)
+    return tiny_run(tmp_path / "trained", tiny_job(store, train={"restore_best": True}), *states)
 
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
@@ -264,7 +264,10 @@ def test_the_plan_says_what_starts_from_where_and_what_is_frozen(tmp_path: Path,
     tables = tiny_job(data) | {"model": {"from": str(run), "freeze": ["conv*", "batch*"]}}
     job, plan = dry_run(tables, resume=None)
     assert job["model"]["layers"][-1] == {"layer": "dense", "units": 2}
-    assert f"weights   conv1, batchnorm1 from {run}/checkpoints/step-000000005; dense1 is new: 2 classes" in plan
+    assert (
+        f"weights   conv1, batchnorm1 from {run}/checkpoints/step-000000005 (best, epoch 1.5); dense1 is new: 2 classes"
+        in plan
+    )
     assert "frozen    conv1, batchnorm1: 128 of 162 weights and statistics" in plan
 
 

@@ -22,12 +22,12 @@ from daskcnn.errors import UserError
 from daskcnn.export import read_model
 from daskcnn.export.model_file import write_model
 from daskcnn.job.resolve import resolve
-from daskcnn.job.tables import Cluster
+from daskcnn.job.tables import CheckpointChoice, Cluster
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.nn.score import Score
 from daskcnn.store import open_dataset
 from daskcnn.trained.evaluate import evaluate
-from daskcnn.trained.place import CheckpointChoice, export, find_network
+from daskcnn.trained.place import export, find_network
 from daskcnn.trained.predict import predict
 from daskcnn.trained.predictions import whole
 from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
@@ -35,9 +35,14 @@ from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 Vector = npt.NDArray[Any]
 BEST, LAST = Path("run/checkpoints/step-000000005"), Path("run/checkpoints/step-000000009")
 
-PLACES: dict[str, tuple[str, CheckpointChoice, Path]] = {
+PLACES: dict[str, tuple[str, CheckpointChoice | None, Path]] = {
     "a run": ("run", "last", LAST),
     "the best of a run": ("run", "best", BEST),
+    "a run, without a choice": ("run", None, LAST),
+    "a run that stops early, without a choice": ("early", None, Path("early/checkpoints/step-000000005")),
+    "the last of a run that stops early": ("early", "last", Path("early/checkpoints/step-000000009")),
+    "a run that restores the best, without a choice": ("restores", None, Path("restores/checkpoints/step-000000005")),
+    "a run that stops early and keeps the last": ("stays", None, Path("stays/checkpoints/step-000000009")),
     "a checkpoint": (str(BEST), "last", BEST),
     "a checkpoint, with a choice that is another": (str(LAST), "best", LAST),
     "the arrays of a checkpoint": (f"{BEST}/arrays.safetensors", "last", BEST),
@@ -47,6 +52,13 @@ PLACES: dict[str, tuple[str, CheckpointChoice, Path]] = {
     "a run in the home directory": ("~/run", "last", LAST),
 }
 """By kind: the place, the choice among a run's checkpoints, and the checkpoint whose weights it has."""
+
+TRAINS = {
+    "early": {"early_stopping": 2},
+    "restores": {"restore_best": True},
+    "stays": {"early_stopping": 2, "restore_best": False},
+}
+"""Runs by name: the keys of their jobs that decide which weights they hand back."""
 
 WRONG = {
     "nothing": ("nowhere", "no trained network there"),
@@ -71,6 +83,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     good, bad = Score(1.0, 15, 20), Score(2.0, 5, 20)
     states = random_state(job, seed=1, step=5, validation=good), random_state(job, seed=2, step=9, validation=bad)
     tiny_run(folder, raw, *states)
+    for name, train in TRAINS.items():
+        own = {**raw, "train": raw["train"] | train}
+        tiny_run(folder / "other", own, *states).rename(folder / name)
     for name in ("model.safetensors", "model.of-mine"):
         write_model(find_network(folder / BEST).classifier, "run", folder / name)
     for name, kept in (("damaged", states[:1]), ("new", ()), ("runs/named", states[:1])):
@@ -97,40 +112,44 @@ def _spread_here(client: None, function: Callable[..., Any], parts: Iterable[Any
     return ((part, function(part, kind="cpu", threads=1)) for part in parts)
 
 
+def quiet(message: str) -> None:
+    """Nobody listens."""
+
+
 # --- what takes a place: each gives what the weights decide ---
 
 
-def _load(place: str, choice: CheckpointChoice, out: Path) -> Vector:
+def _load(place: str, choice: CheckpointChoice | None, out: Path) -> Vector:
     return np.asarray(daskcnn.load(place, checkpoint=choice).vector)
 
 
-def _export(place: str, choice: CheckpointChoice, out: Path) -> Vector:
+def _export(place: str, choice: CheckpointChoice | None, out: Path) -> Vector:
     file = out / "m.safetensors"
-    export(place, "safetensors", out=str(file), checkpoint=choice, say=pytest.fail)
+    export(place, "safetensors", out=str(file), checkpoint=choice, say=quiet)
     return np.asarray(read_model(file).weights)
 
 
-def _start(place: str, choice: CheckpointChoice, out: Path) -> Vector:
-    """Of the run, the best checkpoint is taken."""
+def _start(place: str, choice: CheckpointChoice | None, out: Path) -> Vector:
     data = str(open_dataset("synthetic.zarr").path)
-    prepared = fitted(resolve(tiny_job(data) | {"model": {"from": place}}), open_dataset(data))
+    model = {"from": place} | ({} if choice is None else {"from_checkpoint": choice})
+    prepared = fitted(resolve(tiny_job(data) | {"model": model}), open_dataset(data))
     assert prepared.start is not None
     return np.asarray(prepared.start.weights)
 
 
-def _predict(place: str, choice: CheckpointChoice, out: Path) -> Vector:
-    (found,) = predict(place, ["image.npy"], checkpoint=choice, top=10, say=pytest.fail)
+def _predict(place: str, choice: CheckpointChoice | None, out: Path) -> Vector:
+    (found,) = predict(place, ["image.npy"], checkpoint=choice, top=10, say=quiet)
     chances = {each["class"]: each["probability"] for each in found["classes"]}
     return np.array([chances[name] for name in CLASSES])
 
 
-def _predict_whole(place: str, choice: CheckpointChoice, out: Path) -> Vector:
-    how: dict[str, Any] = {"part": None, "cluster": Cluster(), "skip_bad": False, "say": pytest.fail}
+def _predict_whole(place: str, choice: CheckpointChoice | None, out: Path) -> Vector:
+    how: dict[str, Any] = {"part": None, "cluster": Cluster(), "skip_bad": False, "say": quiet}
     whole.predict_whole(place, ["image.npy"], str(out / "p.zarr"), checkpoint=choice, **how)
     return np.asarray(zarr.open_array(str(out / "p.zarr/probabilities"), mode="r")[:])
 
 
-def _evaluate(place: str, choice: CheckpointChoice, out: Path) -> Vector:
+def _evaluate(place: str, choice: CheckpointChoice | None, out: Path) -> Vector:
     found = evaluate(place, checkpoint=choice, path="synthetic.zarr", say=pytest.fail)
     return np.array([found["accuracy"], found["loss"], found["auc"]])
 
@@ -152,11 +171,29 @@ def test_each_place_has_the_same_weights_for_whatever_takes_it(
     kind: str, take: Callable[..., Vector], tmp_path: Path
 ) -> None:
     place, choice, expected = PLACES[kind]
-    if take is _start and kind.startswith("a run"):
-        expected = BEST  # whatever was asked for: a new run starts from the best
     (tmp_path / "expected").mkdir()
     found = take(place, choice, tmp_path)
     np.testing.assert_array_equal(found, take(str(expected), "last", tmp_path / "expected"))
+
+
+@pytest.mark.parametrize(
+    "args", [("export", "--to", "safetensors", "--out", "m"), ("predict", "image.npy"), ("evaluate",)]
+)
+@pytest.mark.parametrize(
+    ("place", "flags", "words"),
+    [
+        ("early", (), "early/checkpoints/step-000000005 (best, epoch 1.5)"),
+        ("early", ("--checkpoint", "last"), "early/checkpoints/step-000000009 (last, epoch 1.5)"),
+        ("run", (), f"{LAST} (last, epoch 1.5)"),
+        (str(BEST), (), f"{BEST} (epoch 1.5)"),
+    ],
+)
+def test_a_command_says_whose_weights_it_took(
+    args: tuple[str, ...], place: str, flags: tuple[str, ...], words: str
+) -> None:
+    result = CliRunner().invoke(main, [args[0], place, *args[1:], *flags])
+    assert result.exit_code == 0, result.output
+    assert words in result.output
 
 
 @takers
@@ -189,7 +226,7 @@ def test_each_wrong_place_has_the_same_error_for_whatever_takes_it(kind: str, tm
 def test_a_checkpoint_has_its_run_s_name_and_folder(folder: Path, inside: str) -> None:
     found = find_network(f"{BEST}{inside}")
     assert (found.name, found.run, found.source) == ("run", Path("run"), BEST)
-    assert export(f"{BEST}{inside}", "safetensors", out=None, checkpoint="last", say=pytest.fail) == (
+    assert export(f"{BEST}{inside}", "safetensors", out=None, checkpoint="last", say=quiet) == (
         Path("run/model.safetensors"),
     )
 

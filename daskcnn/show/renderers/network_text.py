@@ -12,7 +12,7 @@ from typing import Any
 from daskcnn.conv import ConvSpec
 from daskcnn.conv.planner import readable, unusual
 from daskcnn.job.reference import TableEntry
-from daskcnn.show.text import TextTable, aligned, clean, count, number, percent, plain, plural, size
+from daskcnn.show.text import TextTable, aligned, checkpoint_text, clean, count, number, percent, plain, plural, size
 
 _MOST_CHANNELS = 16
 
@@ -171,7 +171,8 @@ CONFUSION = "samples of each class (rows) by the network's answer (columns)"
 def readable_evaluation(result: Mapping[str, Any]) -> str:
     """Return the figures in two lines, a table by class, and the confusion matrix; without classes the loss."""
     seen = "" if result["views"] == "none" else f", scores averaged over views: {result['views']}"
-    lines = [judged_line(result), f"checkpoint {result['checkpoint']}{seen}"]
+    weights = checkpoint_text(result["checkpoint"], result["choice"], result["epoch"])
+    lines = [judged_line(result), f"checkpoint {weights}{seen}"]
     if result["classes"]:
         many = len(result["classes"]) > MOST_ROWS
         by_class = [f"{len(result['classes']):,} classes: --csv FILE has the figures of each"]

@@ -92,6 +92,7 @@ def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "
         ("status", clean(summary["status"]) + (f": {clean(reason)}" if reason else "")),
         ("training", f"{summary['strategy']}, {epochs} in {duration(summary['seconds'])}{rate}"),
         *((part, judged(found["accuracy"], found["loss"], found.get("auc"))) for part, found in results.items()),
+        *([("weights", _handed_back(summary))] if summary.get("weights") == "best" else []),
         *([("time", time)] if time else []),
         ("traffic", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
         *zip(["workers"] + [""] * len(workers), _worker_lines(workers), strict=True),
@@ -105,6 +106,11 @@ def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "
         *([("resume", f"python -m daskcnn.run --resume {command}")] if resumable else []),
     ]
     return "\n".join(line.rstrip() for label, value in lines for line in _broken(label, value, width))
+
+
+def _handed_back(summary: Parts) -> str:
+    """The weights that the figures above are of."""
+    return f"the best on the validation samples, of epoch {summary['weights_epoch'] or 0:.4g}: the figures are theirs"
 
 
 def _broken(label: str, value: str, width: int | None) -> list[str]:

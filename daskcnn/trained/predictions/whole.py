@@ -17,10 +17,10 @@ from daskcnn.cluster.link.members import wait_for_members
 from daskcnn.cluster.run.admission import check_versions
 from daskcnn.cluster.spread.spread import spread
 from daskcnn.errors import DataError, Interrupted, Lost, UserError
-from daskcnn.job.tables import Cluster
+from daskcnn.job.tables import CheckpointChoice, Cluster
 from daskcnn.nn.network import Views
 from daskcnn.show.renderers.terminal import Counter, warnings_by
-from daskcnn.trained.place import CheckpointChoice, find_network
+from daskcnn.trained.place import find_network
 from daskcnn.trained.predictions.parts import KeptParts, Predicted, PredictionTask, identity
 from daskcnn.trained.predictions.sources import Part, PartChoice, source_of
 from daskcnn.trained.predictions.tables import Columns, check_table, write_table
@@ -34,7 +34,7 @@ def predict_whole(
     data: Sequence[str],
     out: str,
     *,
-    checkpoint: CheckpointChoice,
+    checkpoint: CheckpointChoice | None,
     part: PartChoice | None,
     cluster: Cluster,
     skip_bad: bool,
@@ -57,7 +57,9 @@ def predict_whole(
     target = Path(out)
     check_table(target)
     check_scheduler(cluster)
-    classifier = find_network(place, checkpoint, say, views=views).classifier
+    network = find_network(place, checkpoint, say, views=views)
+    classifier = network.classifier
+    say(f"weights: {network.weights}")
     if classifier.reconstructs:
         reason = "a table has the probabilities of classes, and this network reconstructs images"
         raise UserError(
