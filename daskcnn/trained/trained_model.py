@@ -18,7 +18,7 @@ from daskcnn.arrays import Array
 from daskcnn.datasets.array_sources import array_of
 from daskcnn.job.tables import CheckpointChoice, Job
 from daskcnn.markup import as_table
-from daskcnn.nn import Layer, map_leaves, summarise
+from daskcnn.nn import Layer, leaves, summarise
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint
@@ -73,10 +73,17 @@ class TrainedModel:
 
     @cached_property
     def weights(self) -> Mapping[str, Mapping[str, Array]]:
-        """Weights and running statistics by the names of layer and parameter, read-only."""
-        params, state = self.classifier.layout.views(self.vector)
-        found = {name: {**params.get(name, {}), **state.get(name, {})} for name in {**params, **state}}
-        return map_leaves(_read_only, found)
+        """Weights and running statistics by the names of layer and parameter, read-only.
+
+        A layer inside another has a path for a name, such as "residual1/path/conv1", as a dry run and `model.freeze`
+        have it.
+        """
+        found = dict[str, dict[str, Array]]()
+        for tree in self.classifier.layout.views(self.vector):
+            for path, array in leaves(tree):
+                layer, _, name = path.rpartition("/")
+                found.setdefault(layer, {})[name] = _read_only(array)
+        return found
 
     def predict(self, images: Any) -> Any:
         """Return probabilities (N, classes); a network that reconstructs images gives images (N, H, W, C).
