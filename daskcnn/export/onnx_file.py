@@ -91,12 +91,12 @@ def _tied(graph: Graph, trained: TrainedLayer, owner: TrainedLayer, x: str) -> s
 
 
 def _lrn(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    """Add a node of this name, or several: runtimes refuse vectors, and windows of an even size.
+    """Add a node of this name, or several: runtimes refuse vectors, windows of an even size, and α or β of 0 or less.
 
     The mean of the squares over a window is then an average pool along the channels, edges counted as zeros.
     """
     layer, name, C = trained.layer, trained.name, trained.in_shape[-1]
-    if len(trained.in_shape) == 3 and layer.size % 2:
+    if len(trained.in_shape) == 3 and layer.size % 2 and min(np.float32([layer.alpha, layer.beta])) > 0:
         numbers = {"alpha": layer.alpha, "beta": layer.beta, "bias": layer.k}
         return graph.add("LRN", name, x, size=layer.size, **{key: float(value) for key, value in numbers.items()})
     before, after = layer.size // 2, (layer.size - 1) // 2

@@ -54,8 +54,15 @@ class Layout:
 
     @classmethod
     def of(cls, params: Params, state: State) -> Layout:
-        """Return the layout of these. Raises ValueError if dtypes differ, or a parameter has the name of a state."""
+        """Return the layout of these.
+
+        Raises ValueError if there are no parameters, if dtypes differ, or if a parameter has the name of a state.
+        """
         named = [*leaves(params), *leaves(state)]
+        if next(leaves(params), None) is None:
+            raise ValueError(
+                "no layer has parameters, so nothing can be trained; add one that has, such as conv or dense"
+            )
         names = tuple(name for name, _ in named)
         dtypes = {leaf.dtype.name for _, leaf in named}
         if len(dtypes) != 1:

@@ -12,9 +12,11 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from daskcnn import __version__
-from daskcnn.errors import UserError
+from daskcnn.errors import JobError, UserError
 from daskcnn.export import onnx_file
 from daskcnn.export.onnx_file import CONVERTERS, onnx_model, write_onnx
 from daskcnn.nn import LAYERS
@@ -150,3 +152,51 @@ def test_a_network_larger_than_the_format_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(onnx_file, "_MOST", 100)
     with pytest.raises(UserError, match=r"more than a file of ONNX holds; use --to safetensors"):
         onnx_model(classifier({"name": "5:7"}))
+
+
+# --- parameters at their bounds: what a job allows, a runtime reads ---
+
+_SMALL = [0.0, 1e-50, 1e-4, 1.0, 3.0]  # float32 has no 1e-50
+_SIDE = st.integers(1, 4)
+
+
+def _layer(kind: str, **options: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"layer": st.just(kind), **options})
+
+
+EXTREME = st.one_of(
+    _layer("lrn", size=st.integers(1, 9), alpha=st.sampled_from(_SMALL), beta=st.sampled_from([*_SMALL, -1e-50, -0.5])),
+    _layer("lrn", size=st.sampled_from([1, 2, 1001]), k=st.sampled_from([1e-3, 1e3]), alpha=st.sampled_from(_SMALL)),
+    _layer("batchnorm", epsilon=st.sampled_from([1e-50, 1e-10, 1e3])),
+    _layer("leakyrelu", slope=st.sampled_from([*_SMALL, 100.0])),
+    _layer("scale", factor=st.sampled_from([-2.0, 1e-50, -1e-50, 1e3])),
+    _layer("dropout", rate=st.sampled_from([0.0, 0.999999])),
+    _layer("pad", size=st.integers(1, 12), channels=st.integers(0, 9)),
+    _layer("upsample", factor=st.integers(1, 5), mode=st.sampled_from(["nearest", "bilinear"])),
+    *(
+        _layer(kind, size=st.integers(1, 7), stride=st.sampled_from([1, 2, 50]))
+        for kind in ("maxpool", "averagepool", "l2pool")
+    ),
+    _layer(
+        "conv",
+        kernels=st.sampled_from([3, 6]),
+        size=st.tuples(_SIDE, _SIDE).map(list),
+        pad=st.one_of(st.just("same"), st.tuples(st.integers(0, 9), st.integers(0, 9)).map(list)),
+        stride=st.sampled_from([1, 2, 11]),
+        dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)).map(list),
+        groups=st.sampled_from([1, 3]),
+    ),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(layer=EXTREME, of_vectors=st.booleans())
+@example(layer={"layer": "lrn", "alpha": 0.0}, of_vectors=False)
+@example(layer={"layer": "lrn", "beta": -0.5}, of_vectors=False)
+def test_parameters_at_their_bounds(layer: dict[str, Any], of_vectors: bool) -> None:
+    layers = [*([{"layer": "globalpool"}] if of_vectors else []), layer, {"layer": "dense", "units": 4}]
+    try:
+        trained = classifier({"layers": layers}, facts((9, 7, 3)))
+    except (JobError, ValueError):  # no such network: a layer of maps behind vectors, or an even window with "same"
+        return
+    check(trained)

@@ -481,6 +481,13 @@ def test_why_a_run_stopped_stands_in_its_summary(
     assert early.summary["reason"] == reason
 
 
+@pytest.mark.parametrize("first", [{"layer": "relu"}, {"layer": "batchnorm", "scale": False, "shift": False}])
+def test_a_network_that_has_nothing_to_train_is_refused(job: dict[str, Any], first: dict[str, Any]) -> None:
+    job["model"] = {"layers": [first, {"layer": "pad", "channels": 7}, {"layer": "globalpool"}]}
+    with pytest.raises(JobError, match="model: no layer has parameters, so nothing can be trained; add one that has"):
+        daskcnn.dry_run(job)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
