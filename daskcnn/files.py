@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -94,10 +95,38 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the folder of what can be made again: $DASKCNN_CACHE_DIR, or the system's place for caches."""
+    """Return the folder of what can be made again: compiled loops, measured times, indexes of arrays.
+
+    It is $DASKCNN_CACHE_DIR if that is given. Otherwise it is the first of these that can be written: the system's
+    place for caches ($XDG_CACHE_HOME), `~/.cache`, and a folder of the user's own among the temporary files. Where
+    there is none, it is one that cannot be written.
+    """
     if own := os.environ.get("DASKCNN_CACHE_DIR"):
         return local_path(own)
+    places = list[Path]()
+    with suppress(RuntimeError):  # a user without a home, as in some containers
+        places.append(user_cache_path("daskcnn", appauthor=False))
+        places.append(Path.home() / ".cache" / "daskcnn")
+    temporary = Path(tempfile.gettempdir()) / f"daskcnn-{os.getuid()}"
+    found = next(filter(_may_be_written, places), None) or (temporary if _is_private(temporary) else None)
+    return found or next(iter(places), temporary)
+
+
+def _may_be_written(folder: Path) -> bool:
+    """Return True if the folder can be written, or made. Nothing is made."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _is_private(folder: Path) -> bool:
+    """Make the folder if it is not there. Return True if it is this user's and no other may write in it.
+
+    Anybody can make a folder of this name, and compiled loops are run as they are read.
+    """
     try:
-        return user_cache_path("daskcnn", appauthor=False)
-    except RuntimeError:  # a user without a home, as in some containers
-        return Path(tempfile.gettempdir()) / f"daskcnn-{os.getuid()}"
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022

@@ -9,6 +9,7 @@ import os
 import pwd
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -247,7 +248,7 @@ def test_the_folder_on_other_systems_is_the_one_that_they_have_for_caches(monkey
     assert cache_folder() == Path("/home/one/Library/Caches/daskcnn")
 
 
-def test_a_user_without_a_home_has_a_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_has_a_folder_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("DASKCNN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -255,8 +256,59 @@ def test_a_user_without_a_home_has_a_folder_too(monkeypatch: pytest.MonkeyPatch)
         raise KeyError("getpwuid(): uid not found")
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
-    assert cache_folder().is_absolute()
-    assert str(os.getuid()) in cache_folder().name
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert cache_folder() == tmp_path / f"daskcnn-{os.getuid()}"
+
+
+@pytest.fixture
+def homeless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for a user whose home cannot be written."""
+    monkeypatch.delenv("DASKCNN_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/caches")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path / f"daskcnn-{os.getuid()}"
+
+
+def test_a_home_that_cannot_be_written_has_a_private_folder_among_the_temporary_files(homeless: Path) -> None:
+    assert [cache_folder(), cache_folder()] == [homeless, homeless]
+    assert homeless.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_place_for_caches_that_cannot_be_written_leaves_that_in_the_home(
+    homeless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "daskcnn"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["of others", "that others may write", "a link"])
+def test_a_temporary_folder_that_may_be_of_others_is_not_used(
+    homeless: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What compiled loops are read from is run."""
+    if kind == "a link":
+        (tmp_path / "other").mkdir()
+        homeless.symlink_to(tmp_path / "other")
+    else:
+        homeless.mkdir(mode=0o700)
+    if kind == "that others may write":
+        homeless.chmod(0o777)
+    if kind == "of others":
+        uid = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+        homeless.rename(homeless.with_name(f"daskcnn-{uid + 1}"))
+    assert cache_folder() == Path("/dev/null/caches/daskcnn")
+
+
+def test_compiled_loops_are_kept_for_a_user_without_a_home(homeless: Path) -> None:
+    code = "from daskcnn.compiled import loop; print(loop.UNCACHED, loop.cache_path())"
+    environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    uncached, folder = done.stdout.split()
+    assert (uncached, Path(folder).parent) == ("False", homeless / "compiled")
 
 
 def test_each_machine_has_a_file_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
