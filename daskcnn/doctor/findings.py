@@ -49,13 +49,21 @@ def gib(nbytes: int) -> str:
 
 
 def readable_findings(findings: Sequence[Finding]) -> str:
-    """Return a line for each finding, with the remedy under it."""
+    """Return a line for each finding, with the remedy under it, and a last one that says if a job would start."""
     width = max(len(f.check) for f in findings)
     lines: list[str] = []
     for f in findings:
         lines.append(f"{f.mark:<3} {f.check:<{width}}  {f.seen}")
         lines += [f"    {'':<{width}}  → {f.remedy}"] if f.remedy else []
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _conclusion(findings)])
+
+
+def _conclusion(findings: Sequence[Finding]) -> str:
+    against = "; ".join(f"{f.check}: {f.seen}" for f in findings if not f.ok)
+    if not would_start(findings):
+        return f"a job would not start ({against})"
+    better = ", ".join(dict.fromkeys(f.check for f in findings if f.remedy))
+    return f"a job would start (see the remedy of {better})" if better else "a job would start"
 
 
 def would_start(findings: Sequence[Finding]) -> bool:

@@ -437,6 +437,25 @@ def test_one_is_singular(cluster: Callable[..., list[Finding]]) -> None:
     assert ", 2 workers, " in of(cluster({"a": {"CPU": 1}, "b": {"CPU": 1}}), "scheduler").seen
 
 
+def test_the_last_line_says_if_a_job_would_start_and_why_not(cluster: Callable[..., list[Finding]]) -> None:
+    def last(*findings: Finding) -> str:
+        return readable_findings(findings).splitlines()[-1]
+
+    fine, better = Finding("memory", True, "8 GiB"), Finding("links", True, "slow", "use cables")
+    assert last(fine) == "a job would start"
+    assert last(fine, better) == "a job would start (see the remedy of links)"
+    assert (
+        last(*cluster({"s": {"PS": 1}}))
+        == "a job would not start (workers: 0 cpu, 0 gpu, 1 ps; a job needs 1 more cpu)"
+    )
+
+
+def test_the_command_ends_with_that_line(path: str) -> None:
+    told = CliRunner().invoke(main, ["doctor", "--data", f"{path}x"])
+    assert told.stdout.splitlines()[-1].startswith("a job would not start (")
+    assert f"data: {path}x: no data set here" in told.stdout.splitlines()[-1]
+
+
 def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(settings: Any) -> None:
         raise ClusterError("scheduler tcp://10.0.0.1:8786", "no answer", "start one")
