@@ -159,19 +159,31 @@ def _aligned(xp: Any, nbytes: int) -> Array:
 
 @dataclass
 class Device:
-    """A worker's means. workspace_limit: bytes to plan with. exact: algorithms round as products do at most."""
+    """A worker's means. workspace_limit: bytes to plan with. exact: algorithms round as products do at most.
+
+    tuned: plans go by times that were measured on this machine; else by the model alone, so that results repeat.
+    """
 
     backend: Backend = NUMPY
     pool: Pool = field(default_factory=Pool)
     workspace: Workspace = field(default_factory=Workspace)
     workspace_limit: int = 1 << 30
     exact: bool = False
+    tuned: bool = True
 
     @classmethod
-    def of(cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30, exact: bool = False) -> Device:
+    def of(
+        cls,
+        kind: DeviceKind,
+        *,
+        threads: int = 1,
+        workspace_limit: int = 1 << 30,
+        exact: bool = False,
+        tuned: bool = True,
+    ) -> Device:
         """Return a device of this kind. On a GPU the pool has one thread: the device itself runs work in parallel."""
         b = backend(kind)
-        return cls(b, Pool(threads if kind == "cpu" else 1), Workspace(b.xp), workspace_limit, exact)
+        return cls(b, Pool(threads if kind == "cpu" else 1), Workspace(b.xp), workspace_limit, exact, tuned)
 
     @property
     def xp(self) -> Any:

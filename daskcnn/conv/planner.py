@@ -128,12 +128,14 @@ def plan(spec: ConvSpec, device: Device, *, workspace_limit: int | None = None, 
     a first layer. Raises ValueError if no algorithm fits the limit.
     """
     limit = device.workspace_limit if workspace_limit is None else workspace_limit
-    return _plan(spec, limit, device.backend, device.pool.threads, device.exact, need_dx)
+    return _plan(spec, limit, device.backend, device.pool.threads, device.exact, device.tuned, need_dx)
 
 
 def bound(spec: ConvSpec, device: Device, *, need_dx: bool = True) -> BoundPlan:
     """Plan a problem and bind its plan, once for all devices of this backend, number of threads and limit."""
-    return _bound(spec, device.workspace_limit, device.backend, device.pool.threads, device.exact, need_dx)
+    return _bound(
+        spec, device.workspace_limit, device.backend, device.pool.threads, device.exact, device.tuned, need_dx
+    )
 
 
 def candidates(spec: ConvSpec, device: Device, *, need_dx: bool = True) -> list[Candidate]:
@@ -141,7 +143,9 @@ def candidates(spec: ConvSpec, device: Device, *, need_dx: bool = True) -> list[
 
     Measured algorithms come before all others: a prediction is not compared with a measurement.
     """
-    return _candidates(spec, device.workspace_limit, device.backend, device.pool.threads, device.exact, need_dx)
+    return _candidates(
+        spec, device.workspace_limit, device.backend, device.pool.threads, device.exact, device.tuned, need_dx
+    )
 
 
 def versions(spec: ConvSpec) -> dict[str, int]:
@@ -156,8 +160,10 @@ def forget_plans() -> None:
 
 
 @lru_cache(maxsize=1024)
-def _plan(spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: bool, need_dx: bool) -> ConvPlan:
-    fit = _candidates(spec, limit, backend, threads, exact, need_dx)
+def _plan(
+    spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: bool, tuned: bool, need_dx: bool
+) -> ConvPlan:
+    fit = _candidates(spec, limit, backend, threads, exact, tuned, need_dx)
     if not fit:
         raise _nothing_fits(spec, limit, exact)
     measured = fit[0].measured is not None
@@ -173,15 +179,17 @@ def _plan(spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: boo
 
 
 @lru_cache(maxsize=1024)
-def _bound(spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: bool, need_dx: bool) -> BoundPlan:
-    return _plan(spec, limit, backend, threads, exact, need_dx).bind(backend)
+def _bound(
+    spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: bool, tuned: bool, need_dx: bool
+) -> BoundPlan:
+    return _plan(spec, limit, backend, threads, exact, tuned, need_dx).bind(backend)
 
 
 def _candidates(
-    spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: bool, need_dx: bool
+    spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: bool, tuned: bool, need_dx: bool
 ) -> list[Candidate]:
     rates = RATES.get(backend.name, CPU)
-    entry = memory_of(backend).entries.get(key(spec, threads, limit)) if believed() else None
+    entry = memory_of(backend).entries.get(key(spec, threads, limit)) if tuned and believed() else None
     measured = entry.seconds if entry is not None and entry.versions == versions(spec) else {}
     found = []
     for name, algorithm in ALGORITHMS.items():

@@ -41,10 +41,11 @@ def tune(
     """Measure the problems that this machine has no times for (all of them with `anew`), and remember the times.
 
     Small problems come first, duplicates once. A problem for which no time is left keeps the model's choice. Nothing is
-    measured if measurements are not `believed`. The caller keeps BLAS single-threaded. clock: returns seconds. seconds:
-    for all problems together. begun: called before each problem. Returns the problems that were measured.
+    measured if measurements are not `believed`, or the device is not `tuned`. The caller keeps BLAS single-threaded.
+    clock: returns seconds. seconds: for all problems together. begun: called before each problem. Returns the problems
+    that were measured.
     """
-    if not believed():
+    if not (device.tuned and believed()):
         return []
     device = replace(device, exact=False)  # times are kept for all runs, those that are not exact too
     memory = memory_of(device.backend)

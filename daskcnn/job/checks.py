@@ -14,7 +14,7 @@ from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
 from daskcnn.nn import LOSSES, OPTIMIZERS, SCHEDULES, SpecError, model_problem, sequential_from_spec
 from daskcnn.nn.spec import expand
 from daskcnn.partition import PARTITIONERS
-from daskcnn.ps import UpdateRule
+from daskcnn.ps import RULES, UpdateRule
 from daskcnn.store import DATASETS
 from daskcnn.store.augmentation import order_problems
 
@@ -93,7 +93,7 @@ def _of_model(model: Model) -> Iterator[str]:
     if model.name is not None and (problem := model_problem(model.name)):
         yield f"model.name: {problem}"
     if model.from_checkpoint is not None and model.from_ is None:
-        yield f"model.from_checkpoint = {model.from_checkpoint!r}: goes with model.from; set it, or remove this"
+        yield f"model.from_checkpoint = {model.from_checkpoint!r}: goes with model.from; remove it, or set that"
     if model.layers is not None:
         layers, problems = expand(model.layers, model.blocks or {})
         yield from (f"model.{problem}" for problem in problems)
@@ -113,6 +113,7 @@ def _of_training(train: Train) -> Iterator[str]:
         if key not in own and _is_set(schedule, key):
             yield f"train.schedule.{key}: {schedule.name!r} has no such key; remove it or name another schedule"
     yield from _of_sharding(train)
+    yield from _of_reproducing(train)
     if train.class_weights is not None and train.loss is not None and LOSSES[train.loss].labels == "image":
         yield f"train.class_weights: the loss {train.loss!r} ignores the labels; remove it, or use another loss"
     if train.partition in PARTITIONERS and PARTITIONERS[train.partition].at_once and (train.increments or 1) > 1:
@@ -170,6 +171,20 @@ def _of_sharding(train: Train) -> Iterator[str]:
             f"train.sub_batches = {train.sub_batches}: more than the {train.batch_size} samples of a minibatch; "
             "lower it or raise train.batch_size"
         )
+
+
+def _of_reproducing(train: Train) -> Iterator[str]:
+    """What makes a run follow clocks, where it is to give the same numbers again."""
+    if not train.reproducible:
+        return
+    known = ", ".join(name for name, rule in RULES.items() if rule.barrier)
+    if train.strategy in RULES and not RULES[train.strategy].barrier:
+        reason = f"strategy {train.strategy!r} merges what is pushed in the order in which it comes"
+        yield f"train.reproducible = true: {reason}; remove it, or use one of {known}"
+    if train.strategy == LAYER or train.replica_size > 1:
+        who = f"strategy {LAYER!r}" if train.strategy == LAYER else "a group (train.replica_size)"
+        reason = f"{who} shards kernels by measured speeds"
+        yield f"train.reproducible = true: {reason}; remove it, or use replicas of one worker with one of {known}"
 
 
 def _is_set(table: Options, key: str) -> bool:

@@ -129,7 +129,7 @@ def too_little_workspace(job: Job, dataset: Dataset) -> Iterator[str]:
 def planning_device(job: Job) -> Device:
     """This machine's processor, to plan with as a worker does."""
     pool, limit = Pool(job.train.threads or 1), job.train.workspace_mib << 20
-    return Device(pool=pool, workspace_limit=limit, exact=job.train.exact)
+    return Device(pool=pool, workspace_limit=limit, exact=job.train.exact, tuned=not job.train.reproducible)
 
 
 def conv_specs(job: Job, dataset: Dataset) -> list[tuple[str, ConvSpec]]:

@@ -305,6 +305,10 @@ class Train(Options):
     exact: bool = False
     """Convolutions leave out algorithms that round more than products of matrices do. Winograd's, of 4×4
     outputs, round by up to 0.00003 of the largest output in float32."""
+    reproducible: bool = False
+    """The same job gives the same numbers again, on as many workers with the same processors and threads, as long as
+    none is lost or joins. Workers get equal shares, however fast they are, and convolutions go by the model's choice.
+    With rules that wait for all workers, without groups. Default: shares and convolutions go by measured speeds."""
     replica_size: int = Field(1, ge=1)
     """Workers that share one replica by sharding its kernels."""
     sub_batches: int = Field(1, ge=1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from daskcnn.partition.allocation import Allocation, count
-from daskcnn.partition.proportions import level, proportional, speeds
+from daskcnn.partition.proportions import as_counted, level, proportional, speeds
 
 Seconds = Mapping[str, float]
 """Seconds a sample takes each worker: calibrated at first, measured later."""
@@ -27,9 +27,11 @@ class Partitioner(ABC):
     `laws` names what the law suite checks of this class, besides that parts are disjoint and only grow: "complete" (no
     sample is free after the last increment), "proportional" (targets by speed), "equal", or "served" (no worker gets a
     second sample while another has none). at_once: whether all samples are one increment, however many are asked for.
+    even: whether all workers count as equally fast, so that nothing that is measured decides.
     """
 
     increments: int = 4
+    even: bool = False
     laws: ClassVar[frozenset[str]]
     at_once: ClassVar[bool] = False
 
@@ -54,7 +56,7 @@ class Partitioner(ABC):
 
     def target(self, total: int, seconds_per_sample: Seconds) -> dict[str, int]:
         """Return how many of `total` samples each worker should have, whatever it has now."""
-        sizes = proportional(total, self.weights(_times(seconds_per_sample, tuple(seconds_per_sample))))
+        sizes = proportional(total, self.weights(self._times(seconds_per_sample, tuple(seconds_per_sample))))
         return dict(zip(seconds_per_sample, sizes, strict=True))
 
     def allocate(self, allocation: Allocation, seconds_per_sample: Seconds, *, increment: int) -> Allocation:
@@ -64,7 +66,7 @@ class Partitioner(ABC):
             raise ValueError(
                 f"increment={increment}: {expected - 1} of {self.increments} were given; they are given once, in turn"
             )
-        sizes = self._sizes(allocation, _times(seconds_per_sample, allocation.workers), increment)
+        sizes = self._sizes(allocation, self._times(seconds_per_sample, allocation.workers), increment)
         return allocation.give(_growth(allocation, sizes), increment)
 
     def grant_each(self, allocation: Allocation, seconds_per_sample: Seconds, workers: Sequence[str]) -> Allocation:
@@ -76,7 +78,7 @@ class Partitioner(ABC):
         due = [worker for worker in workers if allocation.granted[worker] < self.increments]
         if not due:
             return allocation
-        times = _times(seconds_per_sample, allocation.workers)
+        times = self._times(seconds_per_sample, allocation.workers)
         shares, place = self._shares(times), {worker: index for index, worker in enumerate(allocation.workers)}
         without = {worker for worker, ranges in allocation.ranges.items() if not ranges}
         for worker in due:
@@ -91,7 +93,7 @@ class Partitioner(ABC):
 
     def give_rest(self, allocation: Allocation, seconds_per_sample: Seconds, workers: Sequence[str]) -> Allocation:
         """Give all that is free to these workers. Returns the same allocation if nothing is free."""
-        return self._give_rest(allocation, _times(seconds_per_sample, allocation.workers), workers)
+        return self._give_rest(allocation, self._times(seconds_per_sample, allocation.workers), workers)
 
     def leave(self, allocation: Allocation, worker: str, seconds_per_sample: Seconds) -> Allocation:
         """Give the worker's samples to the others, as near to proportional as possible without another move.
@@ -101,7 +103,7 @@ class Partitioner(ABC):
         size, others = allocation.size(worker), [w for w in allocation.workers if w != worker]
         if not others:
             raise ValueError(f"worker={worker!r}: nobody is left for its {size} samples; let another join first")
-        times = _times(seconds_per_sample, others)
+        times = self._times(seconds_per_sample, others)
         have = [allocation.size(other) for other in others]
         sizes = level(allocation.given, self.weights(times), have, [allocation.given] * len(others))
         moved = {other: new - old for other, new, old in zip(others, sizes, have, strict=True)}
@@ -114,13 +116,24 @@ class Partitioner(ABC):
         """
         if worker in allocation.ranges:
             raise ValueError(f"worker={worker!r}: is part of the allocation already; let it leave first")
-        times = _times(seconds_per_sample, (*allocation.workers, worker))
+        times = self._times(seconds_per_sample, (*allocation.workers, worker))
         have = list(allocation.sizes().values())
         own = int(sum(map(bool, have)) < allocation.given)
         low = [*(min(size, 1) for size in have), own]
         sizes = level(allocation.given, self.weights(times), low, [*have, allocation.given])
         moved = {w: old - new for w, old, new in zip(allocation.workers, have, sizes, strict=False)}
         return allocation.with_joined(worker, moved, min(allocation.granted.values()))
+
+    def _times(self, seconds_per_sample: Seconds, workers: Sequence[str]) -> list[float]:
+        """Return the seconds that the workers' shares go by."""
+        missing = [worker for worker in workers if worker not in seconds_per_sample]
+        if missing:
+            raise ValueError(
+                f"seconds_per_sample: no time for {missing}; calibrate every worker before it gets samples"
+            )
+        times = [seconds_per_sample[worker] for worker in workers]
+        speeds(times)  # refuses what is no time, whether the partitioner goes by it or not
+        return as_counted(times, even=self.even)
 
     def _given_after(self, allocation: Allocation, increment: int) -> int:
         """Return the samples given after this many increments: all of them after the last.
@@ -171,15 +184,6 @@ class Partitioner(ABC):
 
 def _growth(allocation: Allocation, sizes: Sequence[int]) -> dict[str, int]:
     return {w: new - old for (w, old), new in zip(allocation.sizes().items(), sizes, strict=True)}
-
-
-def _times(seconds_per_sample: Seconds, workers: Sequence[str]) -> list[float]:
-    missing = [worker for worker in workers if worker not in seconds_per_sample]
-    if missing:
-        raise ValueError(f"seconds_per_sample: no time for {missing}; calibrate every worker before it gets samples")
-    times = [seconds_per_sample[worker] for worker in workers]
-    speeds(times)  # refuses what is no time, whether the partitioner goes by it or not
-    return times
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,11 @@ def proportional(total: int, weights: Sequence[float]) -> list[int]:
     return level(total, weights, [0] * len(weights), [total] * len(weights))
 
 
+def as_counted(seconds: Sequence[float], *, even: bool) -> list[float]:
+    """Return the workers' seconds that shares go by: those measured, or equal ones, so that no clock decides."""
+    return [1.0] * len(seconds) if even else list(seconds)
+
+
 def kernel_shards(num_kernels: int, seconds: Sequence[float]) -> list[int]:
     """Return kernels for each worker by its calibrated seconds (Marques et al., eq. 1), none for one that is very slow.
 

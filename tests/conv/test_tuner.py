@@ -153,6 +153,16 @@ def test_nothing_is_measured_or_believed_where_results_must_repeat(
     assert [fake.runs for fake in fakes] == runs
 
 
+def test_a_device_that_is_not_tuned_measures_nothing_and_goes_by_the_model(only: Only, clock: FakeClock) -> None:
+    fakes = [FakeAlgorithm(name, 0.01, (s, s, s), clock=clock) for name, s in (("a", 0.02), ("b", 0.01))]
+    only(*fakes)
+    tune([SPEC], Device(), clock=clock)
+    runs, by_the_model = [fake.runs for fake in fakes], Device(tuned=False)
+    assert (plan(SPEC, Device()).algorithm, plan(SPEC, by_the_model).algorithm) == ("b", "a")
+    assert tune([SPEC], by_the_model, clock=clock, anew=True) == []
+    assert [fake.runs for fake in fakes] == runs
+
+
 def test_without_a_choice_nothing_is_run(only: Only, clock: FakeClock) -> None:
     alone = FakeAlgorithm("alone", 0.01, (0.01, 0.01, 0.01), clock=clock)
     large = FakeAlgorithm("large", 0.01, (0.01, 0.01, 0.01), clock=clock, workspace=1000)

@@ -228,6 +228,12 @@ def test_a_section_is_a_table(section: str) -> None:
         ({"train": {"optimizer": "lars", "replica_size": 2}}, "train.optimizer = 'lars': needs norms"),
         ({"train": {"clip": 1.0, "strategy": "layer"}}, "train.clip = 1: needs norms"),
         ({"train": {"clip": 1.0, "replica_size": 2}}, "train.clip = 1: needs norms"),
+        *(
+            ({"train": {"reproducible": True, "strategy": name}}, "train.reproducible = true: strategy")
+            for name in (*(name for name, rule in RULES.items() if not rule.barrier), "layer")
+        ),
+        ({"train": {"reproducible": True, "replica_size": 2}}, "train.reproducible = true: a group"),
+        ({"model": {"from_checkpoint": "best"}}, "model.from_checkpoint = 'best': goes with model.from"),
         *(({"train": {"ema": 0.9, "strategy": name}}, "train.ema = 0.9: strategy") for name in RULES),
         *(({"train": {"lookahead": {}, "strategy": name}}, "train.lookahead: ") for name in ("easgd", "downpour")),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskcnn.partition import PARTITIONERS, Allocation, Partitioner
@@ -47,6 +47,23 @@ def test_synchronous_disjoint_growing_complete(
             assert abs(allocation.given - total * increment / partitioner.increments) < partitioner.increments
     if "complete" in partitioner.laws:
         assert not allocation.free
+
+
+@every
+@settings(max_examples=20)
+@given(total=st.integers(6, 300), seconds=times, count=increments, data=drift)
+def test_an_even_one_gives_the_same_whatever_is_measured(
+    name: str, total: int, seconds: dict[str, float], count: int, data: st.DataObject
+) -> None:
+    partitioner = PARTITIONERS[name](increments=count, even=True)
+    found = []
+    for _ in range(2):
+        allocation = partitioner.start(total, list(seconds))
+        for increment in range(1, partitioner.increments + 1):
+            allocation = partitioner.allocate(allocation, _jittered(data, seconds), increment=increment)
+        allocation = partitioner.join(allocation, "late", _jittered(data, seconds | {"late": 1.0}))
+        found.append(partitioner.leave(allocation, "w0", _jittered(data, seconds | {"late": 1.0})))
+    assert found[0] == found[1]
 
 
 @every

@@ -91,6 +91,17 @@ def test_real_arithmetic_is_the_same_every_time(name: str) -> None:
     assert len(centers) == 1
 
 
+@pytest.mark.parametrize("partition", ["idpa", "idpa-paper", "udpa"])
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.barrier])
+def test_a_reproducible_run_has_the_same_numbers_whatever_the_speeds(name: str, partition: str) -> None:
+    """Weights to the bit, and each evaluation."""
+    job = job_of(name, partition=partition, reproducible=True)
+    runs = [trained(job, *speeds, latency=0.01) for speeds in ((100, 170, 90), (300, 80, 80))]
+    assert len({simulation.server.snapshot().center.tobytes() for simulation, _ in runs}) == 1
+    first, second = ([event.validation for event in of(EpochEnded, events)] for _, events in runs)
+    assert first == second
+
+
 def test_early_stopping_ends_a_simulation_as_it_ends_a_run() -> None:
     events = trained(job_of("sgwu", epochs=40, early_stopping=2), 100, 100)[1]
     best, accuracies = 0.0, [event.validation.accuracy for event in of(EpochEnded, events)]

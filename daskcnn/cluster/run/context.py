@@ -28,7 +28,7 @@ from daskcnn.errors import Interrupted, Lost
 from daskcnn.events import Event, Warned
 from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
-from daskcnn.partition.proportions import proportional
+from daskcnn.partition.proportions import as_counted, proportional
 from daskcnn.runs.state import TrainingState
 from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.store import Dataset
@@ -232,14 +232,21 @@ class Results:
 class Scoring:
     """Has weights judged by the workers that are calibrated, of whom others may come later.
 
-    limit: seconds that judging may take beyond what calibration lets expect.
+    limit: seconds that judging may take beyond what calibration lets expect. even: parts do not go by speed.
     """
 
     def __init__(
-        self, run: str, dispatch: Dispatch, results: Results, limit: float, calibrations: Mapping[str, Calibration]
+        self,
+        run: str,
+        dispatch: Dispatch,
+        results: Results,
+        limit: float,
+        calibrations: Mapping[str, Calibration],
+        *,
+        even: bool = False,
     ) -> None:
         self._run, self._dispatch, self._results = run, dispatch, results
-        self._limit, self._calibrations = limit, calibrations
+        self._limit, self._calibrations, self._even = limit, calibrations, even
 
     def score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
         """Judge weights on samples lo…hi of a split, and again where a worker is lost meanwhile."""
@@ -269,11 +276,11 @@ class Scoring:
         }
 
     def parts(self, lo: int, hi: int) -> list[tuple[str, int, int]]:
-        """lo…hi cut over the workers in proportion to their calibrated speed."""
+        """lo…hi cut over the workers in proportion to their calibrated speed, or evenly."""
         names = [name for name in self._dispatch.workers.alive if name in self._calibrations]
-        speeds = [1 / self._calibrations[name].seconds_per_sample for name in names]
+        seconds = as_counted([self._calibrations[name].seconds_per_sample for name in names], even=self._even)
         cut, begin = [], lo
-        for name, size in zip(names, proportional(hi - lo, speeds), strict=True):
+        for name, size in zip(names, proportional(hi - lo, [1 / each for each in seconds]), strict=True):
             if size:
                 cut.append((name, begin, begin + size))
             begin += size
@@ -327,14 +334,16 @@ class RunContext:
         workers.news.subscribe(client, name)
         dispatch, results = Dispatch(name, workers, cluster.stall_timeout), Results(workers, cluster.stall_timeout)
         calibrations = dict[str, Calibration]()
-        scoring = Scoring(name, dispatch, results, cluster.stall_timeout, calibrations)
+        even = job.train.reproducible
+        scoring = Scoring(name, dispatch, results, cluster.stall_timeout, calibrations, even=even)
         return cls(name, job, dataset, emit, save, connection, workers, dispatch, results, calibrations, scoring)
 
     def only(self, names: Iterable[str]) -> RunContext:
         """The same surroundings with these workers only. What becomes of them is told to the whole one."""
         workers, cluster = self.workers.only(names), self.job.cluster
         dispatch, results = self.dispatch.only(workers), Results(workers, cluster.stall_timeout)
-        scoring = Scoring(self.name, dispatch, results, cluster.stall_timeout, self.calibrations)
+        even = self.job.train.reproducible
+        scoring = Scoring(self.name, dispatch, results, cluster.stall_timeout, self.calibrations, even=even)
         return replace(self, workers=workers, dispatch=dispatch, results=results, scoring=scoring)
 
     @property

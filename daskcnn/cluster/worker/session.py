@@ -140,7 +140,8 @@ def open_session(
             own = get_worker().memory_manager.memory_limit if here else None
             check_vectors(job, dataset, own or device_profile("cpu", 1).memory)
         limit = job.train.workspace_mib << 20
-        device = Device.of(kind, threads=threads, workspace_limit=limit, exact=job.train.exact)
+        how = {"exact": job.train.exact, "tuned": not job.train.reproducible}
+        device = Device.of(kind, threads=threads, workspace_limit=limit, **how)
         device.warm(job.model.dtype, compiling)
         throttle = float(os.environ.get(THROTTLE, "1"))
         replica = Replica(job, dataset, device, clock=time.perf_counter, throttle=throttle, pause=time.sleep)

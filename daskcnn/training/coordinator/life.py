@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from daskcnn.errors import ClusterError
 from daskcnn.events import SamplesAllocated, WorkerJoined
 from daskcnn.partition.allocation import Allocation
-from daskcnn.partition.proportions import form_groups, proportional
+from daskcnn.partition.proportions import as_counted, form_groups, proportional
 from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import Outbox
@@ -44,8 +44,10 @@ class Teams:
     """The replicas of one life. members: their workers, in the order in which they judge validation samples."""
 
     def __init__(self, settings: Settings, roster: Roster, out: Outbox) -> None:
-        self._roster = roster
+        self._roster, self._even = roster, settings.even
         seconds = roster.seconds
+        if settings.even:  # whoever comes first: names decide who has which samples
+            seconds = dict(sorted(seconds.items()))
         if settings.replica_size == 1:
             self.members: dict[str, tuple[str, ...]] = {worker: (worker,) for worker in seconds}
         else:
@@ -88,7 +90,8 @@ class Teams:
     def parts(self, lo: int, hi: int) -> dict[str, tuple[int, int]]:
         """Cut samples lo…hi over the replicas in proportion to the speed of the workers that judge for them."""
         parts = {}
-        sizes = proportional(hi - lo, [1 / seconds for seconds in self._judges.values()])
+        counted = as_counted([*self._judges.values()], even=self._even)
+        sizes = proportional(hi - lo, [1 / seconds for seconds in counted])
         for replica, size in zip(self._judges, sizes, strict=True):
             if size:
                 parts[replica] = (lo, lo + size)

@@ -72,13 +72,14 @@ def _of_any(job: Job, samples: int, guess: Guessing | None) -> dict[str, Any]:
 class Settings(RunSettings):
     """A data-parallel run.
 
-    replica_size: workers of a replica. rate_power: power of the replicas' number that the learning rate grows by, if
-    the rule scales it.
+    even: shares of samples do not go by measured speeds. replica_size: workers of a replica. rate_power: power of the
+    replicas' number that the learning rate grows by, if the rule scales it.
     """
 
     strategy: str
     rule: UpdateRule
     partitioner: Partitioner
+    even: bool = False
     replica_size: int = 1
     rate_power: float = 1.0
 
@@ -91,7 +92,8 @@ class Settings(RunSettings):
         return cls(
             strategy=train.strategy,
             rule=job.rule,
-            partitioner=PARTITIONERS[train.partition](train.increments or 1),
+            partitioner=PARTITIONERS[train.partition](train.increments or 1, even=train.reproducible),
+            even=train.reproducible,
             replica_size=train.replica_size,
             rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
             **_of_any(job, samples, guess),
