@@ -96,7 +96,7 @@ def _lrn(graph: Graph, trained: TrainedLayer, x: str) -> str:
     The mean of the squares over a window is then an average pool along the channels, edges counted as zeros.
     """
     layer, name, C = trained.layer, trained.name, trained.in_shape[-1]
-    if len(trained.in_shape) == 3 and layer.size % 2 and min(np.float32([layer.alpha, layer.beta])) > 0:
+    if len(trained.in_shape) == 3 and layer.size % 2 and np.float32(layer.alpha) > 0 < np.float32(layer.beta):
         numbers = {"alpha": layer.alpha, "beta": layer.beta, "bias": layer.k}
         return graph.add("LRN", name, x, size=layer.size, **{key: float(value) for key, value in numbers.items()})
     before, after = layer.size // 2, (layer.size - 1) // 2

@@ -174,7 +174,7 @@ def _of_sharding(train: Train) -> Iterator[str]:
 
 
 def _of_reproducing(train: Train) -> Iterator[str]:
-    """What makes a run follow clocks, where it is to give the same numbers again."""
+    """Strategies that follow clocks, where a run is to give the same numbers again."""
     if not train.reproducible:
         return
     known = ", ".join(name for name, rule in RULES.items() if rule.barrier)

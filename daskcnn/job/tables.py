@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from os.path import expanduser
 from typing import Annotated, Any, Literal, TypeAlias
@@ -21,6 +20,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
+from daskcnn.job.shorthand import counted_workers, named, named_schedule, weights_of_classes
 from daskcnn.markup import as_table
 from daskcnn.nn.network import Views
 from daskcnn.ps import RULES, UpdateRule
@@ -176,20 +176,6 @@ class Schedule(Options):
     """Epochs in which the rate rises from 0 to that of the curve."""
 
 
-def _named(value: Any, example: str) -> Any:
-    """Let a name stand for the table that has it alone."""
-    if isinstance(value, dict | Options):
-        return value
-    if not isinstance(value, str):
-        raise ValueError(f"write a name, or a table such as {example}")
-    return {"name": value}
-
-
-def _named_schedule(value: Any) -> Any:
-    """Let `schedule = "step"` stand for `{name = "step"}`; `linear` is the polynomial of power 1."""
-    return {"name": "poly", "power": 1.0} if value == "linear" else _named(value, '{name = "step", every = 10}')
-
-
 class OptimizerOptions(Options):
     """`[train.optimizer]`: what makes the steps. A name alone, such as `optimizer = "adamw"`, is allowed too."""
 
@@ -219,18 +205,6 @@ class LookaheadOptions(Options):
 
 _ClassWeight: TypeAlias = Annotated[float, Field(ge=0)]
 ClassWeights: TypeAlias = Literal["balanced"] | list[_ClassWeight] | dict[str, _ClassWeight]
-
-
-def _weights_of_classes(value: Any) -> Any:
-    """Refuse what is none of the three forms by one reason, instead of one for each form."""
-    numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    if value is None or value == "balanced":
-        return value
-    if numbers and all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 1e30 for n in numbers):
-        return value
-    raise ValueError('write "balanced", or numbers of 0 to 1e30 as a list or as a table by class')
-
-
 FirstConv: TypeAlias = Literal["auto", "kernels", "samples"]
 KernelShares: TypeAlias = Literal["measured", "speeds"]
 
@@ -253,7 +227,7 @@ class Train(Options):
     """Learning rate at the start. Default: that of the optimizer, `adamw` 0.003, `lars` 2, `sgd` 0.005, and twice as
     much with `easgd`; 0.02 with `sgd` for a named network on the published images that it is for."""
     optimizer: Annotated[
-        OptimizerOptions, BeforeValidator(partial(_named, example='{name = "adamw", beta2 = 0.99}'))
+        OptimizerOptions, BeforeValidator(partial(named, example='{name = "adamw", beta2 = 0.99}'))
     ] = OptimizerOptions()
     """Maker of the steps: a name or a table. Default: `sgd` for a named network on the published images that it is
     for, such as `quick` on CIFAR-10; `adamw` otherwise, unless `momentum` or `nesterov` is given."""
@@ -279,7 +253,7 @@ class Train(Options):
     ema: float | None = Field(None, gt=0, lt=1)
     """Part that an exponential average of the weights keeps of itself at a step, such as 0.999. The average is what is
     evaluated, exported and predicted with. For strategy `layer`. Default: no average."""
-    schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Schedule()
+    schedule: Annotated[Schedule, BeforeValidator(named_schedule)] = Schedule()
     """Course of the learning rate: a name or a table. Default: `poly` for a named network on the published images
     that it is for; otherwise the same behind a warm-up of an epoch, of a quarter of the run at most."""
     loss: Literal["softmax", "squared", "sigmoid", "reconstruction", "sigmoid-reconstruction"] | None = None
@@ -291,7 +265,7 @@ class Train(Options):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Part of each label that all classes share in the training loss, where that is `softmax`. The losses on validation
     and test samples are not smoothed."""
-    class_weights: Annotated[ClassWeights | None, BeforeValidator(_weights_of_classes)] = None
+    class_weights: Annotated[ClassWeights | None, BeforeValidator(weights_of_classes)] = None
     """Factor of each class in the training loss: `balanced` (samples ÷ classes ÷ samples of the class), a list of
     numbers in the order of the classes, or a table by name, where a class that is not named has 1. It multiplies the
     samples' own weights; their mean over the training samples is made 1. The losses on validation and test samples are
@@ -352,16 +326,6 @@ class Workers(Options):
         return {kind: n for kind, n in (("cpu", self.cpu), ("gpu", self.gpu)) if n is not None}
 
 
-def _counted_workers(value: Any) -> Any:
-    """Read the flag's form `cpu=2,gpu=1`; anything else is left to the model."""
-    if isinstance(value, dict | Workers):
-        return value
-    if not re.fullmatch(r"\s*\w+\s*=\s*\d+\s*(,\s*\w+\s*=\s*\d+\s*)*", str(value)):
-        raise ValueError("write cpu=2, gpu=1 or cpu=2,gpu=1")
-    pairs = (part.split("=") for part in value.split(","))
-    return {kind.strip(): int(count) for kind, count in pairs}
-
-
 class Cluster(Options):
     """`[cluster]`: the machines. Without a scheduler the job starts a local cluster."""
 
@@ -369,7 +333,7 @@ class Cluster(Options):
     """Address of the Dask scheduler, such as tcp://host:8786."""
     scheduler_file: Location | None = None
     """File that the scheduler wrote its address to."""
-    workers: Annotated[Workers, BeforeValidator(_counted_workers)] = Workers()
+    workers: Annotated[Workers, BeforeValidator(counted_workers)] = Workers()
     """Workers to wait for and use: a table or cpu=N,gpu=N. Default: all that there are."""
     wait: float = Field(60.0, ge=0)
     """Seconds to wait for the scheduler and the workers."""

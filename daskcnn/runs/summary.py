@@ -10,9 +10,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from daskcnn.documents import Bounds, first_problem, jsonable, read_json, write_json
 from daskcnn.errors import DataError
-from daskcnn.job.tables import CheckpointChoice
 
 _REMEDY = "remove it, and resume the run to have it written again"
+CheckpointTaken = Literal["last", "best"]
+"""A `job.tables.CheckpointChoice`, whose module is slow to import."""
 Known = Annotated[float | None, BeforeValidator(jsonable)]  # None if it was not measured, or is not finite
 
 
@@ -67,7 +68,7 @@ class Summary(_SummaryFields):
     workers: list[WorkerSummary]
     checkpoint: str | None
     reason: str | None = None
-    weights: CheckpointChoice = "last"
+    weights: CheckpointTaken = "last"
     weights_epoch: float | None = None
 
 
@@ -102,7 +103,7 @@ class KeptEvaluation(BaseModel):
 
     model_config = ConfigDict(extra="ignore", serialize_by_alias=True)
     checkpoint: str
-    choice: CheckpointChoice | None = None
+    choice: CheckpointTaken | None = None
     epoch: float | None = None
     data: str
     samples: NonNegativeInt

@@ -30,7 +30,7 @@ def _rounds(
     total: int = 100,
     epochs: int = 3,
     how: dict[str, Any] | None = None,
-    **options: int,
+    **options: Any,
 ) -> Rounds:
     times = {f"w{i}": each for i, each in enumerate(seconds)}
     return Rounds(PARTITIONERS[partition](**options), total, times, epochs=epochs, barrier=barrier, **how or {})

@@ -260,7 +260,13 @@ def test_very_many_classes_are_left_to_the_csv() -> None:
         "auc_samples": 300,
         "views": "none",
     }
-    facts = {"labels": "classes", "data": "d", "checkpoint": "c", "classes": classes, "confusion": [[0] * 300] * 300}
+    facts: dict[str, Any] = {
+        "labels": "classes",
+        "data": "d",
+        "checkpoint": "c",
+        "classes": classes,
+        "confusion": [[0] * 300] * 300,
+    }
     facts |= {"choice": "last", "epoch": 1.0}
     lines = readable_evaluation({**figures, **facts}).splitlines()
     assert len(lines) < 10

@@ -1,0 +1,42 @@
+"""Short forms that a job may have in place of a table: a name alone, `cpu=2,gpu=1`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def named(value: Any, example: str) -> Any:
+    """Let a name stand for the table that has it alone."""
+    if isinstance(value, dict | BaseModel):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"write a name, or a table such as {example}")
+    return {"name": value}
+
+
+def named_schedule(value: Any) -> Any:
+    """Let `schedule = "step"` stand for `{name = "step"}`; `linear` is the polynomial of power 1."""
+    return {"name": "poly", "power": 1.0} if value == "linear" else named(value, '{name = "step", every = 10}')
+
+
+def weights_of_classes(value: Any) -> Any:
+    """Refuse what is none of the three forms by one reason, instead of one for each form."""
+    numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    if value is None or value == "balanced":
+        return value
+    if numbers and all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 1e30 for n in numbers):
+        return value
+    raise ValueError('write "balanced", or numbers of 0 to 1e30 as a list or as a table by class')
+
+
+def counted_workers(value: Any) -> Any:
+    """Read the flag's form `cpu=2,gpu=1`; anything else is left to the model."""
+    if isinstance(value, dict | BaseModel):
+        return value
+    if not re.fullmatch(r"\s*\w+\s*=\s*\d+\s*(,\s*\w+\s*=\s*\d+\s*)*", str(value)):
+        raise ValueError("write cpu=2, gpu=1 or cpu=2,gpu=1")
+    pairs = (part.split("=") for part in value.split(","))
+    return {kind.strip(): int(count) for kind, count in pairs}
