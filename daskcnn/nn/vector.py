@@ -54,15 +54,8 @@ class Layout:
 
     @classmethod
     def of(cls, params: Params, state: State) -> Layout:
-        """Return the layout of these.
-
-        Raises ValueError if there are no parameters, if dtypes differ, or if a parameter has the name of a state.
-        """
+        """Return the layout of these. Raises ValueError if dtypes differ, or a parameter has the name of a state."""
         named = [*leaves(params), *leaves(state)]
-        if next(leaves(params), None) is None:
-            raise ValueError(
-                "no layer has parameters, so nothing can be trained; add one that has, such as conv or dense"
-            )
         names = tuple(name for name, _ in named)
         dtypes = {leaf.dtype.name for _, leaf in named}
         if len(dtypes) != 1:
@@ -159,8 +152,13 @@ def undrawn(layer: Layer, in_shape: Shape) -> Start:
 
 
 def layout_of(model: Layer, in_shape: Shape, dtype: str) -> Layout:
-    """Return the layout of a network for images of this shape, without drawing its weights."""
+    """Return the layout of a network for images of this shape, without drawing its weights.
+
+    Raises ValueError for a network without parameters.
+    """
     params, state, _ = undrawn(model, in_shape)
+    if next(leaves(params), None) is None:
+        raise ValueError("no layer has parameters, so nothing can be trained; add one that has, such as conv or dense")
     return replace(Layout.of(params, state), dtype=dtype)
 
 
