@@ -73,6 +73,11 @@ def prepare() -> None:
 @click.option("--classes", metavar="NAME,NAME", help="Names of the classes, by number.  [default: the numbers]")
 @click.option("--layout", type=click.Choice(["NHWC", "NCHW"]), default="NHWC", show_default=True)
 @click.option("--nodata", metavar="VALUE", type=float, help="Value that stands for no data, as NaN then does too.")
+@click.option(
+    "--labelling",
+    type=click.Choice(["classes", "several"]),
+    help="Rows of labels: the 1 of each is its class, or columns are labels of their own.  [default: several]",
+)
 @click.option("--name", metavar="NAME", help="Name of the data set.  [default: the output's name]")
 @out_options
 def arrays(verbose: bool, **options: Any) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.datasets.array_sources import ImageSource, labels_of
+from daskcnn.datasets.array_sources import ImageSource
+from daskcnn.datasets.given_arrays import labels_of
 from daskcnn.errors import DataError
 from daskcnn.store import manifest
 from daskcnn.store.chunk_facts import class_counts
 from daskcnn.store.foreign.array import Layout
-from daskcnn.store.foreign.labels import Labelled, numbered
+from daskcnn.store.foreign.labels import Labelled, as_told, numbered
 from daskcnn.store.making.prepare import chunk_for
 from daskcnn.store.making.writer import Places
+from daskcnn.store.masks import own_nodata
 from daskcnn.store.split import shuffled_order, stratified
 
 
@@ -37,6 +39,11 @@ class ArraySamples:
     classes: tuple[str, ...]
     weights: npt.NDArray[np.float32] | None
 
+    @property
+    def nodata(self) -> float | None:
+        """The number that stands for no data."""
+        return self.given[0].images.nodata
+
     def count(self, name: str) -> int:
         """Samples of a part."""
         tests = sum(int(part.mask.sum()) for part in self.given)
@@ -56,25 +63,35 @@ def samples_of(
     layout: Layout,
     seed: int,
     weights: Any,
+    nodata: float | None,
+    labelling: manifest.Labelling | None,
 ) -> ArraySamples:
-    """Return what was given to `prepare` as samples. Raises DataError for what does not belong together."""
-    source, found = ImageSource.of(images, layout), numbered(labels_of(labels), classes)
+    """Return what was given to `prepare` as samples. Raises DataError for what does not belong together.
+
+    Where nothing stands for no data, a masked array's own number does.
+    """
+    source, found = ImageSource.of(images, layout), numbered(labels_of(labels, images=images), classes, labelling)
     _check_lengths("labels", len(found.values), source)
     if isinstance(test, tuple | list):
         if len(test) != 2:
             raise DataError("test", f"{len(test)} things", "give a fraction, a number, or the pair (images, labels)")
-        other, answers = ImageSource.of(test[0], layout), _for_testing(labels_of(test[1]), classes, found.classes)
+        other, told = ImageSource.of(test[0], layout), labels_of(test[1], images=test[0])
+        answers = _for_testing(as_told(told, found.kind if told.ndim == 2 else None), classes, found.classes)
         _check_lengths("labels of the test part", len(answers.values), other)
         if (other.shape[1:], other.dtype, answers.values.ndim) != (source.shape[1:], source.dtype, found.values.ndim):
-            told = [f"{s.dtype} {s.shape[1:]}" for s in (other, source)]
-            raise DataError("test", f"images of {told[0]}, those for training are {told[1]}", "give images of one kind")
+            kinds = [f"{s.dtype} {s.shape[1:]}" for s in (other, source)]
+            reason = f"images of {kinds[0]}, those for training are {kinds[1]}"
+            raise DataError("test", reason, "give images of one kind")
         train = GivenSamples(source, found.values, np.zeros(len(source), bool))
         given: tuple[GivenSamples, ...] = (train, GivenSamples(other, answers.values, np.ones(len(other), bool)))
     else:
         given = (GivenSamples(source, found.values, stratified(found.values, _test_count(test, len(source)), seed)),)
         if not given[0].mask.any():
             raise DataError("images", f"{len(source)} samples, none can be spared for testing", "give more samples")
-    return ArraySamples(given, found.classes, _weights(weights, given[0]))
+    own = [own_nodata(part.images.what, part.images.dtype) for part in given]
+    known = nodata if nodata is not None else next((each for each in own if each is not None), None)
+    given = tuple(replace(part, images=replace(part.images, nodata=known, own=nodata is None)) for part in given)
+    return ArraySamples(given, found.classes, _weights(weights, given[0], images))
 
 
 def _for_testing(labels: npt.NDArray[Any], given: Sequence[str] | None, classes: tuple[str, ...]) -> Labelled:
@@ -86,7 +103,7 @@ def _for_testing(labels: npt.NDArray[Any], given: Sequence[str] | None, classes:
         whole = labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels))
         labels = (labels.astype(np.int64) if whole else labels).astype(np.str_)
     try:
-        return numbered(labels, classes)
+        return numbered(labels, classes, "several" if labels.ndim == 2 else None)
     except DataError as error:
         reason = f"{error.reason} (those of the training part)"
         raise DataError("labels of the test part", reason, "train on images of every class") from error
@@ -105,11 +122,11 @@ def _test_count(test: Any, samples: int) -> int:
     return max(1, round(test * samples) if share else int(test))
 
 
-def _weights(weights: Any, part: GivenSamples) -> npt.NDArray[np.float32] | None:
+def _weights(weights: Any, part: GivenSamples, images: Any) -> npt.NDArray[np.float32] | None:
     """The weights of all samples, divided by the mean over the training samples."""
     if weights is None:
         return None
-    found = labels_of(weights, "weights")
+    found = labels_of(weights, "weights", images)
     if found.dtype.kind not in "buif" or found.ndim > 1:
         raise DataError("weights", f"{found.dtype} of shape {found.shape}", "give one number for each image")
     _check_lengths("weights", found.size, part.images)
@@ -142,9 +159,7 @@ class Arrangement:
             yield begin + lo, begin + hi
 
 
-def arranged(
-    samples: ArraySamples, name: str, order: manifest.Order, seed: int, nodata: float | None, chunk: int | None
-) -> Arrangement:
+def arranged(samples: ArraySamples, name: str, order: manifest.Order, seed: int, chunk: int | None) -> Arrangement:
     """Return where every sample goes, in chunks of this size or of the usual one.
 
     Raises DataError where nothing could be learnt from the labels, and for chunks that are too large.
@@ -162,7 +177,7 @@ def arranged(
         "chunk": chunk,
         "dtype": source.dtype.name,
         "labels": "several" if samples.given[0].labels.ndim == 2 else "classes",
-        "nodata": nodata,
+        "nodata": samples.nodata,
         "order": order,
         "seed": seed,
         "sources": {"labels": manifest.sha256(np.concatenate([part.labels for part in samples.given]))},
@@ -177,7 +192,7 @@ def arranged(
         raise DataError("labels", problem, "give training samples of two classes or more")
     if unseen := manifest.unseen_classes(draft):
         raise manifest.strangers(name, unseen)
-    return Arrangement(common, draft, _places(samples, counts, order, seed), chunk, nodata)
+    return Arrangement(common, draft, _places(samples, counts, order, seed), chunk, samples.nodata)
 
 
 def _places(samples: ArraySamples, counts: dict[str, int], order: manifest.Order, seed: int) -> tuple[Places, ...]:

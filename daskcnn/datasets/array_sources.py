@@ -18,10 +18,12 @@ import zarr
 from dask.base import is_dask_collection
 from zarr.storage import FsspecStore, LocalStore
 
+from daskcnn.datasets.given_arrays import as_array, unwrapped
 from daskcnn.errors import DataError
 from daskcnn.files import check_regular
 from daskcnn.store.foreign.array import Layout
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, Dtype
+from daskcnn.store.masks import filled
 
 _REMEDY = "give a .npy or .npz file, as NumPy's save writes it"
 
@@ -83,35 +85,6 @@ def _entry(archive: zipfile.ZipFile, name: str, file: str) -> zipfile.ZipInfo:
     raise DataError(file, f"holds {len(entries)} arrays ({names})", f"choose one, as {file}:NAME")
 
 
-def array_of(images: Any) -> Any:
-    """Return the array itself where `images` wraps one: Zarr arrays and Dask's DataFrames become arrays of Dask.
-
-    Raises DataError for a Dataset of xarray and a Zarr group, which hold several arrays.
-    """
-    found = _unwrapped(images)
-    if isinstance(found, zarr.Array):
-        return dask.array.from_zarr(found)
-    return found.array.data if isinstance(found, _Lazy) else found
-
-
-def _unwrapped(images: Any) -> Any:
-    """The array inside; what is on disk stays there. A lazy DataArray reads itself slice by slice."""
-    if isinstance(images, zarr.Group) or hasattr(images, "data_vars"):
-        names = [str(name) for name in getattr(images, "data_vars", images)]
-        remedy = f"give one of them, such as images[{names[0]!r}]" if names else "give an array"
-        raise DataError("images", f"several arrays ({', '.join(names[:10])})", remedy)
-    if hasattr(images, "dims") and hasattr(images, "_in_memory"):  # of xarray
-        known = images.chunks is not None or images._in_memory
-        images = images.data if known else _Lazy(images, images.shape, images.dtype)
-    if is_dask_collection(images) and hasattr(images, "to_dask_array"):
-        return images.to_dask_array(lengths=True)
-    if is_dask_collection(images) and np.isnan(images.shape).any():
-        return images.copy().compute_chunk_sizes()  # it changes the array
-    return images
-
-
-CHANNELS = {"band", "bands", "channel", "channels", "c"}
-"""Names of the axis of channels in xarray."""
 _USUAL = {1, 3, 4}
 """Channels of grey images, of coloured ones, and of these with transparency."""
 BLOCK_BYTES = 64 << 20
@@ -135,7 +108,7 @@ class SampleBlock:
 
     def at_rest(self, source: ImageSource, data: Any) -> npt.NDArray[Any]:
         """Return what was read of the block in the same way. Raises DataError where the source has said otherwise."""
-        found = np.asarray(data)
+        found = as_array("images", data.compute() if is_dask_collection(data) else data)
         images = source.at_rest(found)
         if images.shape != (self.hi - self.lo, *source.shape[1:]) or not np.can_cast(found.dtype, source.dtype):
             said = f"{source.dtype} {(self.hi - self.lo, *source.shape[1:])}"
@@ -148,13 +121,16 @@ class SampleBlock:
 class ImageSource:
     """Images of shape (N, H, W, C), wherever they are, as they were given, and the number type that they are kept in.
 
-    The layout is that of what was given; (N, H, W) has one channel.
+    The layout is that of what was given; (N, H, W) has one channel. What is masked becomes `nodata`, which is the
+    mask's own number if `own` is true.
     """
 
     what: Any
     shape: tuple[int, int, int, int]
     dtype: np.dtype[Any]
     layout: Layout
+    nodata: float | None = None
+    own: bool = False
 
     @classmethod
     def of(cls, images: Any, layout: Layout) -> ImageSource:
@@ -162,13 +138,12 @@ class ImageSource:
         if isinstance(images, str | Path):
             remedy = "open it first, such as zarr.open_array(path, mode='r')"
             raise DataError(f"images: {str(images)!r:.80}", "a path in place of an array", remedy)
-        what = _unwrapped(images)
-        if not hasattr(what, "shape") or not isinstance(getattr(what, "dtype", None), np.dtype):
-            what = _as_array("images", what)
-        shape = tuple(map(int, what.shape))
         if layout not in get_args(Layout):
             raise DataError(f"layout={layout!r}", "unknown", "use NHWC or NCHW")
-        _check_dims(images, layout)
+        what = unwrapped(images, layout)
+        if not hasattr(what, "shape") or not isinstance(getattr(what, "dtype", None), np.dtype):
+            what = as_array("images", what)
+        shape = tuple(map(int, what.shape))
         if len(shape) == 3:
             shape = (*shape, 1)
         elif len(shape) != 4:
@@ -205,7 +180,7 @@ class ImageSource:
             images = images[..., None]
         elif self.layout == "NCHW":
             images = np.moveaxis(images, 1, -1)
-        return images.astype(self.dtype, copy=False)
+        return filled(images.astype(self.dtype, copy=False), self.nodata, own=self.own)
 
     def blocks(self) -> Iterator[SampleBlock]:
         """Yield the blocks, which follow the source's chunks where it has some."""
@@ -231,45 +206,14 @@ def _dask_blocks(array: Any, rows: int) -> Iterator[SampleBlock]:
         lo += size
 
 
-def _check_dims(images: Any, layout: Layout) -> None:
-    """Raise DataError where a DataArray's own names say that its channels are elsewhere than the layout has them."""
-    dims = [str(dim) for dim in getattr(images, "dims", ())] if hasattr(images, "variable") else []
-    found = [place for place, dim in enumerate(dims) if dim.lower() in CHANNELS]
-    if len(dims) != 4 or len(found) != 1 or found[0] == layout.index("C"):
-        return
-    (place,) = found
-    other = "NCHW" if place == 1 else "NHWC"
-    remedy = f"layout={other!r}" if place == other.index("C") else f"images.transpose(..., {dims[place]!r})"
-    raise DataError(f"images of ({', '.join(dims)})", f"layout {layout} has the channels elsewhere", f"give {remedy}")
-
-
-def channels_elsewhere(images: Any, layout: Layout) -> str | None:
+def channels_elsewhere(images: Any, layout: Layout, remedy: str = "layout='NCHW'") -> str | None:
     """Return a warning where the shape of an array without names looks as if its channels were the second axis."""
     shape = tuple(getattr(images, "shape", ()))
     if layout != "NHWC" or len(shape) != 4 or hasattr(images, "dims"):
         return None
     if shape[1] in _USUAL and shape[3] not in _USUAL and shape[2] == shape[3]:
-        return f"images of shape {shape}: taken as {shape[1]} rows of {shape[3]} channels; if not, give layout='NCHW'"
+        return f"images of shape {shape}: taken as {shape[1]} rows of {shape[3]} channels; if not, give {remedy}"
     return None
-
-
-def _as_array(what: str, given: Any) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(given)
-    except (ValueError, TypeError) as error:
-        raise DataError(what, f"no array ({error!s:.120})", "give an array, one entry for each sample") from error
-
-
-@dataclass(frozen=True)
-class _Lazy:
-    """A DataArray whose data are on disk."""
-
-    array: Any
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def __getitem__(self, at: slice) -> npt.NDArray[Any]:
-        return np.asarray(self.array[at].values)
 
 
 def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -277,12 +221,3 @@ def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.kind not in "buif" or name not in _KEPT:
         raise DataError("images", f"of type {dtype}", f"convert them to one of {', '.join(_KEPT)}")
     return np.dtype(name)
-
-
-def labels_of(labels: Any, what: str = "labels") -> npt.NDArray[Any]:
-    """Return labels as an array in memory, whatever they are in. Raises DataError where they are no array."""
-    if isinstance(labels, dask.array.Array):
-        return np.asarray(labels.compute())
-    if isinstance(labels, zarr.Array):
-        return np.asarray(labels[:])
-    return _as_array(what, getattr(labels, "values", labels))

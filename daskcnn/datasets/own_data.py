@@ -27,7 +27,7 @@ NAME = "arrays"
 _STORE, _PREFIX = "arrays.zarr", "daskcnn-"
 _SMALL = 1 << 20
 """Bytes of images that are one chunk: of a small data set most time would go into files."""
-_READING = ("layout", "nodata", "test", "order")
+_READING = ("layout", "nodata", "labelling", "test", "order")
 """Keys of a job's `data` that are options of `prepare` too."""
 
 
@@ -35,7 +35,7 @@ _READING = ("layout", "nodata", "test", "order")
 class OwnData:
     """Images (N, H, W, C), NumPy or Dask, of an estimator's fit, and labels (N,), places among the classes.
 
-    `validation` is the number of samples that are not trained on.
+    `validation` is the number of samples that are not trained on, `nodata` the value that stands for no data.
     """
 
     images: Any
@@ -43,6 +43,7 @@ class OwnData:
     classes: tuple[str, ...]
     weights: npt.NDArray[np.float32] | None
     validation: int
+    nodata: float | None = None
 
 
 def check_kept(data: Data, run: str | Path) -> None:
@@ -69,6 +70,7 @@ def stored(data: OwnData, path: str, *, seed: int, client: Client | None) -> Ite
     try:
         chunk = len(data.labels) if data.images.nbytes <= _SMALL else None
         how: dict[str, Any] = {"classes": data.classes, "weights": data.weights, "name": NAME, "chunk": chunk}
+        how["nodata"] = data.nodata
         # no warnings: an estimator takes what it is given
         prepare(data.images, data.labels, path, test=first, seed=seed, client=client, warn=silent, **how)
         yield

@@ -31,7 +31,7 @@ from daskcnn.store.foreign.array import Layout
 from daskcnn.store.making import writer
 from daskcnn.store.making.prepare import refuse_occupied
 from daskcnn.store.making.writer import Draft
-from daskcnn.store.manifest import PARTS, Order, Progress, Warn, assemble, silent
+from daskcnn.store.manifest import PARTS, Labelling, Order, Progress, Warn, assemble, silent
 
 BUCKET_BYTES = 64 << 20
 
@@ -48,6 +48,7 @@ def prepare(
     seed: int = 0,
     weights: Any = None,
     nodata: float | None = None,
+    labelling: Labelling | None = None,
     name: str | None = None,
     chunk: int | None = None,
     client: Client | None = None,
@@ -62,8 +63,10 @@ def prepare(
 
     Parameters
     ----------
-    images : NumPy, Dask, Zarr or xarray array, (N, H, W, C), (N, C, H, W) or (N, H, W), of at most 64-bit numbers
-    labels : (N,) integers or strings, or (N, L) of 0 and 1 for several labels a sample
+    images : NumPy, Dask, Zarr or xarray array, (N, H, W, C), (N, C, H, W) or (N, H, W), of at most 64-bit numbers.
+        What is masked is no data.
+    labels : (N,) integers or strings, or (N, L) of 0 and 1 for several labels a sample. Where images and labels of
+        xarray or pandas have coordinates of the samples, labels are taken in the order of the images.
     store : path or URL of the data set; nothing may be there yet
     classes : names of the classes, or of the several labels. Default: the values that there are, sorted
     test : part of the samples that is kept for testing, drawn for each class: a fraction below 1 or a number of
@@ -71,7 +74,10 @@ def prepare(
     layout : order of the axes of images with four
     order, seed : the samples are shuffled by this seed, or kept in the order that they have
     weights : (N,), how much each sample counts in training. They are divided by their mean.
-    nodata : value that stands for no data, as NaN then does too: such pixels count as the channel's mean
+    nodata : value that stands for no data, as NaN then does too: such pixels count as the channel's mean. Default: the
+        fill value of a masked array
+    labelling : meaning of label rows: "classes" if the one 1 of each row is its class, "several" if columns are labels
+        of their own. Default: "several"; rows that all have exactly one 1 are refused then
     name : of the data set. Default: the store's name
     chunk : samples of a chunk, the unit that is read. Default: by the number of samples and their size
     client : of a cluster. Default: the present one, if there is one
@@ -93,15 +99,15 @@ def prepare(
     out = str(store)
     if suspected := channels_elsewhere(images, layout):
         warn(suspected)
-    _check_options(order=order, seed=seed, nodata=nodata, name=name, chunk=chunk)
+    _check_options(order=order, seed=seed, nodata=nodata, labelling=labelling, name=name, chunk=chunk)
     refuse_occupied(out)
     client = given_or_default(client)
     # Dask's settings may name a cluster that is gone
     scheduler: AbstractContextManager[object] = client.as_current() if client else dask.config.set(scheduler="threads")
     try:
         with scheduler:
-            samples = samples_of(images, labels, classes, test, layout, seed, weights)
-            plan = arranged(samples, name or name_of(out), order, seed, nodata, chunk)
+            samples = samples_of(images, labels, classes, test, layout, seed, weights, nodata, labelling)
+            plan = arranged(samples, name or name_of(out), order, seed, chunk)
             with writer.drafted(out, plan.draft) as draft:
                 own = _ArrayWriter(samples, plan, draft, progress, check, warn)
                 in_memory = all(part.images.in_memory for part in samples.given)
@@ -113,10 +119,12 @@ def prepare(
     return open_dataset(out)
 
 
-def _check_options(*, order: Any, seed: Any, nodata: Any, name: Any, chunk: Any) -> None:
+def _check_options(*, order: Any, seed: Any, nodata: Any, labelling: Any, name: Any, chunk: Any) -> None:
     """Raise DataError for an option that cannot be, before any image is read."""
     if order not in get_args(Order):
         raise DataError(f"order={order!r}", "unknown", f"use one of {', '.join(get_args(Order))}")
+    if labelling is not None and labelling not in get_args(Labelling):
+        raise DataError(f"labelling={labelling!r}", "unknown", f"use one of {', '.join(get_args(Labelling))}")
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed={seed!r}", "a whole number of 0 or more is needed", "give one")
     if nodata is not None and not (isinstance(nodata, int | float | np.number) and np.isfinite(nodata)):

@@ -1,16 +1,13 @@
-"""A convolutional network as an estimator of scikit-learn: `daskcnn.CNNClassifier`.
-
-The functions above the class turn a user's arrays into images and labels that a data set can hold.
-"""
+"""A convolutional network as an estimator of scikit-learn: `daskcnn.CNNClassifier`."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self
@@ -22,14 +19,25 @@ from distributed import Client
 
 from daskcnn.cluster.link.client import checked_client
 from daskcnn.cluster.link.own_process import SHARED, apart_from_tasks
-from daskcnn.datasets.array_sources import array_of
+from daskcnn.datasets.array_sources import channels_elsewhere
+from daskcnn.datasets.given_arrays import array_of, labels_of, with_coordinates
 from daskcnn.datasets.own_data import OwnData, new_path, stored
 from daskcnn.errors import JobError, UserError, installing
+from daskcnn.estimator.samples import (
+    as_images,
+    checked_weights,
+    class_names,
+    encode_labels,
+    held_out,
+    image_shape_of,
+    stored_dtype,
+)
 from daskcnn.job.network import reconstructs
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.recorder import OnEvent
 from daskcnn.launch.training import Result, train_job
+from daskcnn.store.masks import filled, own_nodata
 from daskcnn.trained.trained_model import TrainedModel
 from daskcnn.training.trained_network import Classifier
 
@@ -40,108 +48,32 @@ try:
 except ModuleNotFoundError as error:
     raise UserError("package scikit-learn", "it is not installed", installing("sklearn")) from error
 
-ImageShape = tuple[int, int, int]
 
-_STORED = ("uint8", "uint16", "int16", "float16", "float32", "float64")
+def checked_array(estimator: Any, X: Any, *, reset: bool, nodata: float | None, own: bool = False) -> npt.NDArray[Any]:
+    """Return X as an array of numbers without infinities: two-dimensional, or images. What is masked is no data.
 
+    Parameters
+    ----------
+    reset : whether it sets `n_features_in_`.
+    nodata, own : as for `filled`. Where something stands for no data, NaN does too.
 
-def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Return the number type that a data set keeps such images in: the type itself, or the smallest that holds it.
-
-    Integers of 32 and 64 bits become float64. Raises ValueError for a type that is not of real numbers.
+    Raises
+    ------
+    ValueError : X is no such array.
+    DataError : integers are masked, and nothing stands for no data.
     """
-    found = np.dtype(dtype)
-    if found.kind not in "buif":
-        raise ValueError(f"X has dtype {found}: images are real numbers; convert them")
-    if found.newbyteorder("=").name in _STORED:
-        return found.newbyteorder("=")
-    return next((np.dtype(name) for name in _STORED if np.can_cast(found, name, "safe")), np.dtype("float64"))
-
-
-def image_shape_of(shape: Sequence[int], wanted: Sequence[int] | None) -> ImageShape:
-    """Return (H, W, C) of the images in an array (N, features), (N, H, W) or (N, H, W, C).
-
-    Two dimensions are 1 × features × 1 where no shape, (H, W, C) or (H, W), is wanted. Raises ValueError where the
-    array does not have images of the wanted shape.
-    """
-    asked: ImageShape | None = None
-    if wanted is not None:
-        H, W, *C = (int(size) for size in wanted)
-        asked = (H, W, C[0] if C else 1)
-        if len(C) > 1 or min(asked) < 1:
-            raise ValueError(f"image_shape={tuple(wanted)}: give (height, width) or (height, width, channels)")
-    if len(shape) == 2:
-        found = asked or (1, int(shape[1]), 1)
-        if prod(found) != shape[1]:
-            raise ValueError(f"X has {shape[1]} features, image_shape={found} has {prod(found)}; correct image_shape")
-        return found
-    if len(shape) not in (3, 4):
-        raise ValueError(f"Expected 2D array, or images of 3 or 4 dimensions, got X of shape {tuple(shape)}")
-    found = (int(shape[1]), int(shape[2]), int(shape[3]) if len(shape) == 4 else 1)
-    if asked is not None and asked != found:
-        raise ValueError(f"X has images of shape {found}, image_shape={asked}; leave image_shape out")
-    return found
-
-
-def as_images(X: Any, shape: ImageShape) -> Any:
-    """Return the array as (N, H, W, C), in a number type that a data set keeps; a Dask array stays one."""
-    images = X if X.shape[1:] == shape else X.reshape((X.shape[0], *shape))
-    return images.astype(stored_dtype(X.dtype), copy=False)
-
-
-def encode_labels(y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Return the sorted classes, and each label's place among them. Raises ValueError for one class only."""
-    classes, labels = np.unique(y, return_inverse=True)
-    if len(classes) < 2:
-        only = classes[:1].tolist()[0]
-        raise ValueError(f"y has 1 class ({only!r}): a classifier needs samples of 2 classes or more")
-    return classes, labels.reshape(-1)
-
-
-def class_names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
-    """Return the classes' names in the data set: as they print, or numbered where two print alike."""
-    names = tuple(str(each) for each in classes.tolist())
-    return names if len(set(names)) == len(names) else tuple(f"{i}: {name}" for i, name in enumerate(names))
-
-
-def checked_weights(weights: Any, samples: int) -> npt.NDArray[np.float32] | None:
-    """Return one weight a sample, (N,); None where all samples count alike.
-
-    Raises ValueError unless there is one for each sample, all are finite, none is negative and one is above zero.
-    """
-    if weights is None:
-        return None
-    found = np.asarray(weights.compute() if is_dask_collection(weights) else weights)
-    if found.ndim == 0:
-        found = np.full(samples, found)
-    if found.ndim != 1:
-        raise ValueError(f"sample_weight has shape {found.shape}: Sample weights must be 1D array or scalar")
-    if len(found) != samples:
-        raise ValueError(f"sample_weight has shape {found.shape}, X has {samples} samples; give one for each sample")
-    found = found.astype(np.float64)
-    if not (np.isfinite(found).all() and (found >= 0).all()):
-        raise ValueError("sample_weight: weights are finite numbers of 0 or more; correct those that are not")
-    if not found.any():
-        raise ValueError("sample_weight: every weight is zero; give one sample at least a weight above 0")
-    return None if (found == found[0]).all() else found.astype(np.float32)
-
-
-def held_out(samples: int, fraction: float) -> int:
-    """Return the size of the validation part: this fraction of the samples, at least one; one is left to train on.
-
-    Raises ValueError unless the fraction lies between 0 and 1.
-    """
-    if not 0 < fraction < 1:
-        raise ValueError(f"validation_fraction={fraction}: give a number between 0 and 1")
-    return min(max(1, round(samples * fraction)), samples - 1)
-
-
-def checked_array(estimator: Any, X: Any, *, reset: bool) -> npt.NDArray[Any]:
-    """Return X as a finite array of numbers: two-dimensional, or images. reset: whether it sets `n_features_in_`."""
+    if isinstance(X, np.ma.MaskedArray):
+        X = filled(X.astype(stored_dtype(X.dtype)), nodata, own=own)
     shape = np.shape(X) if isinstance(X, list | tuple) else getattr(X, "shape", ())
     if len(shape) > 2:
-        return check_array(X, ensure_2d=False, allow_nd=True, input_name="X", estimator=estimator)
-    return validate_data(estimator, X, reset=reset)
+        how = {"ensure_2d": False, "allow_nd": True, "input_name": "X", "estimator": estimator}
+        found = check_array(X, ensure_all_finite="allow-nan", **how)
+    else:
+        found = validate_data(estimator, X, reset=reset, ensure_all_finite="allow-nan")
+    if nodata is None and found.dtype.kind == "f" and (wrong := np.isnan(found.reshape(len(found), -1)).any(1)).any():
+        told = f"Input X contains NaN in sample {wrong.argmax()}"
+        raise ValueError(f"{told}: fit with nodata=-9999 or any other number, and NaN stands for no data too")
+    return found
 
 
 def checked_labels(estimator: Any, y: Any) -> npt.NDArray[Any]:
@@ -175,6 +107,8 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     client : a client of the cluster to train on. None: one worker in this process, which all fits share.
     warm_start : whether a fit starts from the weights of the fit before.
     validation_fraction : part of the samples that is not trained on; the network is judged on it after every epoch.
+    nodata : value of pixels without data. With any number NaN stands for no data, too. Such pixels count as the mean of
+        their channel. None: the fill value of a masked array; elsewhere NaN is refused.
     random_state : seed of weights and order: a number, a NumPy generator, or None for a new seed each time.
     job : tables of a job that are laid over those that the other parameters make, such as
         ``{"train": {"clip": 1.0}}``.
@@ -221,6 +155,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         client: Client | None = None,
         warm_start: bool = False,
         validation_fraction: float = 0.1,
+        nodata: float | None = None,
         random_state: Any = 0,
         job: Mapping[str, Any] | None = None,
         data_dir: str | Path | None = None,
@@ -237,6 +172,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         self.client = client
         self.warm_start = warm_start
         self.validation_fraction = validation_fraction
+        self.nodata = nodata
         self.random_state = random_state
         self.job = job
         self.data_dir = data_dir
@@ -250,9 +186,10 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
         Parameters
         ----------
-        X : (N, features), or images (N, H, W) or (N, H, W, C): NumPy, Dask or Zarr. A Dask or Zarr array is never
-            whole in memory.
-        y : (N,) labels of any sortable type. They fit in memory.
+        X : (N, features), or images (N, H, W) or (N, H, W, C): NumPy, Dask, Zarr or xarray. A Dask or Zarr array is
+            never whole in memory. What is masked is no data.
+        y : (N,) labels of any sortable type. They fit in memory. Where X and y have coordinates of the samples, y is
+            taken in the order of X.
         sample_weight : (N,) what each sample's loss counts for; None: all alike.
         """
         samples = self._samples(X, y, sample_weight)
@@ -266,21 +203,26 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     def _samples(self, X: Any, y: Any, sample_weight: Any) -> OwnData:
         """Return the checked samples. Sets the attributes that describe them."""
-        X = array_of(X)
+        given, X = X, array_of(X)
+        if suspected := channels_elsewhere(X, "NHWC", "numpy.moveaxis(X, 1, -1)"):
+            warnings.warn(suspected, stacklevel=3)
+        nodata = self.nodata
         if not is_dask_collection(X):
-            X = checked_array(self, X, reset=True)
-        y = checked_labels(self, y.compute() if is_dask_collection(y) else y)
+            if nodata is None and isinstance(X, np.ma.MaskedArray):
+                nodata = own_nodata(X, stored_dtype(X.dtype))
+            X = checked_array(self, X, reset=True, nodata=nodata, own=self.nodata is None)
+        y = checked_labels(self, _in_order(y, "y", given))
         if X.shape[0] != len(y):
             raise ValueError(f"Found input variables with inconsistent numbers of samples: {[int(X.shape[0]), len(y)]}")
         if len(y) < 2:
             raise ValueError(f"Found array with {len(y)} sample(s), n_samples = {len(y)}: a minimum of 2 is required")
         self.image_shape_ = image_shape_of(X.shape, self.image_shape)
         self.n_features_in_ = int(np.prod(self.image_shape_))
-        weights = checked_weights(sample_weight, len(y))
+        weights = checked_weights(_in_order(sample_weight, "sample_weight", given), len(y))
         self.classes_, labels = encode_labels(y)
         images = as_images(X, self.image_shape_)
         validation = held_out(len(y), self.validation_fraction)
-        return OwnData(images, labels, class_names(self.classes_), weights, validation)
+        return OwnData(images, labels, class_names(self.classes_), weights, validation, nodata)
 
     def _trained(self, samples: OwnData) -> Result:
         shared = SHARED.client() if self.client is None else nullcontext(checked_client(self.client))
@@ -333,26 +275,38 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     # --- predicting ---
 
     def predict_proba(self, X: Any) -> Any:
-        """Return probabilities (N, classes), in the order of `classes_`; of a Dask array a lazy Dask array."""
+        """Return probabilities (N, classes), in the order of `classes_`; of a Dask array a lazy Dask array.
+
+        A DataArray of xarray gives a DataArray with the coordinates of its samples.
+        """
         check_is_fitted(self, "model_")
-        X = array_of(X)
-        lazy = is_dask_collection(X)
-        if not lazy:
-            X = checked_array(self, X, reset=False)
+        return with_coordinates(X, self._probabilities(X), self.classes_)
+
+    def _probabilities(self, given: Any) -> Any:
+        X = array_of(given)
+        model, own = self.model_, self.model_.classifier
+        if not is_dask_collection(X):
+            X = checked_array(self, X, reset=False, nodata=own.facts.nodata)
         shape = image_shape_of(X.shape, self.image_shape_ if X.ndim == 2 else None)
         if shape != self.image_shape_:
             raise ValueError(f"X has images of shape {shape}, {type(self).__name__} was fitted on {self.image_shape_}")
-        model, own, dtype = self.model_, self.model_.classifier, stored_dtype(X.dtype)
-        if own.facts.dtype != dtype:  # the images may be of another number type than those of the fit
+        if own.facts.dtype != (dtype := stored_dtype(X.dtype)):  # another number type than that of the fit
             model = TrainedModel(Classifier(own.job, replace(own.facts, dtype=dtype), own.weights))
         return model.predict(as_images(X, shape))
 
     def predict(self, X: Any) -> Any:
-        """Return the likeliest class of each sample, (N,); of a Dask array a lazy Dask array."""
-        proba = self.predict_proba(X)
-        if not is_dask_collection(proba):
-            return _likeliest(proba, self.classes_)
-        return proba.map_blocks(_likeliest, self.classes_, drop_axis=1, dtype=self.classes_.dtype)
+        """Return the likeliest class of each sample, (N,); of a Dask array or a DataArray as `predict_proba`."""
+        check_is_fitted(self, "model_")
+        proba = self._probabilities(X)
+        if is_dask_collection(proba):
+            found = proba.map_blocks(_likeliest, self.classes_, drop_axis=1, dtype=self.classes_.dtype)
+        else:
+            found = _likeliest(proba, self.classes_)
+        return with_coordinates(X, found, self.classes_)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy on samples; y and weights are taken in the order of X where all have coordinates."""
+        return float(super().score(X, _in_order(y, "y", X), _in_order(sample_weight, "sample_weight", X)))
 
     # --- parameters and copies ---
 
@@ -383,9 +337,19 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
                 setattr(found, name, copy.deepcopy(getattr(self, name)))
         return found
 
+    def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's tags: NaN is taken where something stands for no data."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.nodata is not None
+        return tags
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the client: a pickled estimator predicts anywhere, and fits in its own process."""
         return {**super().__getstate__(), "client": None}
+
+
+def _in_order(labels: Any, what: str, X: Any) -> Any:
+    return None if labels is None else labels_of(labels, what, X)
 
 
 def _likeliest(proba: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[Any]:

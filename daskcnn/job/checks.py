@@ -47,7 +47,7 @@ def _unknown_names(job: Job) -> Iterator[str]:
             yield f"{key} = {name!r}: no such {key.split('.')[1]}{nearest(name, known)}"
 
 
-_OF_ARRAYS = ("labels", "test", "test_images", "test_labels", "layout", "nodata", "seed")
+_OF_ARRAYS = ("labels", "test", "test_images", "test_labels", "layout", "nodata", "labelling", "seed")
 _OF_STORES = ("path", "archive", "order")
 
 
@@ -55,7 +55,7 @@ def _of_arrays(data: Data) -> Iterator[str]:
     if not data.in_place:
         for key in _OF_ARRAYS:
             if _is_set(data, key):
-                instead = "give nodata to daskcnn.prepare" if key == "nodata" else "remove it"
+                instead = f"give {key} to daskcnn.prepare" if key in ("nodata", "labelling") else "remove it"
                 yield f"data.{key}: goes with data.images, arrays that are used in place; {instead} or set data.images"
         return
     for key in _OF_STORES:

@@ -97,6 +97,9 @@ class Data(Options):
         None, json_schema_extra={"because": "give any number such as -9999, and NaN stands for no data too"}
     )
     """Value of pixels without data in `images`. With it NaN stands for no data, too."""
+    labelling: Literal["classes", "several"] | None = None
+    """Meaning of rows of `labels`: `classes` if the one 1 of each row is its class, `several` if columns are labels of
+    their own. Default: `several`; rows that all have exactly one 1 are refused then."""
     scale: Scale | None = None
     """Mean and deviation of every channel. Default: those of the training part."""
     seed: int = Field(0, ge=0, lt=2**63)

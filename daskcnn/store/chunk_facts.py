@@ -126,20 +126,20 @@ def chunk_facts(
     """
     missing = missing_pixels(images, nodata)
     check_finite(images, missing, where=where, first=first)
-    images, labels = np.ascontiguousarray(images), np.ascontiguousarray(labels)
     return ChunkFacts(
         len(images),
         sha256(images),
         sha256(labels),
-        "" if weights is None else sha256(np.ascontiguousarray(weights, np.float32)),
+        "" if weights is None else sha256(weights.astype(np.float32, copy=False)),
         class_counts(labels, classes),
         Moments.of(images, missing),
     )
 
 
 def sha256(data: Any) -> str:
-    """Return the hexadecimal SHA-256 of bytes or of a contiguous array."""
-    return hashlib.sha256(data).hexdigest()
+    """Return the hexadecimal SHA-256 of bytes, or of an array in its order of rows."""
+    plain = memoryview(np.ascontiguousarray(data)) if isinstance(data, np.ndarray) else data
+    return hashlib.sha256(plain).hexdigest()
 
 
 def class_counts(labels: npt.NDArray[Any], classes: int) -> tuple[int, ...]:

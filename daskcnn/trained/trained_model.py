@@ -15,13 +15,14 @@ from dask.base import is_dask_collection, tokenize
 from dask.delayed import delayed
 
 from daskcnn.arrays import Array
-from daskcnn.datasets.array_sources import array_of
+from daskcnn.datasets.given_arrays import array_of, as_array, with_coordinates
 from daskcnn.job.tables import CheckpointChoice, Job
 from daskcnn.markup import as_table
 from daskcnn.nn import Layer, leaves, summarise
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint
+from daskcnn.store.masks import filled
 from daskcnn.trained.place import find_network
 from daskcnn.training.trained_network import Classifier
 
@@ -91,21 +92,26 @@ class TrainedModel:
         Parameters
         ----------
         images : (N, H, W, C), of the shape and number type of the images that the network was trained on. A Dask or
-            Zarr array, also inside a DataArray of xarray, gives a Dask array of predictions, made chunk by chunk when
-            it is computed.
+            Zarr array gives a Dask array of predictions, made chunk by chunk when it is computed. A DataArray of xarray
+            gives a DataArray with the coordinates of its samples, lazy if it is. What is masked is no data.
 
         Raises
         ------
-        daskcnn.errors.DataError : images of another shape or number type.
+        daskcnn.errors.DataError : images of another shape or number type, or whose axes have names in another order.
 
         Warns
         -----
         UserWarning : images have NaN or infinities, and the network was trained without a value for no data. Their
             predictions are NaN.
         """
-        images = array_of(images)
-        if not is_dask_collection(images):
-            return _probabilities(np.asarray(images), self.classifier)
+        found = array_of(images)
+        found = self._lazily(found) if is_dask_collection(found) else self._at_once(found)
+        return with_coordinates(images, found, self.classes)
+
+    def _at_once(self, images: Any) -> Array:
+        return _probabilities(as_array("images", images), self.classifier)
+
+    def _lazily(self, images: Any) -> Any:
         self.classifier.check_images(images)
         whole = images.rechunk(dict.fromkeys((1, 2, 3), -1))
         dtype = np.dtype(self.classifier.job.model.dtype)
@@ -150,11 +156,12 @@ def _read_only(array: Array) -> Array:
 
 
 def _probabilities(images: Array, classifier: Classifier) -> Array:
+    images = filled(images, classifier.facts.nodata, option="nodata in training")
     found = classifier.predict(images)
     of_each = tuple(range(1, found.ndim))
     if images.dtype.kind == "f" and (unknown := int(np.isnan(found).any(axis=of_each).sum())):
         text = f"{unknown:,} of {len(found):,} images have NaN or infinities, and so have their predictions"
-        warnings.warn(f"{text}; a network trained with nodata takes NaN", stacklevel=3)
+        warnings.warn(f"{text}; a network trained with nodata takes NaN", stacklevel=4)
     return found
 
 

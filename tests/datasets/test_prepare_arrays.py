@@ -410,7 +410,7 @@ def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
     [
         (("time", "band", "y", "x"), "NHWC", "give layout='NCHW'"),
         (("time", "y", "x", "band"), "NCHW", "give layout='NHWC'"),
-        (("time", "y", "channel", "x"), "NHWC", "give images.transpose(..., 'channel')"),
+        (("time", "y", "channel", "x"), "NHWC", "give images.transpose('time', 'y', 'x', 'channel')"),
     ],
 )
 def test_names_of_axes_that_contradict_the_layout_are_refused(

@@ -8,14 +8,14 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from daskcnn.estimator.classifier import (
+from daskcnn.estimator.classifier import merged
+from daskcnn.estimator.samples import (
     as_images,
     checked_weights,
     class_names,
     encode_labels,
     held_out,
     image_shape_of,
-    merged,
     stored_dtype,
 )
 
@@ -104,7 +104,7 @@ def test_weights_are_one_a_sample() -> None:
     assert checked_weights(None, 3) is None
     assert checked_weights(2, 3) is None, "all alike"
     assert checked_weights([1, 1, 1], 3) is None
-    found = checked_weights(da.from_array(np.array([1, 2, 0])), 3)
+    found = checked_weights(np.array([1, 2, 0]), 3)
     assert found is not None
     assert (found.dtype.name, found.tolist()) == ("float32", [1, 2, 0])
 

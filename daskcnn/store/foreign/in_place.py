@@ -23,7 +23,16 @@ from daskcnn.store.chunk_source import CACHE, Block, Indices
 from daskcnn.store.dataset import Dataset, Split
 from daskcnn.store.foreign.array import ImageArray, Layout, open_images
 from daskcnn.store.foreign.labels import Labelled, array_labels
-from daskcnn.store.manifest import Manifest, PartManifest, plain_colour, sha256, strangers, unlearnable, unseen_classes
+from daskcnn.store.manifest import (
+    Labelling,
+    Manifest,
+    PartManifest,
+    plain_colour,
+    sha256,
+    strangers,
+    unlearnable,
+    unseen_classes,
+)
 from daskcnn.store.split import held_out, stratified
 
 _GATHERED_BYTES = 16 << 20
@@ -134,6 +143,7 @@ class Arrays:
     test_labels: str | None = None
     layout: Layout = "NHWC"
     nodata: float | None = None
+    labelling: Labelling | None = None
     seed: int = 0
     validation: int | None = None
     limit: int | None = None
@@ -299,7 +309,7 @@ def _part(labels: Labelled, samples: Indices) -> PartManifest:
 def outline(arrays: Arrays) -> Outline:
     """Read metadata and labels. Raises DataError naming what makes the arrays unfit to train on."""
     images = open_images(arrays.images, arrays.layout)
-    labels = array_labels(arrays.labels, None)
+    labels = array_labels(arrays.labels, None, arrays.labelling)
     _check_lengths(arrays.images, images, arrays.labels, labels)
     test_images, test_labels = images, labels
     if arrays.test_images is not None:

@@ -18,6 +18,7 @@ from daskcnn.store.manifest import MOST_CLASSES, Labelling, sha256
 _MOST = 1 << 53
 """The largest whole number that all real types can tell from its neighbours."""
 _REMEDY = "give one integer or string for each image, or a row of 0 and 1"
+_ASK = "set labelling to 'classes' if each row is one class, or to 'several' if each column is a label of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +36,48 @@ class Labelled:
     @property
     def digest(self) -> str:
         """SHA-256 of classes and labels."""
-        return sha256("\n".join((*self.classes, sha256(np.ascontiguousarray(self.values)))).encode())
+        return sha256("\n".join((*self.classes, sha256(self.values))).encode())
 
     def counts(self, samples: Indices) -> tuple[int, ...]:
         """Return the samples of each class among these, or with each of several labels."""
         return class_counts(self.values[samples], len(self.classes))
 
 
-def numbered(labels: npt.NDArray[Any], classes: Sequence[str] | None = None) -> Labelled:
-    """Return labels, (N,) integers, strings or booleans, or (N, L) of 0 and 1, by number.
+def as_told(labels: npt.NDArray[Any], labelling: Labelling | None) -> npt.NDArray[Any]:
+    """Return labels as (N,), one class a sample, or as rows (N, L) of several labels; one column is (N,).
+
+    labelling : the meaning of rows. None: several labels a sample. Raises DataError then where every row has exactly
+    one 1, which may be one class a sample as well; and for labels that are not what `labelling` says.
+    """
+    if labels.ndim == 1 and labelling == "several":
+        raise DataError("labels", "one for each image, and labelling is 'several'", "give rows of 0 and 1")
+    if labels.ndim != 2 or labelling == "several":
+        return labels
+    if labels.shape[1] == 1:
+        return labels[:, 0]
+    ones = labels == 1
+    one_hot = (ones | (labels == 0)).all(axis=1) & (ones.sum(axis=1) == 1)
+    if labelling == "classes":
+        if not one_hot.all():
+            row = int(np.flatnonzero(~one_hot)[0])
+            reason = f"sample {row} has {labels[row].tolist()!r:.60}, and labelling is 'classes'"
+            raise DataError("labels", reason, "give rows with exactly one 1 and else 0")
+        return ones.argmax(axis=1)
+    if len(labels) and one_hot.all():
+        reason = f"every row of {labels.shape[1]} columns has exactly one 1: one class a sample, or several labels"
+        raise DataError("labels", reason, _ASK)
+    return labels
+
+
+def numbered(
+    labels: npt.NDArray[Any], classes: Sequence[str] | None = None, labelling: Labelling | None = None
+) -> Labelled:
+    """Return labels, (N,) integers, strings or booleans, or (N, L) of 0 and 1, by number; rows as `as_told`.
 
     The names of the classes are in the order of the numbers or columns. Without them the classes are the values that
     there are, sorted; columns are called by their numbers. Raises DataError naming the first sample that has no label.
     """
+    labels = as_told(labels, labelling)
     if classes is not None:
         _check_names(classes)
     if labels.ndim == 2:
@@ -120,16 +150,24 @@ def _by_name(labels: npt.NDArray[Any], classes: Sequence[str]) -> Labelled:
     return Labelled(values, names)
 
 
-def array_labels(path: str, like: Labelled | None) -> Labelled:
+def array_labels(path: str, like: Labelled | None, labelling: Labelling | None = None) -> Labelled:
     """Read the labels of an array, as uint8 or uint16. The classes are the sorted values, or those of `like`."""
     found = read_labels(path)
+    if like is not None:
+        labelling = like.kind if found.ndim == 2 else None
+    try:
+        found = as_told(found, labelling)
+    except DataError as error:
+        raise DataError(path, error.reason, error.remedy) from error
     if like is not None and found.shape[1:] != like.values.shape[1:]:
         raise DataError(path, "other labels a sample than those to train on", "give the same kind, in the same order")
     try:
         if found.ndim == 1 and found.dtype.kind == "f":
             found = whole(found)
-        if like is None or found.ndim == 2:
-            known = numbered(found, None if like is None else like.classes)
+        if found.ndim == 2:
+            known = numbered(found, None if like is None else like.classes, "several")
+        elif like is None:
+            known = numbered(found)
         else:
             known = numbered(found.astype(np.str_), like.classes)
     except DataError as error:
