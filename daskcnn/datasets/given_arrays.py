@@ -14,7 +14,7 @@ from dask.base import is_dask_collection
 
 from daskcnn.errors import DataError
 from daskcnn.store.foreign.array import Layout
-from daskcnn.store.foreign.axes import check_axes
+from daskcnn.store.foreign.axes import axes_of, check_axes
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,7 @@ def _axes(images: Any) -> Sequence[Any]:
     """The names of the axes; none where the array has no names."""
     if _of_xarray(images):
         return tuple(images.dims)
-    if isinstance(images, zarr.Array):  # format 3, or xarray's way in format 2
-        found = getattr(images.metadata, "dimension_names", None) or images.attrs.get("_ARRAY_DIMENSIONS")
-        return found if isinstance(found, list | tuple) else ()
-    return ()
+    return axes_of(images) if isinstance(images, zarr.Array) else ()
 
 
 def as_array(what: str, given: Any) -> npt.NDArray[Any]:

@@ -201,7 +201,7 @@ def test_arrays_of_xarray_are_predicted_as_what_is_in_them(trained: Result, imag
     found = trained.model.predict(images)
     np.testing.assert_array_equal(trained.model.predict(array), found)
     lazy = trained.model.predict(array.chunk({"sample": 3}))
-    assert isinstance(lazy, da.Array)
+    assert isinstance(lazy.data, da.Array)
     allowed = of_probabilities(trained.model.classifier, images)
     np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), found, rtol=allowed)
 

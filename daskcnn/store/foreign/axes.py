@@ -17,7 +17,15 @@ _ROLES: dict[str, tuple[_Role, ...]] = {"NHWC": ("N", "P", "P", "C"), "NCHW": ("
 _GREY: tuple[_Role, ...] = ("N", "P", "P")
 
 
-def check_axes(names: Sequence[Any], layout: str, *, option: str | None, methods: bool) -> None:
+def axes_of(array: Any) -> Sequence[Any]:
+    """Return the names of the axes of a Zarr array, of format 3 or as xarray keeps them in format 2; else none."""
+    found = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    return found if isinstance(found, list | tuple) and len(found) == array.ndim else ()
+
+
+def check_axes(
+    names: Sequence[Any], layout: str, *, option: str | None, methods: bool = False, what: str = "images"
+) -> None:
     """Raise DataError where the names of the axes of images say that pixels or channels are elsewhere.
 
     Names that are not known say nothing, and neither do those of arrays that have not three or four axes.
@@ -27,11 +35,12 @@ def check_axes(names: Sequence[Any], layout: str, *, option: str | None, methods
     layout : NHWC or NCHW, the order of four axes. Three are (N, H, W).
     option : what sets the layout, for the remedy; None where it is always the same.
     methods : whether the images have the methods of xarray, for the remedy.
+    what : the images' name, for the message.
     """
     roles = [_role(name) for name in names]
     if len(names) not in (3, 4) or roles.count("C") > 1 or _fit(roles, layout):
         return
-    told, other = [str(name) for name in names], "NHWC" if layout == "NCHW" else "NCHW"
+    told, other = [f"{name!s:.40}" for name in names], "NHWC" if layout == "NCHW" else "NCHW"
     if len(names) == 4 and option is not None and _fit(roles, other):
         remedy = f"give {option}{other!r}"
     elif None not in roles:
@@ -41,15 +50,8 @@ def check_axes(names: Sequence[Any], layout: str, *, option: str | None, methods
         order = _ordered(told, roles, layout)
         transposed = f"images.transpose({', '.join(map(repr, order))})"
         remedy = f"give {transposed}" if methods else f"put the axes in the order ({', '.join(order)})"
-    what = "channels" if "C" in roles else "pixels"
-    raise DataError(f"images of ({', '.join(told)})", f"layout {layout} has the {what} elsewhere", remedy)
-
-
-def layout_told(names: Sequence[Any]) -> str | None:
-    """Return the layout, NHWC or NCHW, that the names of four axes speak for; None where they do for both or none."""
-    roles = [_role(name) for name in names]
-    found = [layout for layout in _ROLES if len(names) == 4 and roles.count("C") == 1 and _fit(roles, layout)]
-    return found[0] if len(found) == 1 else None
+    reason = f"layout {layout} has the {'channels' if 'C' in roles else 'pixels'} elsewhere"
+    raise DataError(f"{what} of ({', '.join(told)})", reason, remedy)
 
 
 def _role(name: Any) -> _Role | None:

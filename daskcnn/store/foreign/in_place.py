@@ -22,6 +22,7 @@ from daskcnn.store.chunk_facts import Moments, check_finite, missing_pixels
 from daskcnn.store.chunk_source import CACHE, Block, Indices
 from daskcnn.store.dataset import Dataset, Split
 from daskcnn.store.foreign.array import ImageArray, Layout, open_images
+from daskcnn.store.foreign.axes import axes_of, check_axes
 from daskcnn.store.foreign.labels import Labelled, array_labels
 from daskcnn.store.manifest import (
     Labelling,
@@ -332,6 +333,8 @@ def outline(arrays: Arrays) -> Outline:
         arrays = replace(arrays, validation=held_out(min(len(rest), arrays.limit or len(rest))))
     order, scattered = _training_order(arrays, labels, rest, images.chunk)
     found = Outline(arrays, images, labels, test_images, test_labels, order, scattered, test)
+    for each in (images, test_images):
+        check_axes(axes_of(each.stored), arrays.layout, option="data.layout = ", what=each.path)
     manifest = found._manifest(None)
     for problem in unlearnable(manifest):
         raise DataError(arrays.labels, problem, "give labels of two classes or more, or raise data.limit")

@@ -19,6 +19,7 @@ from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import storage_version
 from daskcnn.store.files import is_url
 from daskcnn.store.foreign.array import ImageArray, array_at, open_images
+from daskcnn.store.foreign.axes import axes_of, check_axes
 from daskcnn.store.image_facts import Facts
 from daskcnn.store.making.folder import SUFFIXES as IMAGE_SUFFIXES
 from daskcnn.store.manifest import PARTS
@@ -171,6 +172,7 @@ def _of_array(path: str, found: ImageArray, facts: Facts) -> PredictedSource:
     if found.shape != facts.shape and (other := open_images(path, "NCHW")).shape == facts.shape:
         found = other
     _check_images(path, found, facts, "give an array (N, H, W, C) or (N, C, H, W) like those of training")
+    check_axes(axes_of(found.stored), found.layout, option=None, what=path)
     fingerprint = f"{found.path} {found.digest} {found.layout} {storage_version(found.files)}"
     return PredictedSource(
         found.path, partial(_read_array, found), tuple(_cut(found.samples, found.chunk)), fingerprint
