@@ -85,8 +85,8 @@ def train(
     job : tables, a `Job`, or the path of a job file; None for the built-in example.
     data : images and labels to train on, in place of a data set: arrays as `daskcnn.prepare` takes them. They are
         written to the job's `data.path`, or to a folder for temporary files while the run lasts; workers on other
-        machines must see it. The job's `data.nodata`, `layout`, `test` and `order` say how, as options of `prepare`.
-        A run that goes on is given the arrays again.
+        machines must see it. The job's `data.nodata`, `layout`, `labelling`, `test` and `order` say how, as options of
+        `prepare`. A run that goes on is given the arrays again.
     on_event : a function that is told every event of the run as it is written (`daskcnn.events`). Where it raises
         `daskcnn.Stop`, the run keeps its state and ends with status "stopped". Any other exception ends the run too,
         and is raised here; the run can be resumed.

@@ -138,7 +138,7 @@ def chunk_facts(
 
 def sha256(data: Any) -> str:
     """Return the hexadecimal SHA-256 of bytes, or of an array in its order of rows."""
-    plain = memoryview(np.ascontiguousarray(data)) if isinstance(data, np.ndarray) else data
+    plain: Any = np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data
     return hashlib.sha256(plain).hexdigest()
 
 
