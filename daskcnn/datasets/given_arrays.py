@@ -114,7 +114,7 @@ def labels_of(labels: Any, what: str = "labels", images: Any = None) -> npt.NDAr
 
 
 def _places(labels: Any, what: str, images: Any) -> npt.NDArray[np.intp] | None:
-    """Where the label of each image is, by their coordinates; None if it is in the same place, or they have none."""
+    """The place of each image's label, by their coordinates; None if it is the same, or they have none."""
     wanted, found = _coordinates(images) if _of_xarray(images) else None, _coordinates(labels)
     if wanted is None or found is None or len(wanted) != len(found) or found.equals(wanted):
         return None

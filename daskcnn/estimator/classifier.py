@@ -204,7 +204,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     def _samples(self, X: Any, y: Any, sample_weight: Any) -> OwnData:
         """Return the checked samples. Sets the attributes that describe them."""
         given, X = X, array_of(X)
-        if suspected := channels_elsewhere(X, "NHWC", "numpy.moveaxis(X, 1, -1)"):
+        if suspected := channels_elsewhere(given, "NHWC", "numpy.moveaxis(X, 1, -1)"):
             warnings.warn(suspected, stacklevel=3)
         nodata = self.nodata
         if not is_dask_collection(X):

@@ -20,7 +20,7 @@ from daskcnn.runs.state import check_of, facts_of, parse_record, replicas_of
 from daskcnn.show.renderers.terminal import say
 from daskcnn.training.coordinator.layer_records import REPLICA
 
-_PLACES = ("path", "images", "labels", "test_images", "test_labels")
+_PLACES = ("path", "images", "labels", "test_images", "test_labels", "labelling")
 """Keys of `[data]` that may change when a run is resumed."""
 _LONGEST = 160
 """Letters of a value in a message."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -299,7 +300,7 @@ def test_rows_of_arrays_in_place_are_asked_about_too(tmp_path: Path) -> None:
 # --- orders in memory ---
 
 
-class Own(np.ndarray):  # type: ignore[type-arg]
+class Own(np.ndarray):
     """An array of a class of its own."""
 
 
@@ -309,7 +310,7 @@ def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array
 
 
-ORDERS = {
+ORDERS: dict[str, Callable[[Any], Any]] = {
     "fortran": np.asfortranarray,
     "negative strides": lambda array: array[::-1].copy()[::-1],
     "read-only": _read_only,
@@ -324,7 +325,7 @@ def test_labels_and_weights_in_any_order_in_memory(tmp_path: Path, labels: Any) 
     weights, tests = 1.0 + LABELS, (IMAGES[:4], labels[:4])
     wanted = stored(tmp_path / "plain", IMAGES, labels, weights=weights, test=tests, name="x")
     for name, made in ORDERS.items():
-        own = {"weights": made(weights), "test": tuple(map(made, tests)), "name": "x"}
+        own = {"weights": made(weights), "test": (made(tests[0]), made(tests[1])), "name": "x"}
         assert stored(tmp_path / name, made(IMAGES), made(labels), **own).fingerprint == wanted.fingerprint
 
 

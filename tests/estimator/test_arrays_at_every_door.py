@@ -66,7 +66,7 @@ def _ordered(images: npt.NDArray[Any], order: str) -> npt.NDArray[Any]:
     return images
 
 
-class Own(np.ndarray):  # type: ignore[type-arg]
+class Own(np.ndarray):
     """An array of a class of its own."""
 
 
@@ -98,7 +98,7 @@ def givens(draw: st.DrawFn) -> Given:
     samples, size = draw(st.integers(10, 14)), draw(st.tuples(*[st.integers(2, 4)] * 2, st.integers(2, 3)))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     plain = rng.integers(20, 60, (samples, *size[: 2 if grey else 3])).astype(np.float64)
-    plain[(slice(None), *[0] * (plain.ndim - 1))] = np.arange(samples)
+    plain.reshape(samples, -1)[:, 0] = np.arange(samples)
     missing = draw(st.sampled_from(("none", "none", "mask", "NaN") if dtype.kind == "f" else ("none", "mask")))
     gone = np.zeros(plain.shape, bool)
     if missing != "none":
