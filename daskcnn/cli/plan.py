@@ -37,26 +37,55 @@ def scenario_options(function: Any) -> Any:
     return function
 
 
-def _additions(ctx: click.Context, parameter: click.Parameter, text: str) -> dict[str, int]:
-    if not re.fullmatch(r"(\w+=\d+)(,\w+=\d+)*", text):
-        raise click.BadParameter(f"{text!r}: write kinds and how many, such as gpu=1,cpu=4", ctx, parameter)
-    return {kind: int(number) for kind, _, number in (part.partition("=") for part in text.split(","))}
+def _additions(ctx: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int]:
+    if text is None:
+        return {}
+    if not re.fullmatch(r"[^=,]+(=\d+)?(,[^=,]+(=\d+)?)*", text):
+        problem = f"{text!r}: write kinds or names of workers, and how many, such as gpu=1,cpu=4 or desk-1=2"
+        raise click.BadParameter(problem, ctx, parameter)
+    return {name: int(number or 1) for name, _, number in (part.partition("=") for part in text.split(","))}
+
+
+def _names(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(name for text in given for name in text.split(","))
+    if not all(names):
+        raise click.BadParameter(f"{','.join(given)!r}: write names of workers, such as desk-4,desk-5", ctx, parameter)
+    return names
 
 
 @click.command(cls=Command)
 @click.argument("job", metavar="JOB.toml|RUN")
 @scenario_options
-@click.option("--add", required=True, metavar="gpu=N,cpu=N", callback=_additions, help="Workers to add, one at a time.")
+@click.option(
+    "--without",
+    metavar="NAME,…",
+    multiple=True,
+    callback=_names,
+    help="Leave these workers out, all at once.  [default: without --add, one at a time]",
+)
+@click.option(
+    "--add",
+    metavar="KIND|NAME=N,…",
+    callback=_additions,
+    help="Workers to add, one at a time: like the first of a kind (gpu=1,cpu=4), or like a worker (desk-1=2).",
+)
 @as_json
 @verbose
 def plan(
-    job: str, cluster: str | None, settings: tuple[str, ...], seed: int, add: dict[str, int], as_json: bool, **_: Any
+    job: str,
+    cluster: str | None,
+    settings: tuple[str, ...],
+    seed: int,
+    without: tuple[str, ...],
+    add: dict[str, int],
+    as_json: bool,
+    **_: Any,
 ) -> None:
-    """Print what more workers would bring JOB: time per epoch, traffic, balance, and when another stops paying."""
-    from daskcnn.planning import simulate as planning
+    """Print each worker's part in JOB, or what fewer and other workers would bring: time, traffic, balance."""
+    from daskcnn.planning import plan_workers as planning
     from daskcnn.planning.simulate import scenario
 
-    found = planning.plan(scenario(job, cluster, settings), add, seed=seed)
+    found = planning.plan(scenario(job, cluster, settings), add, without, seed=seed)
     tell(dumps(found.to_dict(), indent=2) if as_json else format_worker_plan(found))
 
 

@@ -1,8 +1,9 @@
-"""The gain of more workers: a table, its verdicts, and both in words."""
+"""Each worker's part in a run, and the gain of other workers: a table, its verdicts, and both in words."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from daskcnn.markup import as_lines
@@ -13,24 +14,28 @@ PAYS = 0.05  # a worker pays if it shortens an epoch by this part or more
 
 @dataclass(frozen=True)
 class Row:
-    """A cluster with its last worker added. gain: the part by which that shortens the epoch, in seconds.
+    """A cluster as it is, with workers left out, or with one more.
 
-    speedup: against the cluster as it is; communication, wait: parts of the workers' time; up_and_down: bytes an epoch.
+    seconds: of the whole run. communication, wait: parts of the workers' time. up_and_down: bytes an epoch. added: kind
+    or name of the last worker. gain: the part by which the one that is added, or those left out, shorten the epoch.
+    speedup: against the cluster as it is.
     """
 
     workers: int
-    added: str
+    seconds: float
     epoch: float
-    gain: float | None
-    speedup: float
     communication: float
     wait: float
     balance: float | None
     up_and_down: float
+    added: str = ""
+    without: tuple[str, ...] = ()
+    gain: float | None = None
+    speedup: float = 1.0
 
     @property
     def pays(self) -> bool:
-        """True if the added worker pays."""
+        """True if the workers in question pay."""
         return self.gain is None or self.gain >= PAYS
 
 
@@ -50,39 +55,62 @@ class Verdict:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """The cluster as it is and with every addition, and the verdict on each kind."""
+    """The cluster as it is and with every change, and the verdict on each kind that is added.
+
+    needed: workers that cannot be left out, with the reasons.
+    """
 
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
+    needed: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
         return {**asdict(self), "pays": PAYS}
 
     def _repr_html_(self) -> str:
-        return as_lines("What more workers would bring", format_worker_plan(self))
+        return as_lines("Each worker's part, and what more would bring", format_worker_plan(self))
 
 
 def format_worker_plan(found: WorkerPlan) -> str:
     """Return the table and the verdicts."""
-    head = ("workers", "added", "an epoch", "gain", "speed-up", "communication", "waiting", "balance", "bytes an epoch")
-    table = aligned([head, *(_cells(row) for row in found.rows)], left=0)
-    verdicts = aligned([(verdict.kind, _in_words(verdict)) for verdict in found.verdicts], left=2)
-    return "\n".join([*table, "", *verdicts])
+    columns = [column for column in _COLUMNS if column[0] not in _WHERE_USED or any(map(column[1], found.rows))]
+    lines = [[text(row) for _, text in columns] for row in found.rows]
+    head = [heading for heading, _ in columns]
+    table = aligned([head, *[[cell or "-" for cell in line] for line in lines]], left=int(head[0] == "without"))
+    parts = [(", ".join(row.without), _part_in_words(row)) for row in found.rows if row.without]
+    needed = [(name, f"cannot be left out: {reason}") for name, reason in found.needed.items()]
+    added = [(verdict.kind, _in_words(verdict)) for verdict in found.verdicts]
+    return "\n".join([*table, "", *aligned([*parts, *needed, *added], left=2)])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        str(row.workers),
-        row.added or "-",
-        duration(row.epoch) if row.epoch >= 10 else f"{row.epoch:.3g} s",
-        percent(row.gain),
-        f"{row.speedup:.2f}",
-        percent(row.communication),
-        percent(row.wait),
-        "-" if row.balance is None else f"{row.balance:.3f}",
-        size(row.up_and_down),
-    )
+_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+    ("without", lambda row: ", ".join(row.without)),
+    ("workers", lambda row: str(row.workers)),
+    ("added", lambda row: row.added),
+    ("the run", lambda row: _seconds(row.seconds)),
+    ("an epoch", lambda row: _seconds(row.epoch)),
+    ("gain", lambda row: percent(row.gain)),
+    ("speed-up", lambda row: f"{row.speedup:.2f}"),
+    ("communication", lambda row: percent(row.communication)),
+    ("waiting", lambda row: percent(row.wait)),
+    ("balance", lambda row: "" if row.balance is None else f"{row.balance:.3f}"),
+    ("bytes an epoch", lambda row: size(row.up_and_down)),
+]
+_WHERE_USED = ("without", "added")  # columns that only some plans have
+
+
+def _seconds(value: float) -> str:
+    return duration(value) if value >= 10 else f"{value:.3g} s"
+
+
+def _part_in_words(row: Row) -> str:
+    """The verdict on workers that are there."""
+    gain, them = round(row.gain or 0.0, 3), "it" if len(row.without) == 1 else "them"
+    if gain <= 0:
+        return f"no help: with {them} an epoch is {f'{percent(-gain)} longer' if gain else 'as long as without'}"
+    shorter = f"with {them} an epoch is {percent(gain)} shorter"
+    return f"help: {shorter}" if row.pays else f"little help: {shorter}, less than {percent(PAYS)}"
 
 
 def _in_words(verdict: Verdict) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from daskcnn.sim.speeds import Constant, Drift, Link, Speed, Stall, Walk
 
 _MOST_BYTES = 1 << 20
 _MOST_WORKERS = 1 << 20
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
+_NAME = r"^[\w@+][\w.:/@+-]*$"  # every name that a worker has in a run, in any script
 
 
 class ClusterFileError(JobError):
@@ -147,6 +147,11 @@ class SimulatedCluster(Options):
         name = next(n for i in range(1, len(names) + 2) if (n := f"{pattern.name}+{i}") not in names)
         return self.model_copy(update={"worker": [*self.worker, _renamed(pattern, name)]})
 
+    def without(self, names: Collection[str]) -> SimulatedCluster:
+        """Return the cluster without these members."""
+        left = [member for member in self.members() if member.name not in names]
+        return self.model_copy(update={"worker": left})
+
     def of_size(self, workers: int) -> SimulatedCluster:
         """Return a cluster of this size: the first workers, repeated in turn if there are fewer."""
         members = self.members()
@@ -190,7 +195,7 @@ _REMEDIES = {
     **dict.fromkeys(("latency", "dispatch", "task", "exchange", "start"), "give seconds, 0 or more"),
     "rest_seconds": "give seconds a sample, 0 or more, or leave it out for all of a step besides conv_seconds",
     "count": f"give 1 to {_MOST_WORKERS:,}, or 0 for a pattern that only `daskcnn plan --add` uses",
-    "name": "give it a name of letters, digits and . _ : / -",
+    "name": "give it a name of letters, digits and . _ : / @ + -",
     "kind": 'give "cpu" or "gpu"; a speed is {kind = "constant"}, "drift", "walk" or "stall" and its numbers',
     "worker": "give at least one [[worker]] with a name and images_per_second",
 }
@@ -232,3 +237,8 @@ def to_toml(cluster: SimulatedCluster) -> str:
 def kinds(cluster: SimulatedCluster) -> dict[DeviceKind, Worker]:
     """Return the first worker of each kind, the pattern for another one."""
     return {worker.kind: worker for worker in reversed(cluster.worker)}
+
+
+def patterns(cluster: SimulatedCluster) -> dict[str, Worker]:
+    """Return the patterns for another worker: by its kind the first one, or any by its name."""
+    return {worker.name: worker for worker in [*cluster.members(), *cluster.worker]} | {**kinds(cluster)}

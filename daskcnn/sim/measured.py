@@ -21,8 +21,10 @@ from daskcnn.events import (
     Event,
     LinkSpeeds,
     RoundEnded,
+    RunStarted,
     SamplesAllocated,
     StepsEnded,
+    WorkerJoined,
     WorkersCalibrated,
 )
 from daskcnn.partition.proportions import proportional
@@ -64,18 +66,27 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
         workers = [worker.model_copy(update={"latency": meeting / 2}) for worker in workers]
     gaps = _gaps(rounds, barrier=workload.rule.barrier)
     dispatch = max(0.0, median(gaps)) if gaps else 0.0
-    firsts = [_first_gap(log, rounds[w.name], w, parts[w.name], workload) for w in workers]
+    joined = {event.worker for event in log if isinstance(event, WorkerJoined)}
+    began = [worker for worker in workers if worker.name not in joined] or workers
+    firsts = [_first_gap(log, rounds[w.name], w, parts[w.name], workload) for w in began]
     start = max(0.0, median(firsts) - dispatch)
     return SimulatedCluster(costs=Costs(dispatch=dispatch, start=start), worker=workers)
 
 
 def calibration(log: Sequence[Event]) -> Sequence[CalibratedWorker]:
-    """Return the workers' last measurements of themselves. Raises DataError if the log has none."""
-    found = [event for event in log if isinstance(event, WorkersCalibrated)]
+    """Return the workers' last measurements of themselves, those of workers that joined included.
+
+    A run that is resumed begins anew, with the workers that are there. Raises DataError if the log has none.
+    """
+    found, anew = dict[str, CalibratedWorker](), True
+    for event in log:
+        if isinstance(event, WorkersCalibrated):
+            found = ({} if anew else found) | {row.name: row for row in event.workers}
+        anew = isinstance(event, RunStarted) or (anew and not isinstance(event, WorkersCalibrated))
     if not found:
         remedy = "give a run that began to train, or a cluster file"
         raise DataError(reason="this run's log has no calibration", remedy=remedy)
-    return found[-1].workers
+    return list(found.values())
 
 
 def calibrated_worker(row: CalibratedWorker) -> Worker:

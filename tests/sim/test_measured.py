@@ -14,7 +14,9 @@ from daskcnn.events import (
     LinkSpeed,
     LinkSpeeds,
     RoundEnded,
+    RunStarted,
     StepsEnded,
+    WorkerJoined,
     WorkersCalibrated,
     parsed,
 )
@@ -71,6 +73,31 @@ def test_a_measured_cluster_can_be_written_and_gone_on_with() -> None:
     work = workload("agwu", epochs=3)
     found = measured_cluster(run(work, cluster(10, 30, latency=0.01))[1], work)
     assert parse_cluster(tomllib.loads(to_toml(found))) == found
+
+
+@pytest.mark.parametrize("name", ["sgwu", "agwu"])
+def test_a_worker_that_joined_is_one_among_the_others(name: str) -> None:
+    """Its calibration comes by itself; the pause before its first round is not that of the run's start."""
+    work = workload(name, epochs=6, samples=600)
+    _, events = run(work, cluster(10, 25, 40, latency=0.02, costs={"dispatch": 0.3}))
+    late = [event for event in events if getattr(event, "worker", "") != "w2" or (event.at or 0.0) > 30.0]
+    i = next(i for i, event in enumerate(late) if getattr(event, "worker", "") == "w2")
+    first = next(event for event in late if isinstance(event, WorkersCalibrated))
+    rows, at = first.workers, late[i].at
+    late[i:i] = [WorkersCalibrated(workers=rows[2:], at=at), WorkerJoined(worker="w2", at=at)]
+    late[late.index(first)] = first.model_copy(update={"workers": rows[:2]})
+    whole, found = measured_cluster(events, work), measured_cluster(late, work)
+    assert [worker.name for worker in found.worker] == ["w0", "w1", "w2"]
+    assert [worker.images_per_second for worker in found.worker] == pytest.approx([10, 25, 40], rel=0.02)
+    assert found.costs.start == pytest.approx(whole.costs.start, abs=0.05)
+
+
+def test_a_resumed_run_has_the_workers_that_are_there() -> None:
+    work = workload("agwu", epochs=3)
+    earlier, later = (run(work, cluster(*speeds))[1] for speeds in ((10, 30), (10,)))
+    assert [worker.name for worker in measured_cluster([*earlier, *later], work).worker] == ["w0"]
+    stopped = [*earlier, RunStarted()]  # while the workers measured themselves
+    assert [worker.name for worker in measured_cluster(stopped, work).worker] == ["w0", "w1"]
 
 
 def test_a_worker_that_ended_no_round_is_left_out() -> None:

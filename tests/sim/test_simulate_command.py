@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -55,6 +56,8 @@ kind = "gpu"
 count = 0
 images_per_second = 1000
 """
+
+NAMES = ("w10", "w20", "w30")
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +174,20 @@ def test_a_sharded_run_s_cluster_has_its_overhead() -> None:
         (("simulate", "job.toml", "--cluster", "job.toml"), "data: unknown section"),
         (("plan", "job.toml", "--cluster", "cluster.toml", "--add", "tpu=1"), "there is no such kind of worker; write"),
         (("plan", "job.toml", "--cluster", "cluster.toml", "--add", "cpu=0"), "--add: adds no worker; write a kind"),
-        (("plan", "job.toml", "--cluster", "cluster.toml", "--add", "cpu"), "write kinds and how many, such as gpu=1"),
+        (("plan", "job.toml", "--cluster", "cluster.toml", "--add", "cpu=x"), "write kinds or names of workers"),
+        (
+            ("plan", "job.toml", "--cluster", "cluster.toml", "--add", "desk-3"),
+            "the name of a worker that it is like; kn",
+        ),
+        (
+            ("plan", "job.toml", "--cluster", "cluster.toml", "--without", "old"),
+            "worker of this name; known: desk-1, desk",
+        ),
+        (
+            ("plan", "job.toml", "--cluster", "cluster.toml", "--without", "desk"),
+            "so that none is left; leave out fewer",
+        ),
+        (("plan", "job.toml", "--cluster", "cluster.toml", "--without", "desk-1,"), "write names of workers, such as"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_with_a_remedy(args: tuple[str, ...], problem: str) -> None:
@@ -260,7 +276,7 @@ def test_a_plan_says_from_where_on_another_worker_does_not_pay() -> None:
 def test_every_kind_has_a_verdict_in_words() -> None:
     result = invoke("plan", "job.toml", "--cluster", "cluster.toml", "--add", "gpu=2,cpu=1")
     table, _, verdicts = result.stdout.strip().rpartition("\n\n")
-    assert table.splitlines()[0].split()[:4] == ["workers", "added", "an", "epoch"]
+    assert table.splitlines()[0].split()[:4] == ["workers", "added", "the", "run"]
     gpu, cpu = verdicts.splitlines()
     assert gpu.startswith("gpu  ")
     assert cpu.startswith("cpu  does not pay from the 5th worker on, which gains ")
@@ -299,6 +315,70 @@ def test_the_reason_is_that_of_the_worker_that_is_added() -> None:
 def test_ordinals() -> None:
     found = [worker_plan._ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)]
     assert found == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
+
+
+def test_a_plan_alone_leaves_each_worker_out_in_turn() -> None:
+    """And last all slow ones that do not pay by themselves: behind a barrier others wait for what they judge."""
+    desks = '[[worker]]\nname = "desk"\ncount = 3\nimages_per_second = 400\n'
+    Path("cluster.toml").write_text(f'{desks}[[worker]]\nname = "old"\ncount = 2\nimages_per_second = 20\n')
+    whole, *others = plan()["rows"]
+    assert (whole["workers"], whole["without"], whole["gain"]) == (5, [], None)
+    assert [row["without"] for row in others] == [["desk-3"], ["old-2"], ["old-1", "old-2"]]
+    for row in others:
+        assert row["workers"] == 5 - len(row["without"])
+        assert row["seconds"] == pytest.approx(3 * row["epoch"])
+        assert row["gain"] == pytest.approx(1 - whole["epoch"] / row["epoch"])
+        assert row["speedup"] == pytest.approx(whole["epoch"] / row["epoch"])
+    shown = invoke("plan", "job.toml", "--cluster", "cluster.toml").stdout
+    assert re.search(r"^old-2 {9}(no|little) help: with it an epoch is", shown, re.M)
+    assert re.search(r"^old-1, old-2  no help: with them an epoch is \d+.\d % longer$", shown, re.M)
+    only = plan("--without", "old")["rows"]
+    assert only == [whole, others[-1]]
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])
+def test_all_but_one_left_out_is_that_one_alone(strategy: str) -> None:
+    names = ("new", "middle", "old")
+    each = [f"[[worker]]\nname = '{n}'\nimages_per_second = {100 / 2**i}\n" for i, n in enumerate(names)]
+    settings = ("--set", f"train.strategy={strategy}")
+    Path("cluster.toml").write_text("".join(each))
+    left = {name: plan("--without", ",".join({*names} - {name}), *settings)["rows"][1] for name in names}
+    for name, entry in zip(names, each, strict=True):
+        Path("alone.toml").write_text(entry)
+        alone = invoke("simulate", "job.toml", "--cluster", "alone.toml", "--json", *settings)
+        assert left[name]["seconds"] == json.loads(alone.stdout)["report"]["seconds"]
+
+
+def test_a_worker_left_out_and_added_again_changes_nothing() -> None:
+    Path("cluster.toml").write_text("".join(f"[[worker]]\nname = '{n}'\nimages_per_second = {n[1:]}\n" for n in NAMES))
+    whole, without, again = plan("--without", "w30", "--add", "w30")["rows"]
+    assert (without["without"], again["added"]) == (["w30"], "w30")
+    assert again["seconds"] == pytest.approx(whole["seconds"])
+    assert again["gain"] == pytest.approx(without["gain"])
+    assert again["speedup"] == pytest.approx(1.0)
+
+
+def test_a_worker_that_the_rule_needs_is_said_to_be_needed() -> None:
+    found = plan("--set", "train.strategy=admm")
+    assert len(found["rows"]) == 1
+    assert "2 workers or more" in found["needed"]["desk-2"]
+    shown = invoke("plan", "job.toml", "--cluster", "cluster.toml", "--set", "train.strategy=admm").stdout
+    assert "desk-2  cannot be left out: " in shown
+
+
+def test_the_only_worker_cannot_be_left_out() -> None:
+    Path("cluster.toml").write_text('[[worker]]\nname = "one"\nimages_per_second = 5\n')
+    assert "cannot be left out; add one, for example" in refused("plan", "job.toml", "--cluster", "cluster.toml")
+
+
+def test_a_run_is_its_own_cluster_to_plan_with() -> None:
+    names = "büro", "ann@home", "desk+1"  # as workers of a run may be called
+    Path("cluster.toml").write_text("".join(f"[[worker]]\nname = '{n}'\nimages_per_second = 50\n" for n in names))
+    simulate("--keep", "runs/tried", "--set", "train.partition=udpa")
+    shown = invoke("plan", "runs/tried")
+    assert shown.exit_code == 0, shown.output
+    for name in names:
+        assert re.search(rf"^{re.escape(name)} +help: with it an epoch is 2\d.\d % shorter$", shown.stdout, re.M)
 
 
 # --- figures ---

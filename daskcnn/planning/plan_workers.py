@@ -1,0 +1,189 @@
+"""Each worker's part in a job, and the gain of other workers, by simulation: `daskcnn plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from statistics import mean
+from typing import get_args
+
+from daskcnn.arrays import DeviceKind
+from daskcnn.errors import JobError, UserError, all_known
+from daskcnn.planning.simulate import Scenario, simulate
+from daskcnn.show.worker_plan import Row, Verdict, WorkerPlan
+from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, Worker, patterns
+
+FURTHER = 32
+"""The most workers beyond those asked for that are tried, to see when another one stops paying."""
+
+
+def plan(
+    chosen: Scenario, additions: Mapping[str, int] | None = None, without: Collection[str] = (), *, seed: int = 0
+) -> WorkerPlan:
+    """Return what a job takes with fewer workers, and with more.
+
+    By default each worker is left out in turn, and last several of the slowest: those without which it is the fastest.
+
+    Parameters
+    ----------
+    chosen : the job and its cluster
+    additions : how many workers to add, one at a time, by the kind or the name of one that they are like. Of the last
+        more are tried, until another one does not pay.
+    without : names of workers to leave out, all at once and before others are added
+    seed : of workers' varying speeds
+
+    Raises
+    ------
+    UserError
+        For a name that no worker has, where no worker is left or added, and for a cluster on which the job cannot run.
+    """
+    additions, known = additions or {}, patterns(chosen.cluster)
+    out = _left_out(chosen, without)
+    check_additions(additions, known, chosen.source)
+    whole = _row(chosen, chosen.cluster, seed)
+    if not additions and not without:
+        return _each_left_out(chosen, whole, seed)
+    rows = [whole]
+    if out:
+        rows.append(_row_without(chosen, out, whole, seed))
+        chosen = replace(chosen, cluster=chosen.cluster.without(out))
+    asked = [name for name, number in additions.items() for _ in range(number)]
+    more = _rows_with([*asked, *asked[-1:] * FURTHER], chosen, known, rows, seed)
+    rows += [next(more) for _ in asked]
+    verdicts = [_verdict(name, rows, more if name == asked[-1] else ()) for name in dict.fromkeys(asked)]
+    return WorkerPlan(tuple(rows), tuple(_with_reason(chosen, verdict, asked, known) for verdict in verdicts))
+
+
+# --- fewer workers ---
+
+
+def _left_out(chosen: Scenario, without: Collection[str]) -> tuple[str, ...]:
+    """The members of these names; an entry of a cluster file stands for all of its members. Raises UserError."""
+    alike, members = _alike(chosen.cluster), [member.name for member in chosen.cluster.members()]
+    for name in without:
+        if name not in alike and name not in members:
+            raise UserError(f"--without {name}", f"{chosen.source} has no worker of this name{all_known(members)}")
+    named = {member for name in without for member in alike.get(name, (name,))}
+    if named >= {*members}:
+        reason = f"{chosen.source} has no other worker, so that none is left"
+        raise UserError(f"--without {','.join(without)}", reason, "leave out fewer")
+    return tuple(member for member in members if member in named)
+
+
+def _alike(cluster: SimulatedCluster) -> dict[str, tuple[str, ...]]:
+    """The members of each entry of the cluster file, which are alike."""
+    entries = ((entry.name, cluster.model_copy(update={"worker": [entry]})) for entry in cluster.worker)
+    return {name: tuple(member.name for member in alone.members()) for name, alone in entries}
+
+
+def _each_left_out(chosen: Scenario, whole: Row, seed: int) -> WorkerPlan:
+    """Without one worker of each entry in turn; last, without several of the slowest together."""
+    alike = [members for members in _alike(chosen.cluster).values() if members]
+    if whole.workers == 1:
+        remedy = "add one, for example by --add cpu=1"
+        raise UserError(chosen.source, "its cluster has one worker, which cannot be left out", remedy)
+    rows, needed = [whole], dict[str, str]()
+    for members in alike:
+        try:
+            rows.append(_row_without(chosen, members[-1:], whole, seed))
+        except JobError as error:  # such as a rule for two workers or more
+            needed[members[-1]] = "; ".join(error.problems)
+    together = list[Row]()
+    for out in _slowest(chosen.cluster, alike):
+        with suppress(JobError):
+            together.append(_row_without(chosen, out, whole, seed))
+    if together:
+        rows.append(min(reversed(together), key=lambda row: row.epoch))  # of equal ones that with the fewest workers
+    return WorkerPlan(tuple(rows), (), needed)
+
+
+def _slowest(cluster: SimulatedCluster, alike: Sequence[Sequence[str]]) -> Iterator[list[str]]:
+    """Yield the slowest workers, two or more of those below the mean speed: one entry more each time."""
+    speeds = {member.name: member.images_per_second for member in cluster.members()}
+    usual, out = mean(speeds.values()), list[str]()
+    for members in sorted(alike, key=lambda members: speeds[members[0]]):
+        out = [*out, *members]
+        if speeds[members[0]] >= usual:
+            return
+        if len(out) > 1:
+            yield out
+
+
+def _row_without(chosen: Scenario, out: Sequence[str], whole: Row, seed: int) -> Row:
+    row = _row(chosen, chosen.cluster.without(out), seed)
+    gain, speedup = 1 - whole.epoch / row.epoch, whole.epoch / row.epoch
+    return replace(row, without=tuple(out), gain=gain, speedup=speedup)
+
+
+# --- more workers ---
+
+
+def check_additions(additions: Mapping[str, int], known: Mapping[str, Worker], source: str) -> None:
+    """Raise ClusterFileError for kinds and names without a pattern, JobError if nothing is added."""
+    if missing := [name for name in additions if name not in known]:
+        raise ClusterFileError([f"--add {name}: {_remedy(name, known, source)}" for name in missing])
+    if additions and not any(additions.values()):
+        raise JobError(["--add: adds no worker; write a kind or a worker's name, and how many: gpu=1,cpu=4"])
+
+
+def _remedy(name: str, known: Mapping[str, Worker], source: str) -> str:
+    kinds: tuple[str, ...] = get_args(DeviceKind)
+    if name not in kinds:
+        named = f", or the name of a worker that it is like{all_known({*known} - {*kinds})}"
+        return f"there is no such kind of worker; write one of {', '.join(kinds)}{named}"
+    return (
+        f"{source} has no worker of this kind to go by; add a [[worker]] with kind = {name!r}, count = 0 and its "
+        "images_per_second to the cluster file (daskcnn simulate RUN --write-cluster FILE makes one of a run)"
+    )
+
+
+def _rows_with(
+    more: Sequence[str], chosen: Scenario, known: Mapping[str, Worker], rows: Sequence[Row], seed: int
+) -> Iterator[Row]:
+    """Yield the rows behind these ones, with one worker more each time."""
+    cluster, first, before = chosen.cluster, rows[0], rows[-1]
+    for name in more:
+        cluster = cluster.with_one_more(known[name])
+        row = replace(_row(chosen, cluster, seed), added=name)
+        before = row = replace(row, gain=1 - row.epoch / before.epoch, speedup=first.epoch / row.epoch)
+        yield row
+
+
+def _verdict(name: str, rows: Sequence[Row], more: Iterable[Row]) -> Verdict:
+    """The verdict by the rows asked for, or by further ones if all of them pay."""
+    stops = next((row for row in rows if row.added == name and not row.pays), None)
+    if stops is not None or not more:
+        return Verdict(name, stops)
+    further = 0
+    for row in more:
+        if not row.pays:
+            return Verdict(name, row, further)
+        further += 1
+    return Verdict(name, None, further)
+
+
+def _with_reason(chosen: Scenario, verdict: Verdict, asked: Sequence[str], known: Mapping[str, Worker]) -> Verdict:
+    """Add the reason, for a sharded network, why the first worker that does not pay brings so little."""
+    if verdict.stops is None or not chosen.sharded:
+        return verdict
+    cluster = chosen.cluster
+    more = verdict.stops.workers - len(cluster.members())
+    for name in [*asked, *[asked[-1]] * more][:more]:
+        cluster = cluster.with_one_more(known[name])
+    return replace(verdict, reason=chosen.sharding(cluster).why_no_shorter())
+
+
+def _row(chosen: Scenario, cluster: SimulatedCluster, seed: int) -> Row:
+    report = simulate(replace(chosen, cluster=cluster), seed=seed).report
+    epochs, workers = chosen.job.train.epochs, len(cluster.members())
+    if chosen.sharded:
+        step = chosen.sharding(cluster).step()
+        communication = step.comm / step.seconds
+        waited = max(0.0, 1 - communication - sum(step.busy) / workers / step.seconds)
+    else:
+        spent = report.seconds * len(report.workers)
+        communication, waited = (report.total.communication or 0.0) / spent, report.total.wait / spent
+    moved = report.traffic.up + report.traffic.down
+    balance = report.balance.balance if report.balance else None
+    return Row(workers, report.seconds, report.seconds / epochs, communication, waited, balance, moved / epochs)
