@@ -88,7 +88,7 @@ def _accuracies(ctx: click.Context, parameter: click.Parameter, text: str) -> tu
 @as_json
 @verbose
 def compare(runs: tuple[str, ...], targets: tuple[float, ...], html: str | None, as_json: bool, **_: Any) -> None:
-    """Print RUNS side by side; the best value of each line is marked."""
+    """Print RUNS side by side: the keys in which their jobs differ, and figures, the best of each line marked."""
     if html and as_json:
         raise click.UsageError("--json and --html: each is a form of its own; give one of them")
     source = click.get_current_context().get_parameter_source("targets")

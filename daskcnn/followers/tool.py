@@ -13,6 +13,7 @@ from distributed import Client
 
 from daskcnn.errors import installing
 from daskcnn.events import EpochEnded, Event, Judged, RoundEnded, RunEnded, RunResumed, StepsEnded
+from daskcnn.job.resolve import method_of
 from daskcnn.job.tables import Job
 
 
@@ -116,10 +117,7 @@ def _judged(part: str, judged: Judged | None) -> dict[str, float | None]:
 
 def parameters(job: Job) -> dict[str, Scalar]:
     """Return the keys of the job that describe the method, as `section.key`, without where it runs and is kept."""
-    tables = job.model_dump(mode="json", by_alias=True)
-    kept = {section: tables[section] for section in ("data", "model", "train", "rule")}
-    kept["cluster"] = {key: tables["cluster"][key] for key in ("workers", "wire", "overlap", "ps_shards")}
-    return dict(_flat(kept))
+    return dict(_flat(method_of(job.model_dump(mode="json", by_alias=True))))
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Scalar]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from daskcnn.errors import DataError, UserError
 from daskcnn.planning.paper_figures import paper_figures
 from daskcnn.planning.simulate import Scenario
-from daskcnn.reports.report import reports
+from daskcnn.reports.report import compared
 from daskcnn.show.renderers.drawing import draw, draw_together, need_matplotlib
 from daskcnn.show.run_figures import run_figures, step_parts
 
@@ -37,7 +37,7 @@ def draw_runs(runs: Sequence[str], file: str, names: Sequence[str] = ()) -> Path
     path = Path(file)
     if path.suffix not in (".svg", ".png"):
         raise UserError(file, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
-    found = reports(runs)
+    _, found = compared(runs)
     if "breakdown" in names:
         step_parts(found)  # says which run has none
     drawable = {figure.name: figure for figure in run_figures(found)}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from daskcnn.errors import DataError, UserError
 from daskcnn.events import EpochEnded, Event, RunStarted
+from daskcnn.job.resolve import method_of
 from daskcnn.runs.directory import RunDirectory, is_written
 from daskcnn.runs.log import followed, read_events
 from daskcnn.runs.summary import checked_summary, kept_evaluation
@@ -100,20 +101,26 @@ def events(run: str) -> list[Event]:
 def compare(runs: Sequence[str], targets: Sequence[float], *, reached: bool = False) -> Comparison:
     """Return several runs side by side. reached: leave out targets that no run reached. Raises DataError, UserError."""
     _check_several(runs)
-    return compare_reports([report(run) for run in runs], targets=targets, reached=reached)
+    return compared(runs, targets, reached=reached)[0]
+
+
+def compared(
+    runs: Sequence[str], targets: Sequence[float] = (), *, reached: bool = False
+) -> tuple[Comparison, dict[str, RunReport]]:
+    """Return the runs side by side, and the figures of each by a name that tells it apart in a picture."""
+    found = [report(run) for run in runs]
+    methods = [method_of(RunDirectory.open(Path(run)).job()) if Path(run).is_dir() else {} for run in runs]
+    comparison = compare_reports(found, methods=methods, targets=targets, reached=reached)
+    by_name = dict[str, RunReport]()
+    for i, (name, own) in enumerate(zip(comparison.labels(), found, strict=True), 1):
+        by_name[f"{name} ({i})" if name in by_name else name] = own  # a run may be given twice
+    return comparison, by_name
 
 
 def _check_several(runs: Sequence[str]) -> None:
     if len(runs) < 2:
         reason = f"{len(runs)} run, which has nothing beside it"
         raise UserError("compare", reason, "give two or more, or use daskcnn report")
-
-
-def reports(runs: Sequence[str]) -> dict[str, RunReport]:
-    """Return the figures of several runs by the names of their folders, or by paths if two names are the same."""
-    names = [Path(run).name or run for run in runs]
-    own = names if len(set(names)) == len(names) else runs
-    return {name: report(run) for name, run in zip(own, runs, strict=True)}
 
 
 def write_page(run: str, path: str, *, full: bool = False) -> Path:
@@ -133,9 +140,7 @@ def write_comparison(runs: Sequence[str], targets: Sequence[float], path: str, *
 
     _check_several(runs)
     with _no_garbage():
-        found = reports(runs)
-        comparison = compare_reports(list(found.values()), targets=targets, reached=reached)
-        return _write(comparison_page(comparison, found), path)
+        return _write(comparison_page(*compared(runs, targets, reached=reached)), path)
 
 
 @contextmanager

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count as numbers_from
+from itertools import takewhile
 from typing import Any, Literal, TypeAlias
 
 from daskcnn.show.report_sections import rule_of, strategy_of
@@ -14,6 +18,7 @@ Value: TypeAlias = float | str | None
 DONE = "done"
 LOADED = 1.25  # factor between calibrations of the same machines above which other programs are to blame
 WIDE = 20  # letters of the longest name in a heading; longer names are listed and numbered
+LONG = 40  # letters of a key's value
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +38,30 @@ class ComparedLine:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs side by side. differences: what makes their figures hard to compare."""
+    """Runs side by side.
+
+    names: short ones that tell the runs apart. keys: of their jobs, those in which they differ. differences: what makes
+    their figures hard to compare.
+    """
 
     runs: tuple[str, ...]
+    names: tuple[str, ...]
+    keys: tuple[ComparedLine, ...]
     lines: tuple[ComparedLine, ...]
     differences: tuple[str, ...]
 
     def told(self) -> tuple[ComparedLine, ...]:
-        """Return the lines that some run has, and those that were asked for."""
-        return tuple(line for line in self.lines if line.asked or any(value is not None for value in line.values))
+        """Return the keys, the lines that some run has, and those that were asked for."""
+        told = (line for line in self.lines if line.asked or any(value is not None for value in line.values))
+        return (*self.keys, *told)
+
+    def labels(self) -> tuple[str, ...]:
+        """Return the names for a legend, with the values of the key in which the runs differ if it is only one."""
+        if len(self.keys) != 1:
+            return self.names
+        (line,) = self.keys
+        key = line.label.rpartition(".")[2]
+        return tuple(f"{name} ({key}={shown})" for name, shown in zip(self.names, line.shown, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
@@ -75,11 +95,18 @@ class _Figure:
         return tuple(i for i, value in known.items() if value == best)
 
 
-def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = (), reached: bool = False) -> Comparison:
+def compare(
+    reports: Sequence[RunReport],
+    *,
+    methods: Sequence[Mapping[str, Any]] = (),
+    targets: Sequence[float] = (),
+    reached: bool = False,
+) -> Comparison:
     """Return the figures of several runs, with time, epochs and rounds to each target, a validation accuracy in (0, 1].
 
     Rounds to an accuracy are those of BPT-CNN's table 1, the mean of the workers. Runs that have losses alone have no
-    line for the targets. reached: leave out targets that no run has reached.
+    line for the targets. methods: the tables of each run's job that describe its method, empty where none are known.
+    reached: leave out targets that no run has reached.
     """
     if any(map(_losses, reports)) and all(_best_validation(report) is None for report in reports):
         targets = ()
@@ -90,7 +117,66 @@ def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = (), reac
         results = [replace(figure, better=None) if figure.of_data else figure for figure in results]
     figures = [*_SETUP, *results, *_COSTS]
     runs = tuple(clean(report.start.run) for report in reports)
-    return Comparison(runs, tuple(figure.line(reports) for figure in figures), tuple(_differences(reports)))
+    lines, keys = tuple(figure.line(reports) for figure in figures), tuple(_differing("", methods))
+    return Comparison(runs, told_apart(runs), keys, lines, tuple(_differences(reports)))
+
+
+# --- the keys ---
+
+
+def _differing(key: str, values: Sequence[Any]) -> Iterator[ComparedLine]:
+    """Yield a line for each key in which the runs that have it differ; lists of one length differ in their entries."""
+    there = [value for value in values if value is not _ABSENT]
+    if all(value == there[0] for value in there):
+        return
+    if all(isinstance(value, Mapping) for value in there):
+        names = dict.fromkeys(name for value in there for name in value)
+        parts = {f"{key}.{name}".removeprefix("."): [_entry(value, name) for value in values] for name in names}
+    elif all(isinstance(value, list) and len(value) == len(there[0]) for value in there):
+        parts = {f"{key}[{i}]": [_entry(value, i) for value in values] for i in range(len(there[0]))}
+    else:
+        plain = tuple(None if value is _ABSENT else _plain(value) for value in values)
+        shown = tuple(
+            word if len(word) <= LONG else f"{word[:LONG]}…" for word in told_apart(list(map(_words, values)))
+        )
+        yield ComparedLine(clean(key), plain, shown, ())
+        return
+    for name, own in parts.items():
+        yield from _differing(name, own)
+
+
+_ABSENT = object()  # in place of the value of a key that a job has not
+
+
+def _entry(value: Any, place: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(place, _ABSENT)
+    return _ABSENT if value is _ABSENT else value[place]
+
+
+def _plain(value: Any) -> Value:
+    """The value, or JSON in place of lists and tables."""
+    return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
+
+
+def _words(value: Any) -> str:
+    if value is None or value is _ABSENT:
+        return "-"
+    if isinstance(value, list):
+        return f"{len(value)} entries"
+    return clean(value if isinstance(value, str) else json.dumps(value))
+
+
+def told_apart(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the shortest ends of the paths that tell them apart; of long ones without what all begin with."""
+    parts = {path: tuple(path.rstrip("/").split("/")) for path in paths}
+    deep = next(n for n in numbers_from(1) if len({own[-n:] for own in parts.values()}) == len({*parts.values()}))
+    names = {path: "/".join(own[-deep:]) or path for path, own in parts.items()}
+    alike = takewhile(lambda letters: len({*letters}) == 1, zip(*names.values(), strict=False))
+    shared = re.search(r".*[-_. /]", "".join(letters[0] for letters in alike))
+    if shared and len({*names.values()}) > 1 and max(map(len, names.values())) > WIDE:
+        names = {path: f"…{name[shared.end() :]}" for path, name in names.items()}
+    return tuple(names[path] for path in paths)
 
 
 def _differences(reports: Sequence[RunReport]) -> list[str]:
@@ -207,8 +293,8 @@ _COSTS = [
 
 
 def format_comparison(comparison: Comparison) -> str:
-    """Return a line a figure, a column a run, the best of a line marked with *."""
-    legend, headings = _headings(comparison.runs)
+    """Return a line a key or a figure, a column a run, the best of a line marked with *."""
+    legend, headings = _headings(comparison)
     rows = [["", *(f"{heading} " for heading in headings)]]
     rows += [
         [line.label, *(f"{shown}{'*' if i in line.best else ' '}" for i, shown in enumerate(line.shown))]
@@ -218,9 +304,9 @@ def format_comparison(comparison: Comparison) -> str:
     return "\n".join([*legend, *aligned(rows), "", "* the best of its line", *warnings])
 
 
-def _headings(runs: Sequence[str]) -> tuple[list[str], list[str]]:
+def _headings(comparison: Comparison) -> tuple[list[str], list[str]]:
     """Lines that say which run is which, and the headings of the columns."""
-    names = [run.rstrip("/").rpartition("/")[2] for run in runs]
+    runs, names = comparison.runs, list(comparison.names)
     if len(set(names)) == len(names) and max(map(len, names)) <= WIDE:
         return [], names
     numbers = [str(i) for i in range(1, len(runs) + 1)]

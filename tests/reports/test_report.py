@@ -123,6 +123,23 @@ def test_compare_sets_runs_side_by_side(run: Path) -> None:
     assert "time to 25 %" in [line["label"] for line in found["lines"]]
 
 
+def test_compare_tells_the_runs_of_a_sweep_apart_by_their_keys(run: Path) -> None:
+    """In text, JSON and the page; what concerns only the place of a run is no difference."""
+    other = make_run("other", start_of("other"), CALIBRATION, round_of(0))
+    for path, lr in ((run, 0.1), (other, 0.01)):
+        (path / "job.json").write_text(json.dumps({"train": {"lr": lr}, "run": {"name": path.name}}))
+    assert invoke("compare", run, other).stdout.splitlines()[1].split() == ["train.lr", "0.1", "0.01"]
+    (line,) = json.loads(invoke("compare", run, other, "--json").stdout)["keys"]
+    assert (line["label"], line["values"]) == ("train.lr", [0.1, 0.01])
+    pytest.importorskip("matplotlib")
+    invoke("compare", run, other, "--html", "two.html")
+    page = Path("two.html").read_text()
+    assert "mine (lr=0.1)" in page
+    assert ">train.lr</th><td>0.1</td><td>0.01</td>" in page
+    assert invoke("plot", run, other, "--out", "two.svg").exit_code == 0
+    assert "other (lr=0.01)" in Path("two.svg").read_text()
+
+
 def test_compare_wants_two_runs_and_targets_that_are_accuracies(run: Path) -> None:
     assert "compare: 1 run, which has nothing beside it; give two or more" in told("compare", run)
     for targets in ("0", "50", "half", "nan"):

@@ -7,9 +7,11 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from daskcnn.documents import jsonable
-from daskcnn.show.comparison import ComparedLine, Comparison, compare, format_comparison
+from daskcnn.show.comparison import ComparedLine, Comparison, compare, format_comparison, told_apart
 from daskcnn.show.renderers.run_text import MOST, format_report
 from daskcnn.show.report_tables import RunReport
 from tests.show.run_events import (
@@ -141,10 +143,72 @@ def test_runs_stand_under_their_names_and_the_best_is_marked() -> None:
 
 
 def test_long_or_equal_names_are_listed_and_numbered() -> None:
-    for name, other in (("a" * 30, "b"), ("x/same", "y/same")):
+    for name, other in (("a" * 30, "b"), ("same", "same")):
         lines = format_comparison(compare([run(name, 0.4), run(other, 0.5)])).splitlines()
         assert lines[0] == f"1  runs/{name}"
         assert lines[3].split() == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (("x/same", "y/same"), ("x/same", "y/same")),
+        (("x/a/same", "y/a/same", "y/b"), ("x/a/same", "y/a/same", "runs/y/b")),
+        (("2026-11-26-112042-sgwu", "2026-11-26-112142-sgwu"), ("…112042-sgwu", "…112142-sgwu")),
+        (("a", "b"), ("a", "b")),
+    ],
+)
+def test_names_are_the_shortest_that_tell_runs_apart(names: tuple[str, ...], short: tuple[str, ...]) -> None:
+    comparison = compare([run(name, 0.4) for name in names])
+    assert comparison.names == short
+    assert format_comparison(comparison).splitlines()[0].split() == list(short)
+
+
+@given(st.lists(st.text("ab-/", min_size=1, max_size=40), min_size=2, max_size=5, unique=True))
+@settings(max_examples=60, deadline=None)
+def test_names_of_paths_that_differ_differ(paths: list[str]) -> None:
+    apart = {path.rstrip("/") for path in paths}
+    assert len({*told_apart(paths)}) == len(apart)
+
+
+# --- keys of the jobs ---
+
+
+def test_the_keys_in_which_jobs_differ_come_first() -> None:
+    def method(**keys: Any) -> dict[str, Any]:
+        conv = {"layer": "conv", "kernels": keys.pop("kernels", 8)}
+        return {
+            "model": {"name": None, "layers": [conv, {"layer": "relu"}]},
+            "train": {"lr": 0.1, "momentum": 0.9} | keys,
+        }
+
+    runs = [run("a", 0.5), run("b", 0.7), run("log", 0.6)]
+    result = compare(runs, methods=[method(), method(lr=0.01), {}])
+    (lr,) = result.keys
+    assert (lr.label, lr.values, lr.shown) == ("train.lr", (0.1, 0.01, None), ("0.1", "0.01", "-"))
+    assert result.told()[0] is lr
+    assert result.labels() == ("a (lr=0.1)", "b (lr=0.01)", "log (lr=-)")
+    assert re.search(r"^train.lr +0.1 +0.01 +-$", format_comparison(result), re.M)
+    several = compare(runs, methods=[method(), method(kernels=16, momentum=None), method(nesterov=True)])
+    found = {line.label: line.values for line in several.keys}
+    assert found == {"model.layers[0].kernels": (8, 16, 8), "train.momentum": (0.9, None, 0.9)}
+    assert several.labels() == several.names
+    assert not compare(runs, methods=[method(), method(), method()]).keys
+
+
+def test_keys_of_other_kinds_are_told_in_short() -> None:
+    one = {
+        "model": {"name": "lenet5", "layers": None},
+        "data": {"path": f"/home/{'ann/' * 9}a.zarr", "views": {"crop": 2}},
+    }
+    two = {"model": {"name": None, "layers": [{}, {}]}, "data": {"path": f"/home/{'ann/' * 9}b.zarr", "views": "none"}}
+    shown = {line.label: line.shown for line in compare([run("a"), run("b")], methods=[one, two]).keys}
+    assert shown.pop("data.views") == ('{"crop": 2}', "none")
+    assert shown == {
+        "model.name": ("lenet5", "-"),
+        "model.layers": ("-", "2 entries"),
+        "data.path": ("a.zarr", "b.zarr"),
+    }
 
 
 def test_people_see_every_table_of_a_run() -> None:
