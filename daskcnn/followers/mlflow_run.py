@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +65,7 @@ class MLflowRun(Tool):
                 self._status = _STATUS.get(event.status, "FAILED")
                 self._client_log(tags={"status": event.status})
             points = self._curves.points(event)
-            metrics += [Metric(_name(p.curve), p.value, round(1000 * p.at), p.step) for p in points]
+            metrics += [Metric(p.curve, p.value, round(1000 * p.at), p.step) for p in points]
         for begun in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._id, metrics=metrics[begun : begun + _MOST_METRICS])
 
@@ -112,15 +111,10 @@ class MLflowRun(Tool):
         experiment = str(self._client.create_experiment(name) if found is None else found.experiment_id)
         made: str = self._client.create_run(experiment, run_name=folder.name, tags=tags).info.run_id
         (folder / KEPT_ID).write_text(f"{made}\n", encoding="utf-8")
-        params = [Param(_name(key), str(value)[:_LONGEST]) for key, value in parameters(job).items()]
+        params = [Param(key, str(value)[:_LONGEST]) for key, value in parameters(job).items()]
         for begun in range(0, len(params), _MOST_PARAMETERS):
             self._client.log_batch(made, params=params[begun : begun + _MOST_PARAMETERS])
         return made
-
-
-def _name(text: str) -> str:
-    """The text in the characters that MLflow allows in names."""
-    return re.sub(r"[^\w\-. /]", "_", text)
 
 
 def _unreachable(uri: str) -> str:

@@ -50,8 +50,7 @@ class TensorBoardFiles(Tool):
                 log = SessionLog(status=SessionLog.START)  # TensorBoard drops what an earlier life wrote from there on
                 self._writer.write_event(Record(session_log=log, step=event.step + 1, wall_time=time.time()))
             for point in self._curves.points(event):
-                tag = point.curve.replace(" ", "_")
-                value = Summary(value=[Summary.Value(tag=tag, simple_value=point.value)])
+                value = Summary(value=[Summary.Value(tag=point.curve, simple_value=point.value)])
                 self._add(value, point.step, point.at)
             if isinstance(event, RunEnded):
                 self._end(event.status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,9 +75,9 @@ class Point:
     at: float
 
 
-_OF_ROUND = {f"{kind} seconds": kind for kind in ("busy", "load", "wait", "communication", "evaluation")}
-_OF_ROUND |= {"samples per second": "samples_per_second", "loss": "loss", "accuracy": "accuracy"}
-_OF_ROUND |= {"learning rate": "lr", "staleness": "staleness", "gamma": "gamma"}
+_OF_ROUND = {f"{kind}_seconds": kind for kind in ("busy", "load", "wait", "communication", "evaluation")}
+_OF_ROUND |= {"samples_per_second": "samples_per_second", "loss": "loss", "accuracy": "accuracy"}
+_OF_ROUND |= {"learning_rate": "lr", "staleness": "staleness", "gamma": "gamma"}
 """Curves of a worker, and the fields of its rounds that they show."""
 _OF_EPOCH = ("busy", "wait", "communication")  # seconds of a worker in an epoch of sharded kernels
 
@@ -95,12 +96,12 @@ class Curves:
                 self.step = event.step
                 values = {"epoch": event.epoch, "training/loss": event.loss, "training/accuracy": event.accuracy}
                 values |= _judged("validation", event.validation)
-                values |= {"learning rate": event.lr, "samples per second": event.samples_per_second}
+                values |= {"learning_rate": event.lr, "samples_per_second": event.samples_per_second}
                 for worker in event.workers:
-                    values |= {f"workers/{worker.name}/{kind} seconds": getattr(worker, kind) for kind in _OF_EPOCH}
+                    values |= {f"workers/{worker.name}/{kind}_seconds": getattr(worker, kind) for kind in _OF_EPOCH}
             case StepsEnded():
                 self.step = event.step
-                values = {"step/loss": event.loss, "step/seconds": event.seconds_per_step, "learning rate": event.lr}
+                values = {"step/loss": event.loss, "step/seconds": event.seconds_per_step, "learning_rate": event.lr}
             case RoundEnded():
                 self.step = max(self.step, event.version or 0)
                 values = {f"workers/{event.worker}/{name}": getattr(event, of) for name, of in _OF_ROUND.items()}
@@ -108,7 +109,13 @@ class Curves:
                 values = {**_judged("test", event.test), "seconds": event.seconds}
             case RunResumed():
                 self.step = event.step
-        return [Point(curve, self.step, value, event.at or 0.0) for curve, value in values.items() if value is not None]
+        at = event.at or 0.0
+        return [Point(shared_name(name), self.step, value, at) for name, value in values.items() if value is not None]
+
+
+def shared_name(text: str) -> str:
+    """Return the text in the characters that names may have in every tool, so that a figure has one name in all."""
+    return re.sub(r"[^\w\-./]", "_", text)
 
 
 def _judged(part: str, judged: Judged | None) -> dict[str, float | None]:
@@ -116,7 +123,7 @@ def _judged(part: str, judged: Judged | None) -> dict[str, float | None]:
 
 
 def parameters(job: Job) -> dict[str, Scalar]:
-    """Return the keys of the job that describe the method, as `section.key`, without where it runs and is kept."""
+    """Return the hyper-parameters: the keys of the job that describe the method, as `section.key`."""
     return dict(_flat(method_of(job.model_dump(mode="json", by_alias=True))))
 
 
@@ -125,4 +132,4 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Sca
         if isinstance(value, dict):
             yield from _flat(value, f"{before}{key}.")
         elif value is not None:
-            yield f"{before}{key}", value if isinstance(value, bool | int | float | str) else str(value)
+            yield shared_name(f"{before}{key}"), value if isinstance(value, bool | int | float | str) else str(value)
