@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from daskcnn.errors import DataError, UserError
 from daskcnn.events import EpochEnded, Event, RunStarted
@@ -109,8 +110,7 @@ def compared(
 ) -> tuple[Comparison, dict[str, RunReport]]:
     """Return the runs side by side, and the figures of each by a name that tells it apart in a picture."""
     found = [report(run) for run in runs]
-    methods = [method_of(RunDirectory.open(Path(run)).job()) if Path(run).is_dir() else {} for run in runs]
-    comparison = compare_reports(found, methods=methods, targets=targets, reached=reached)
+    comparison = compare_reports(found, methods=[_method(Path(run)) for run in runs], targets=targets, reached=reached)
     by_name = dict[str, RunReport]()
     for i, (name, own) in enumerate(zip(comparison.labels(), found, strict=True), 1):
         by_name[f"{name} ({i})" if name in by_name else name] = own  # a run may be given twice
@@ -121,6 +121,14 @@ def _check_several(runs: Sequence[str]) -> None:
     if len(runs) < 2:
         reason = f"{len(runs)} run, which has nothing beside it"
         raise UserError("compare", reason, "give two or more, or use daskcnn report")
+
+
+def _method(run: Path) -> dict[str, Any]:
+    """The keys of the run's job that describe its method; none of a log alone, or where the job cannot be read."""
+    try:
+        return method_of(RunDirectory.open(run).job())
+    except DataError:
+        return {}
 
 
 def write_page(run: str, path: str, *, full: bool = False) -> Path:

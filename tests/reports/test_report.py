@@ -131,6 +131,8 @@ def test_compare_tells_the_runs_of_a_sweep_apart_by_their_keys(run: Path) -> Non
     assert invoke("compare", run, other).stdout.splitlines()[1].split() == ["train.lr", "0.1", "0.01"]
     (line,) = json.loads(invoke("compare", run, other, "--json").stdout)["keys"]
     assert (line["label"], line["values"]) == ("train.lr", [0.1, 0.01])
+    alone = invoke("compare", run, other, run / "events.jsonl")
+    assert alone.stdout.splitlines()[1].split() == ["train.lr", "0.1", "0.01", "-"]
     pytest.importorskip("matplotlib")
     invoke("compare", run, other, "--html", "two.html")
     page = Path("two.html").read_text()
