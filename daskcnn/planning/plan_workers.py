@@ -28,8 +28,8 @@ def plan(
     Parameters
     ----------
     chosen : the job and its cluster
-    additions : how many workers to add, one at a time, by the kind or the name of one that they are like. Of the last
-        more are tried, until another one does not pay.
+    additions : how many workers to add, one at a time, by the kind or the name of one that they are like. More workers
+        like the last one are tried, until another one does not pay.
     without : names of workers to leave out, all at once and before others are added
     seed : of workers' varying speeds
 

@@ -19,6 +19,7 @@ DONE = "done"
 LOADED = 1.25  # factor between calibrations of the same machines above which other programs are to blame
 WIDE = 20  # letters of the longest name in a heading; longer names are listed and numbered
 LONG = 40  # letters of a key's value
+CUT = "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,17 @@ class Comparison:
         return (*self.keys, *told)
 
     def labels(self) -> tuple[str, ...]:
-        """Return the names for a legend, with the values of the key in which the runs differ if it is only one."""
+        """Return the names for a legend.
+
+        Runs that differ in one key have its values in theirs; the values alone if these differ and the names are parts.
+        """
         if len(self.keys) != 1:
             return self.names
         (line,) = self.keys
-        key = line.label.rpartition(".")[2]
-        return tuple(f"{name} ({key}={shown})" for name, shown in zip(self.names, line.shown, strict=True))
+        values = tuple(f"{line.label.rpartition('.')[2]}={shown}" for shown in line.shown)
+        if len({*values}) == len(values) and all(name.startswith(CUT) for name in self.names):
+            return values
+        return tuple(f"{name} ({value})" for name, value in zip(self.names, values, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
@@ -137,7 +143,7 @@ def _differing(key: str, values: Sequence[Any]) -> Iterator[ComparedLine]:
     else:
         plain = tuple(None if value is _ABSENT else _plain(value) for value in values)
         shown = tuple(
-            word if len(word) <= LONG else f"{word[:LONG]}…" for word in told_apart(list(map(_words, values)))
+            word if len(word) <= LONG else f"{word[:LONG]}{CUT}" for word in told_apart(list(map(_words, values)))
         )
         yield ComparedLine(clean(key), plain, shown, ())
         return
@@ -175,7 +181,7 @@ def told_apart(paths: Sequence[str]) -> tuple[str, ...]:
     alike = takewhile(lambda letters: len({*letters}) == 1, zip(*names.values(), strict=False))
     shared = re.search(r".*[-_. /]", "".join(letters[0] for letters in alike))
     if shared and len({*names.values()}) > 1 and max(map(len, names.values())) > WIDE:
-        names = {path: f"…{name[shared.end() :]}" for path, name in names.items()}
+        names = {path: f"{CUT}{name[shared.end() :]}" for path, name in names.items()}
     return tuple(names[path] for path in paths)
 
 

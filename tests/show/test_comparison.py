@@ -189,6 +189,8 @@ def test_the_keys_in_which_jobs_differ_come_first() -> None:
     assert result.told()[0] is lr
     assert result.labels() == ("a (lr=0.1)", "b (lr=0.01)", "log (lr=-)")
     assert re.search(r"^train.lr +0.1 +0.01 +-$", format_comparison(result), re.M)
+    dated = compare([run(f"2026-11-26-11204{i}-sgwu", 0.5) for i in range(2)], methods=[method(), method(lr=0.01)])
+    assert dated.labels() == ("lr=0.1", "lr=0.01")
     several = compare(runs, methods=[method(), method(kernels=16, momentum=None), method(nesterov=True)])
     found = {line.label: line.values for line in several.keys}
     assert found == {"model.layers[0].kernels": (8, 16, 8), "train.momentum": (0.9, None, 0.9)}
