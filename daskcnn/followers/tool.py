@@ -14,7 +14,7 @@ from distributed import Client
 
 from daskcnn.errors import installing
 from daskcnn.events import EpochEnded, Event, Judged, RoundEnded, RunEnded, RunResumed, StepsEnded
-from daskcnn.job.resolve import method_of
+from daskcnn.job.method import method_of
 from daskcnn.job.tables import Job
 
 

@@ -230,15 +230,3 @@ def resolved_train(job: Job) -> Train:
         usual = 1 if at_once else min(USUAL_INCREMENTS, 2 * train.epochs - 1)
         update |= {"partition": partition, "increments": train.increments or usual}
     return train.model_copy(update=update)
-
-
-_METHOD = ("data", "model", "train", "rule")
-_METHOD_OF_CLUSTER = ("workers", "wire", "overlap", "ps_shards")
-
-
-def method_of(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a job's tables that describe the method, without where the run takes place and is kept."""
-    found = {section: tables[section] for section in _METHOD if section in tables}
-    cluster = tables.get("cluster")
-    own = {key: cluster[key] for key in _METHOD_OF_CLUSTER if key in cluster} if isinstance(cluster, Mapping) else {}
-    return found | {"cluster": own}

@@ -15,7 +15,7 @@ from typing import Any
 
 from daskcnn.errors import DataError, UserError
 from daskcnn.events import EpochEnded, Event, RunStarted
-from daskcnn.job.resolve import method_of
+from daskcnn.job.method import method_of
 from daskcnn.runs.directory import RunDirectory, is_written
 from daskcnn.runs.log import followed, read_events
 from daskcnn.runs.summary import checked_summary, kept_evaluation
