@@ -43,7 +43,10 @@ def _additions(ctx: click.Context, parameter: click.Parameter, text: str | None)
     if not re.fullmatch(r"[^=,]+(=\d+)?(,[^=,]+(=\d+)?)*", text):
         problem = f"{text!r}: write kinds or names of workers, and how many, such as gpu=1,cpu=4 or desk-1=2"
         raise click.BadParameter(problem, ctx, parameter)
-    return {name: int(number or 1) for name, _, number in (part.partition("=") for part in text.split(","))}
+    found = dict[str, int]()
+    for name, _, number in (part.partition("=") for part in text.split(",")):
+        found[name] = found.get(name, 0) + int(number or 1)
+    return found
 
 
 def _names(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:

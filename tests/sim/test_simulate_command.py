@@ -356,6 +356,7 @@ def test_a_worker_left_out_and_added_again_changes_nothing() -> None:
     assert again["seconds"] == pytest.approx(whole["seconds"])
     assert again["gain"] == pytest.approx(without["gain"])
     assert again["speedup"] == pytest.approx(1.0)
+    assert [row["added"] for row in plan("--add", "w30,w30")["rows"]] == ["", "w30", "w30"]
 
 
 def test_a_worker_that_the_rule_needs_is_said_to_be_needed() -> None:
