@@ -177,7 +177,7 @@ def told_apart(paths: Sequence[str]) -> tuple[str, ...]:
     """Return the shortest ends of the paths that tell them apart; of long ones without what all begin with."""
     parts = {path: tuple(path.rstrip("/").split("/")) for path in paths}
     deep = next(n for n in numbers_from(1) if len({own[-n:] for own in parts.values()}) == len({*parts.values()}))
-    names = {path: "/".join(own[-deep:]) or path for path, own in parts.items()}
+    names = {path: "/".join(own[-deep:]) or "/" for path, own in parts.items()}
     alike = takewhile(lambda letters: len({*letters}) == 1, zip(*names.values(), strict=False))
     shared = re.search(r".*[-_. /]", "".join(letters[0] for letters in alike))
     if shared and len({*names.values()}) > 1 and max(map(len, names.values())) > WIDE:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from daskcnn.documents import jsonable
@@ -165,6 +165,7 @@ def test_names_are_the_shortest_that_tell_runs_apart(names: tuple[str, ...], sho
 
 
 @given(st.lists(st.text("ab-/", min_size=1, max_size=40), min_size=2, max_size=5, unique=True))
+@example(["/", "//"])
 @settings(max_examples=60, deadline=None)
 def test_names_of_paths_that_differ_differ(paths: list[str]) -> None:
     apart = {path.rstrip("/") for path in paths}
