@@ -203,14 +203,19 @@ def _normalised(dataset: Described, images: Images, dtype: npt.DTypeLike) -> Arr
     x = np.empty((h, w, n, c), dtype)
     if not n:
         return x
-    mean = np.tile(dataset.mean, n).astype(dtype)  # one long inner loop instead of one of C per pixel
-    factor = np.tile((1 / dataset.deviation).astype(dtype), n)
-    several = max(1, _SLAB_BYTES // (w * n * c * x.itemsize)) if x.size else 1
+    # pixels of float64 that lie close together far from 0 are one number in float32: the mean is taken off before
+    wide = np.result_type(images.dtype, dtype) if images.dtype.kind == "f" else x.dtype
+    mean = np.tile(dataset.mean, n).astype(wide)  # one long inner loop instead of one of C per pixel
+    factor = np.tile((1 / dataset.deviation).astype(wide), n)
+    several = max(1, _SLAB_BYTES // (w * n * c * wide.itemsize)) if x.size else 1
     for lo in range(0, h, several):  # rows of pixels that stay in the processor's cache
-        x[lo : lo + several] = images[:, lo : lo + several].transpose(1, 2, 0, 3)
-        rows = x[lo : lo + several].reshape(-1, n * c)
+        made = x[lo : lo + several]
+        rows = (made if wide == x.dtype else np.empty(made.shape, wide)).reshape(-1, n * c)
+        rows.reshape(made.shape)[...] = images[:, lo : lo + several].transpose(1, 2, 0, 3)
         rows -= mean
         rows *= factor
+        if wide != x.dtype:
+            made[...] = rows.reshape(made.shape)
     if (missing := missing_pixels(images, dataset.nodata)) is not None:
         x[missing.transpose(1, 2, 0, 3)] = 0
     return x

@@ -114,7 +114,7 @@ class TrainedModel:
     def _lazily(self, images: Any) -> Any:
         self.classifier.check_images(images)
         whole = images.rechunk(dict.fromkeys((1, 2, 3), -1))
-        dtype = np.dtype(self.classifier.job.model.dtype)
+        dtype = self.classifier.predicted_dtype
         model = delayed(self.classifier, name=f"classifier-{self.token}")
         axes: dict[str, Any] = {}
         if not self.classifier.reconstructs:

@@ -44,6 +44,12 @@ class Classifier:
         """True if it reconstructs images; else it classifies them."""
         return self.loss.labels == "image"
 
+    @property
+    def predicted_dtype(self) -> np.dtype[Any]:
+        """Number type of the predictions: the network's, and float64 for images that are made in that type."""
+        wide = self.reconstructs and self.facts.dtype == np.float64
+        return np.dtype(np.float64 if wide else self.job.model.dtype)
+
     def predict(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the probability of each class, (N, classes). Raises DataError for images of another shape or type.
 
@@ -90,7 +96,7 @@ class Predictor:
         size = evaluation_batch(self._classifier.model, facts.shape, job.model.dtype, self._ctx.device, BATCH)
         cuts = range(0, len(images), size)
         of_one = facts.shape if self._classifier.reconstructs else (len(facts.classes),)
-        none = np.zeros((0, *of_one), job.model.dtype)
+        none = np.zeros((0, *of_one), self._classifier.predicted_dtype)
         with single_threaded_blas():
             return np.concatenate([none, *(self._probabilities(images[i : i + size]) for i in cuts)])
 
@@ -101,7 +107,8 @@ class Predictor:
             return found
         # maps (H, W, N, C) or vectors (N, H·W·C), to the scale of images at rest
         made = found.transpose(2, 0, 1, 3) if found.ndim == 4 else found.reshape(-1, *facts.shape)
-        scaled: Array = made * facts.deviation.astype(made.dtype) + facts.mean.astype(made.dtype)
+        wide = classifier.predicted_dtype
+        scaled: Array = made * facts.deviation.astype(wide) + facts.mean.astype(wide)
         return scaled
 
     def _scores(self, x: Array) -> Array:

@@ -230,3 +230,14 @@ def test_fields_that_no_manifest_can_have(fields: dict[str, object], told: str) 
     part = PartManifest(samples=9, class_counts=(5, 4), images=(), labels=())
     with pytest.raises(DataError, match=told):
         draft_of(common | {"sources": {}} | fields, {"train": part, "test": part})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_mean_is_taken_off_before_numbers_are_cut_to_the_type_of_the_network(tmp_path: Path, dtype: str) -> None:
+    """Near 1e9 the numbers of float32 are 64 apart."""
+    images = 1e9 + np.random.default_rng(3).normal(0, 2.6, (60, 3, 4, 2))
+    data = stored(tmp_path, in_classes(images))
+    x = normalise(data, images, dtype)
+    assert x.dtype == dtype
+    wanted = ((images - images[:50].mean((0, 1, 2))) / images[:50].std((0, 1, 2))).transpose(1, 2, 0, 3)
+    np.testing.assert_allclose(x, wanted, atol=1e-5)
