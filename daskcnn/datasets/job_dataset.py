@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import numpy as np
 from distributed import Client
 
 from daskcnn.cluster.link.calls import Check, no_check
@@ -56,6 +57,10 @@ def _made(
         seen += each
         progress(f"read {found.arrays.images} for its statistics", len(seen), total)
     index = found.index(seen)
+    if missing := sum(each.missing for each in seen):
+        numbers = sum(images.samples * int(np.prod(images.shape)) for images in found.opened)
+        share = f"{missing:,} of {numbers:,} numbers ({missing / numbers:.2%})"
+        warn(f"{found.arrays.images}: {share} are no data: they are left out of the statistics and count as the mean")
     keep_in_cache(key, index)
     return index
 
@@ -70,7 +75,10 @@ def outlined(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
     data = job.data
     if data.in_place:
         found = outline(arrays_of(data))
-        return scaled(data, found.dataset(kept_in_cache(found.cache_key)))
+        index = kept_in_cache(found.cache_key)
+        for note in found.notes(listed=index is None):
+            warn(note)
+        return scaled(data, found.dataset(index))
     assert data.path is not None, "resolved"
     if is_missing(data) and not _may_be_made(data):
         raise no_data_set(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -74,8 +74,17 @@ class Files:
             if self.folder is not None:
                 found = [entry.name for entry in islice(os.scandir(self.folder), most)]
             else:
-                found = sync(_first_names(self.store, most))
+                found = sync(_first(self.store.list_dir(""), most))
         return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+    def keys(self, most: int) -> list[str] | None:
+        """Return all keys of this store by one listing; None where it cannot list, or has more than that."""
+        try:
+            with self.reading(""):
+                found = sync(_first(self.store.list(), most + 1))
+        except (DataError, FileNotFoundError, NotADirectoryError):
+            return None
+        return None if len(found) > most else found
 
     @contextmanager
     def reading(self, key: str) -> Iterator[None]:
@@ -141,9 +150,9 @@ def _remedy_for(path: str, error: Exception) -> str:
     return "check the bucket's name, its region and AWS_ENDPOINT_URL, here and on every worker"
 
 
-async def _first_names(store: Store, most: int) -> list[str]:
+async def _first(names: AsyncIterator[str], most: int) -> list[str]:
     found = []
-    async for name in store.list_dir(""):
+    async for name in names:
         found.append(name)
         if len(found) == most:
             break

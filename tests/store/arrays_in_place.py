@@ -16,7 +16,8 @@ from daskcnn.store.foreign.in_place import Arrays, Outline, look, outline
 
 
 def write_array(place: str | Path, data: npt.NDArray[Any], chunk: int | tuple[int, ...], **options: Any) -> str:
-    """Write an array, chunked along the first axis; the path."""
+    """Write an array, chunked along the first axis, all chunks of it; the path."""
+    options = {"config": {"write_empty_chunks": True}} | options
     chunks = (chunk, *data.shape[1:]) if isinstance(chunk, int) else chunk
     dtype = str if data.dtype.kind == "U" else data.dtype
     zarr.create_array(str(place), shape=data.shape, chunks=chunks, dtype=dtype, **options)[...] = data

@@ -80,7 +80,11 @@ def test_pixels_without_data_do_not_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "zarr_format"),
-    [(how, form) for how in ("plain", "NCHW", "grey", "big end", "gzip", "text", "rows") for form in (2, 3)]
+    [
+        (how, form)
+        for how in ("plain", "NCHW", "grey", "grey NCHW", "big end", "gzip", "text", "rows")
+        for form in (2, 3)
+    ]
     + [("sharded", 3)],
 )
 def test_arrays_of_many_kinds(tmp_path: Path, zarr_format: Any, how: str) -> None:
@@ -92,7 +96,8 @@ def test_arrays_of_many_kinds(tmp_path: Path, zarr_format: Any, how: str) -> Non
     written: Any = x
     if how == "NCHW":
         written, layout = x.transpose(0, 3, 1, 2), "NCHW"
-    if how == "grey":
+    if how.startswith("grey"):
+        layout = "NCHW" if how == "grey NCHW" else "NHWC"
         x = x[..., :1]
         written = x[..., 0]
     if how == "big end":

@@ -286,6 +286,19 @@ def real_numbers(tmp_path: Path, nodata: float | None) -> Classifier:
     return network
 
 
+def test_a_fill_value_of_an_array_is_the_networks_own_value_for_no_data(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).normal(100, 50, (20, 8, 8, 2)).astype(np.float32)
+    images[13, 4, 4, 1] = -1
+    network = real_numbers(tmp_path, -1.0)
+    given = np.where(images == -1, np.float32(-9999), images)
+    zarr.create_array("tiles.zarr", data=given, chunks=(10, 8, 8, 2), attributes={"_FillValue": -9999.0})
+    predicted("m.safetensors", "tiles.zarr", "--out", "p.csv")
+    np.testing.assert_array_equal(chances(rows("p.csv"), network.classes), network.predict(images))
+    real_numbers(tmp_path, None)
+    told = refused("m.safetensors", "tiles.zarr", "--out", "q.csv")
+    assert "1 numbers of samples 10 to 19 are no data by its attributes (-9999 for no data)" in told
+
+
 @pytest.mark.parametrize("nodata", [None, -1.0])
 def test_samples_with_nan_have_no_prediction_unless_they_have_no_data(tmp_path: Path, nodata: float | None) -> None:
     images = np.random.default_rng(0).normal(100, 50, (20, 8, 8, 2)).astype(np.float32)

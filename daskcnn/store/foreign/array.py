@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -11,10 +12,11 @@ import numpy.typing as npt
 import zarr
 
 from daskcnn.errors import DataError
-from daskcnn.store.chunk_facts import Images
+from daskcnn.store.chunk_facts import Images, mark_of, missing_pixels
 from daskcnn.store.files import Files
+from daskcnn.store.foreign.conventions import Coding
 from daskcnn.store.foreign.metadata import ForeignMetadata, foreign_metadata
-from daskcnn.store.foreign.sized_store import SizedStore
+from daskcnn.store.foreign.sized_store import SizedStore, chunk_number
 from daskcnn.store.manifest import Dtype
 
 Layout = Literal["NHWC", "NCHW"]
@@ -23,6 +25,12 @@ CHUNK_BYTES = 4 << 20
 _LEAST_CHUNKS = 64
 _MOST_LABEL_BYTES = 1 << 30
 _MOST_LETTERS = 200
+_MOST_KEYS = 100_000
+_MOST_RUNS = 5
+_WRITE = (
+    "write them; where the fill value is right, zarr has left them out to save room, and this writes them: "
+    "zarr.config.set({'array.write_empty_chunks': True}); a = zarr.open_array(PATH); a[:] = a[:]"
+)
 
 
 @dataclass(frozen=True)
@@ -30,17 +38,25 @@ class ImageArray:
     """Images of shape (H, W, C) in a zarr array (N, H, W, C), (N, C, H, W) or (N, H, W).
 
     `chunk` samples are read, and checked, as a whole: one stored chunk or several. `digest` is that of the metadata.
+    `coding` leads from the stored numbers to the images; `nodata` is the images' value for no data, if there is one.
     """
 
     path: str
     layout: Layout
     samples: int
     shape: tuple[int, int, int]
-    dtype: np.dtype[Any]
     chunk: int
     digest: str
+    coding: Coding
+    nodata: float | None
+    about: ForeignMetadata
     stored: zarr.Array[Any]
     files: Files
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Number type of the images."""
+        return self.coding.decoded_dtype
 
     @property
     def chunks(self) -> int:
@@ -53,20 +69,61 @@ class ImageArray:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def read(self, index: int) -> npt.NDArray[Any]:
-        """Return a chunk as it is stored, contiguous. Raises DataError where it cannot be read."""
+        """Return a chunk as it is stored, contiguous. Raises DataError where it cannot be read, or is not all there."""
         lo = index * self.chunk
-        with self.files.reading(f"samples {lo} to {min(lo + self.chunk, self.samples) - 1}"):
-            return np.ascontiguousarray(self.stored[lo : lo + self.chunk], self.dtype)
+        hi = min(lo + self.chunk, self.samples)
+        with self.files.reading(f"samples {lo} to {hi - 1}"):
+            data = np.ascontiguousarray(self.stored[lo:hi], self.coding.dtype)
+        for begin, end in absent_runs(self.about, self.stored, lo, hi):
+            if not self._without_data(data[begin - lo : end - lo]):
+                raise self._not_there(f"samples {begin} to {end - 1} are not stored")
+        return data
+
+    def _without_data(self, data: npt.NDArray[Any]) -> bool:
+        missing = missing_pixels(self.as_images(data), self.nodata)
+        return missing is not None and bool(missing.all())
+
+    def _not_there(self, reason: str) -> DataError:
+        fill = self.stored.fill_value
+        remedy = f"set data.nodata = {fill} if they stand for no data, or {_WRITE}"
+        return DataError(self.path, f"{reason}, and would be read as the array's fill value {fill}", remedy)
+
+    def absent(self) -> str | None:
+        """Return a sentence on chunks that are not stored, by one listing; None where there are none, or none is known.
+
+        Raises DataError where they would count as data.
+        """
+        keys = self.files.keys(_MOST_KEYS)
+        if keys is None or not {"zarr.json", ".zarray"} & set(keys):  # such as plain HTTP, which lists nothing
+            return None
+        several = self.about.stored[0]
+        there = {number for key in keys if (number := chunk_number(key)) is not None}
+        count = -(-self.samples // several)
+        gone = [number for number in range(count) if number not in there]
+        if not gone:
+            return None
+        told = _runs_told([(number * several, min((number + 1) * several, self.samples)) for number in gone])
+        reason = f"{len(gone):,} of {count:,} chunks are not stored ({told})"
+        first = gone[0] * several
+        with self.files.reading(f"sample {first}"):
+            example = np.asarray(self.stored[first : first + 1], self.coding.dtype)
+        if not self._without_data(example):
+            raise self._not_there(reason)
+        return f"{self.path}: {reason} and count as pixels without data"
 
     def as_images(self, data: npt.NDArray[Any]) -> Images:
-        """Return what `read` has returned as images (n, H, W, C)."""
-        if self.layout == "NCHW":
+        """Return what `read` has returned as images (n, H, W, C), decoded."""
+        data = self.coding.decoded(data)
+        if self.layout == "NCHW" and data.ndim == 4:
             data = data.transpose(0, 2, 3, 1)
         return np.ascontiguousarray(data).reshape(len(data), *self.shape)
 
 
-def open_images(path: str, layout: Layout) -> ImageArray:
-    """Open the images by their metadata. Raises DataError for types and chunks that cannot be used."""
+def open_images(path: str, layout: Layout, nodata: float | None = None) -> ImageArray:
+    """Open the images by their metadata. Raises DataError for types and chunks that cannot be used.
+
+    nodata : a stored number that stands for no data, beside those that the array's attributes name.
+    """
     files = Files.at(path)
     about = foreign_metadata(files)
     if about.dtype is None or about.dtype.name not in get_args(Dtype):
@@ -82,7 +139,12 @@ def open_images(path: str, layout: Layout) -> ImageArray:
     h, w, c = about.shape[1:] if len(about.shape) == 4 else (*about.shape[1:], 1)
     shape = (w, c, h) if len(about.shape) == 4 and layout == "NCHW" else (h, w, c)
     many, stored = _run_of_chunks(about), _opened(files, about)
-    return ImageArray(path, layout, about.shape[0], shape, about.dtype, many, about.digest, stored, files)
+    assert about.coding is not None, "of numbers"
+    coding = about.coding.marking(nodata)
+    mark = coding.nodata
+    if nodata is not None and mark in (None, mark_of(nodata, coding.decoded_dtype)):
+        mark = nodata
+    return ImageArray(path, layout, about.shape[0], shape, many, about.digest, coding, mark, about, stored, files)
 
 
 def array_at(path: str) -> ImageArray | None:
@@ -129,7 +191,43 @@ def read_labels(path: str) -> npt.NDArray[Any]:
     stored = _opened(files, about)
     with files.reading(""):
         found = np.asarray(stored[:])
-    return _text(path, found) if about.dtype is None else found
+    if runs := absent_runs(about, stored, 0, len(found)):
+        reason = f"labels that are not stored ({_runs_told(runs)}) would be read as its fill value {stored.fill_value}"
+        raise DataError(path, reason, _WRITE)
+    if about.coding is None:
+        return _text(path, found)
+    _check_coding(path, found, about.coding)
+    return found
+
+
+def _check_coding(path: str, labels: npt.NDArray[Any], coding: Coding) -> None:
+    """Raise DataError for labels that have to be decoded, and for those that stand for no data."""
+    if coding.packed:
+        raise DataError(path, f"labels that its attributes change ({coding})", "write the labels as they are meant")
+    if count := int((gone := coding.marked(labels)).sum()):
+        sample = int(np.argwhere(gone)[0][0])
+        reason = f"{count:,} labels stand for no data by its attributes ({coding}), the first one of sample {sample}"
+        raise DataError(path, reason, "leave their images out, or label them")
+
+
+def absent_runs(about: ForeignMetadata, stored: zarr.Array[Any], lo: int, hi: int) -> list[tuple[int, int]]:
+    """Return the runs of samples between lo and hi that were read and are not stored, in order."""
+    store = stored.store
+    assert isinstance(store, SizedStore)
+    outer, inner = about.stored[0], about.chunks[0]
+    beside = max(1, about.packing.in_shard // (outer // inner))  # chunks of a shard beside each other hold no sample
+    runs = set[tuple[int, int]]()
+    for number, place in tuple(store.absent):
+        begin = number * outer + (0 if place is None else place // beside * inner)
+        run = max(lo, begin), min(hi, begin + (outer if place is None else inner))
+        if run[0] < run[1] and not (place or 0) % beside:
+            runs.add(run)
+    return sorted(runs)
+
+
+def _runs_told(runs: Sequence[tuple[int, int]]) -> str:
+    told = ", ".join(f"{begin} to {end - 1}" for begin, end in runs[:_MOST_RUNS])
+    return f"samples {told}{', …' if len(runs) > _MOST_RUNS else ''}"
 
 
 def _text(path: str, found: npt.NDArray[Any]) -> npt.NDArray[np.str_]:

@@ -39,6 +39,8 @@ from daskcnn.store.split import held_out, stratified
 _GATHERED_BYTES = 16 << 20
 _RUN_BYTES = 32 << 20
 """Chunks of about this size together are one piece of work."""
+_CHECKED = 2
+"""Number of the checks that an index has passed: with others arrays are read anew."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,6 @@ class IndexWork:
     part: str
     chunks: tuple[int, ...]
     counted: tuple[npt.NDArray[np.bool_] | None, ...]
-    nodata: float | None
 
     def __str__(self) -> str:
         return f"chunks {self.chunks[0]} to {self.chunks[-1]} of {self.array.path}"
@@ -174,12 +175,13 @@ class IndexWork:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSeen:
-    """The SHA-256 of a chunk's samples, and the sums that the statistics are made of."""
+    """The SHA-256 of a chunk's samples, the sums that the statistics are made of, and the pixels without data."""
 
     part: str
     chunk: int
     digest: str
     moments: Moments
+    missing: int = 0
 
 
 def look(piece: IndexWork) -> list[ChunkSeen]:
@@ -190,13 +192,13 @@ def look(piece: IndexWork) -> list[ChunkSeen]:
 def _seen(piece: IndexWork, chunk: int, counted: npt.NDArray[np.bool_] | None) -> ChunkSeen:
     data = piece.array.read(chunk)
     images = piece.array.as_images(data)
-    missing = missing_pixels(images, piece.nodata)
+    missing = missing_pixels(images, piece.array.nodata)
     check_finite(images, missing, where=piece.array.path, first=chunk * piece.array.chunk, option="data.nodata")
     moments = Moments()
     if piece.part == "train":
         keep = slice(None) if counted is None else counted
         moments = Moments.of(images[keep], None if missing is None else missing[keep])
-    return ChunkSeen(piece.part, chunk, sha256(data), moments)
+    return ChunkSeen(piece.part, chunk, sha256(data), moments, 0 if missing is None else int(missing.sum()))
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,11 @@ class Outline:
         """True if the test samples have an array of their own."""
         return self.arrays.test_images is not None
 
+    @property
+    def opened(self) -> Sequence[ImageArray]:
+        """The arrays of images."""
+        return (self.images, self.test_images) if self.apart else (self.images,)
+
     @cached_property
     def identity(self) -> str:
         """SHA-256 of everything but the images, without where they lie."""
@@ -235,9 +242,19 @@ class Outline:
     @cached_property
     def cache_key(self) -> str:
         """SHA-256 of identity, path, and what the storage says of the version of the images. An index has this key."""
-        opened = [self.images, *([self.test_images] if self.apart else [])]
-        about = [self.identity, *([images.path, storage_version(images.files)] for images in opened)]
+        about = [_CHECKED, self.identity, *([images.path, storage_version(images.files)] for images in self.opened)]
         return sha256(json.dumps(about).encode())
+
+    def notes(self, *, listed: bool) -> Iterator[str]:
+        """Yield sentences on attributes that are followed and, if `listed`, on chunks that are not stored.
+
+        Raises DataError where these would count as data.
+        """
+        for images in self.opened:
+            if told := str(images.about.coding):
+                yield f"{images.path}: its attributes are followed: {told}"
+            if listed and (absent := images.absent()):
+                yield absent
 
     def pieces(self) -> Iterator[IndexWork]:
         """Yield the work that an index takes, for `look`."""
@@ -250,7 +267,7 @@ class Outline:
                 chunks = tuple(range(first, min(first + several, array.chunks)))
                 masks = [trained[c * array.chunk : (c + 1) * array.chunk] for c in chunks]
                 counted = tuple(None if part == "test" or mask.all() else mask for mask in masks)
-                yield IndexWork(array, part, chunks, counted, self.arrays.nodata)
+                yield IndexWork(array, part, chunks, counted)
 
     def index(self, seen: Sequence[ChunkSeen]) -> ArrayIndex:
         """Return the index that all of the work has come to. Raises DataError where nothing could be learnt."""
@@ -292,7 +309,7 @@ class Outline:
             chunk=images.chunk,
             dtype=images.dtype.name,  # type: ignore[arg-type] # a name; the model checks it
             labels=self.labels.kind,
-            nodata=self.arrays.nodata,
+            nodata=self.images.nodata,
             mean=(0.0,) * C if index is None else index.mean,
             deviation=(1.0,) * C if index is None else index.deviation,
             order="stored",
@@ -309,19 +326,22 @@ def _part(labels: Labelled, samples: Indices) -> PartManifest:
 
 def outline(arrays: Arrays) -> Outline:
     """Read metadata and labels. Raises DataError naming what makes the arrays unfit to train on."""
-    images = open_images(arrays.images, arrays.layout)
+    images = open_images(arrays.images, arrays.layout, arrays.nodata)
     labels = array_labels(arrays.labels, None, arrays.labelling)
     _check_lengths(arrays.images, images, arrays.labels, labels)
     test_images, test_labels = images, labels
     if arrays.test_images is not None:
         assert arrays.test_labels is not None, "checked with the job"
-        test_images = open_images(arrays.test_images, arrays.layout)
+        test_images = open_images(arrays.test_images, arrays.layout, arrays.nodata)
         test_labels = array_labels(arrays.test_labels, labels)
         _check_lengths(arrays.test_images, test_images, arrays.test_labels, test_labels)
         if (test_images.shape, test_images.dtype) != (images.shape, images.dtype):
             told = [f"{each.dtype} {each.shape}" for each in (test_images, images)]
             reason = f"images of {told[0]}, those to train on are {told[1]}"
             raise DataError(arrays.test_images, reason, "give test images like the others")
+        if test_images.nodata not in (None, images.nodata):
+            reason = f"{test_images.nodata:g} stands for no data, {_told(images.nodata)} in those to train on"
+            raise DataError(arrays.test_images, reason, "write it with the same attributes")
         test, rest = np.arange(test_images.samples), np.arange(images.samples)
     else:
         test = _test_samples(arrays, labels, arrays.images)
@@ -341,6 +361,10 @@ def outline(arrays: Arrays) -> Outline:
     if unseen := unseen_classes(manifest):
         raise strangers(arrays.test_labels or arrays.labels, unseen)
     return found
+
+
+def _told(nodata: float | None) -> str:
+    return "nothing" if nodata is None else f"{nodata:g}"
 
 
 def _check_lengths(path: str, images: ImageArray, where: str, labels: Labelled) -> None:

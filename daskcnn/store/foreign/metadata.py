@@ -17,6 +17,7 @@ import numpy as np
 
 from daskcnn.errors import DataError, escaped
 from daskcnn.store.files import Files
+from daskcnn.store.foreign.conventions import Coding, coding_of
 from daskcnn.store.foreign.sized_store import Packing
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, sha256
 
@@ -129,14 +130,16 @@ _MOST_IN_A_SHARD = 1 << 18
 class ForeignMetadata:
     """A zarr array as its metadata describe it; `dtype` is None for text.
 
-    `chunks` is the shape of what is decoded as a whole: of a sharded array, of a chunk inside a shard. `digest` is the
-    SHA-256 of shape, chunks and type.
+    `chunks` is the shape of what is decoded as a whole: of a sharded array, of a chunk inside a shard; `stored` is that
+    of what lies under one key. `coding` is None for text. `digest` is the SHA-256 of shape, chunks, type and coding.
     """
 
     zarr_format: Literal[2, 3]
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
+    stored: tuple[int, ...]
     dtype: np.dtype[Any] | None
+    coding: Coding | None
     packing: Packing
     digest: str
 
@@ -151,6 +154,7 @@ def foreign_metadata(files: Files) -> ForeignMetadata:
         return _checked(files.path, 3, found, codecs_v3(found, files.path))
     old = None if found is not None else files.json(".zarray")
     if old is not None:
+        old = {**old, "attributes": files.json(".zattrs")}
         return _checked(files.path, 2, old, codecs_v2(old, files.path))
     raise DataError(files.path, *_no_array(files, found is not None))
 
@@ -193,7 +197,10 @@ def _checked(path: str, zarr_format: Literal[2, 3], found: Mapping[str, Any], co
         reason = f"chunks of shape {chunks}, {chunk_bytes:,} bytes each, are larger than {MAX_CHUNK_BYTES:,}"
         raise DataError(path, reason, "write it anew in smaller chunks, or with daskcnn.prepare")
     outer = chunks if zarr_format == 2 else tuple(found["chunk_grid"]["configuration"]["chunk_shape"])
-    about = json.dumps([shape, chunks, "text" if dtype is None else dtype.str])
+    coding = None if dtype is None else _coding(found, zarr_format, dtype, path)
+    about: list[Any] = [shape, chunks, "text" if dtype is None else dtype.str]
+    if coding is not None and coding != Coding(coding.dtype):
+        about.append([coding.scale, coding.offset, coding.marks])
     packing = Packing(max(chunk_bytes, _TEXT_BYTES if dtype is None else 0), codecs.compressor)
     if codecs.index_first is not None:
         several = prod(outer) // prod(chunks)
@@ -203,7 +210,17 @@ def _checked(path: str, zarr_format: Literal[2, 3], found: Mapping[str, Any], co
             raise DataError(path, reason, "write it anew in smaller ones")
         shards = several, codecs.index_first, codecs.index_checksum
         packing = Packing(packing.chunk_bytes, codecs.compressor, *shards)
-    return ForeignMetadata(zarr_format, shape, chunks, dtype, packing, sha256(about.encode()))
+    return ForeignMetadata(
+        zarr_format, shape, chunks, outer, dtype, coding, packing, sha256(json.dumps(about).encode())
+    )
+
+
+def _coding(found: Mapping[str, Any], zarr_format: int, dtype: np.dtype[Any], path: str) -> Coding:
+    """The coding by the attributes. In format 2 xarray keeps `_FillValue` as the array's own fill value."""
+    attributes = found.get("attributes")
+    known = attributes if isinstance(attributes, dict) else {}
+    fill = found.get("fill_value") if zarr_format == 2 and "_ARRAY_DIMENSIONS" in known else None
+    return coding_of(known, dtype, path, fill)
 
 
 def _chunk_shape(found: Mapping[str, Any], zarr_format: int, path: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,13 @@ _AT_ONCE = 10
 """Ranges of a value that are read at once, as zarr does."""
 _ENDLESS = 1 << 62
 """Stands for the size of what has more streams or blocks than any writer makes."""
+_CHUNK = re.compile(r"(?:c[/.])?(\d+)(?:[/.]\d+)*")
+
+
+def chunk_number(key: str) -> int | None:
+    """Return the place along the first axis of the chunk or shard under a key; None for another key."""
+    found = _CHUNK.fullmatch(key)
+    return None if found is None else int(found[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +66,38 @@ class Packing:
         if not self.in_shard:
             yield stored
             return
+        for offset, length in self._index(stored):
+            if offset != _NOT_THERE:
+                yield stored[offset : offset + length]
+
+    def absent(self, stored: memoryview, part: ByteRequest | None) -> list[int]:
+        """Return the chunks that a shard does not have, by their places in it, where these bytes hold its index."""
+        if isinstance(part, RangeByteRequest):
+            holds = self.index_first and part.start == 0
+        else:
+            holds = part is None or not self.index_first
+        return [i for i, (offset, _) in enumerate(self._index(stored)) if offset == _NOT_THERE] if holds else []
+
+    def _index(self, stored: memoryview) -> list[tuple[int, int]]:
+        """Offset and length of each chunk, from a whole shard or from its index."""
         size = self.in_shard * _ENTRY
         begin = 0 if self.index_first else len(stored) - size - self.index_checksum
-        if 0 <= begin <= len(stored) - size:  # zarr refuses a shard without an index
-            index = np.frombuffer(stored[begin : begin + size], "<u8").reshape(-1, 2)
-            for offset, length in index.tolist():
-                if offset != _NOT_THERE:
-                    yield stored[offset : offset + length]
+        if not 0 <= begin <= len(stored) - size:  # zarr refuses a shard without an index
+            return []
+        return list(map(tuple, np.frombuffer(stored[begin : begin + size], "<u8").reshape(-1, 2).tolist()))
 
 
 class SizedStore(WrapperStore[Store]):
-    """Another store, read only, with an array that is packed like this; messages name its path."""
+    """Another store, read only, with an array that is packed like this; messages name its path.
+
+    `absent` has what was asked for and is not there, as far as is known: the place of a chunk or shard along the first
+    axis and, of a shard that is there, the place of the chunk in it. Zarr reads its fill value there.
+    """
 
     def __init__(self, store: Store, path: str, packing: Packing) -> None:
         super().__init__(store)
         self.path, self.packing = path, packing
+        self.absent = set[tuple[int, int | None]]()
 
     def _with_store(self, store: Store) -> SizedStore:
         return type(self)(store, self.path, self.packing)
@@ -81,11 +106,16 @@ class SizedStore(WrapperStore[Store]):
         """Return what is stored under a key. Raises DataError for what is, or would unpack to, more than a chunk."""
         most = self.packing.most
         found = await super().get(key, prototype, byte_range or RangeByteRequest(0, most + 1))
+        number = chunk_number(key)
+        if found is None and number is not None:
+            self.absent.add((number, None))
         if found is None or key.endswith((".json", ".zarray", ".zattrs", ".zgroup")):
             return found
         stored = memoryview(found.to_bytes())
         if len(stored) > most:
             raise self._refusal(key, len(stored))
+        if self.packing.in_shard and number is not None:
+            self.absent.update((number, place) for place in self.packing.absent(stored, byte_range))
         if not isinstance(byte_range, SuffixByteRequest):  # the index of a shard
             most = self.packing.chunk_bytes + _ROOM
             for chunk in self.packing.chunks(stored) if byte_range is None else (stored,):

@@ -17,9 +17,11 @@ from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import storage_version
+from daskcnn.store.chunk_facts import missing_pixels
 from daskcnn.store.files import is_url
 from daskcnn.store.foreign.array import ImageArray, array_at, open_images
 from daskcnn.store.foreign.axes import axes_of, check_axes
+from daskcnn.store.foreign.conventions import Coding
 from daskcnn.store.image_facts import Facts
 from daskcnn.store.making.folder import SUFFIXES as IMAGE_SUFFIXES
 from daskcnn.store.manifest import PARTS
@@ -169,18 +171,29 @@ def _split(dataset: Dataset, name: str) -> Any:
 
 def _of_array(path: str, found: ImageArray, facts: Facts) -> PredictedSource:
     """Return a zarr array's images, in the order of axes that the network takes, in parts of a few chunks."""
-    if found.shape != facts.shape and (other := open_images(path, "NCHW")).shape == facts.shape:
+    nodata = None if found.coding.packed else facts.nodata
+    found = open_images(path, "NHWC", nodata)
+    if found.shape != facts.shape and (other := open_images(path, "NCHW", nodata)).shape == facts.shape:
         found = other
     _check_images(path, found, facts, "give an array (N, H, W, C) or (N, C, H, W) like those of training")
     check_axes(axes_of(found.stored), found.layout, option=None, what=path)
     fingerprint = f"{found.path} {found.digest} {found.layout} {storage_version(found.files)}"
     return PredictedSource(
-        found.path, partial(_read_array, found), tuple(_cut(found.samples, found.chunk)), fingerprint
+        found.path, partial(_read_array, found, facts.nodata), tuple(_cut(found.samples, found.chunk)), fingerprint
     )
 
 
-def _read_array(images: ImageArray, part: Part) -> Samples:
-    return Samples(images.as_images(images.read(part.index)))
+def _read_array(found: ImageArray, nodata: float | None, part: Part) -> Samples:
+    """Return images in which the network's own value stands for no data, if the array has another one."""
+    images = found.as_images(found.read(part.index))
+    nodata = Coding(images.dtype).marking(nodata).nodata  # none where its type has no room for it
+    missing = missing_pixels(images, found.nodata) if found.nodata != nodata else None
+    if missing is not None and nodata is None:
+        reason = f"{int(missing.sum()):,} numbers of {part} are no data by its attributes ({found.coding})"
+        raise DataError(found.path, reason, "the network was trained without data.nodata: leave these images out")
+    if missing is not None:
+        images = np.where(missing, images.dtype.type(nodata), images)
+    return Samples(images)
 
 
 def _of_files(place: str, files: tuple[str, ...], facts: Facts, *, skip_bad: bool) -> PredictedSource:
