@@ -93,6 +93,17 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
     return int(numbers[0]), int(numbers[-1])
 
 
+def _value_range(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, float] | None:
+    """The two numbers of a range such as 0,4095."""
+    if value is None:
+        return None
+    try:
+        low, high = map(float, value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r}: give two numbers, such as 0,4095", ctx, param) from None
+    return low, high
+
+
 @prepare.command(cls=Command)
 @click.argument("path")
 @click.option(
@@ -110,6 +121,12 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
     help="Other proportions: cut off what is too much, add black, or distort.",
 )
 @click.option("--grey", is_flag=True, help="One channel, and not red, green and blue.")
+@click.option(
+    "--value-range",
+    metavar="LOW,HIGH",
+    callback=_value_range,
+    help="Numbers that are black and white, of more than 8 bits.  [default: 0,65535 for 16 bits; others need it]",
+)
 @click.option(
     "--test",
     type=float,

@@ -18,7 +18,7 @@ from daskcnn.job.tables import Cluster
 from daskcnn.show.renderers.terminal import shown, warnings_by
 from daskcnn.store.making.folder_plan import Appearance
 from daskcnn.store.making.prepare import summary_of
-from daskcnn.store.manifest import Fit
+from daskcnn.store.manifest import Fit, ValueRange
 
 
 def prepare(name: str, *, out: str | None, say: Callable[[str], None], **options: Any) -> str:
@@ -58,13 +58,14 @@ def prepare_folder(
     size: tuple[int, int],
     fit: Fit,
     grey: bool,
+    value_range: ValueRange | None,
     cluster: Cluster | None,
     say: Callable[[str], None],
     **options: Any,
 ) -> str:
     """Write the images of a folder where workers can read them; returns what was done."""
     name = options.get("name") or local_path(path).absolute().name or "images"
-    request = Request(path, out or path_of(name), Appearance(size, fit, grey), **options)
+    request = Request(path, out or path_of(name), Appearance(size, fit, grey, value_range), **options)
     dataset = prepare_images(request, cluster=cluster, say=say, warn=warnings_by(say), handle_signals=True)
     return f"wrote {request.out}: {summary_of(dataset)}"
 

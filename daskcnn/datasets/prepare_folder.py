@@ -29,13 +29,15 @@ from daskcnn.store.making import folder_plan
 from daskcnn.store.making.folder import Listing, list_folder
 from daskcnn.store.making.prepare import refuse_occupied
 from daskcnn.store.making.writer import Draft, Occupied, drafted
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Order, assemble
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Order, ValueRange, assemble, ordered
 
 TEST = 0.2
 """Share of the images that becomes the test part, where neither the user nor the folder says."""
 FEW = 500
 """Images that are decoded in this process, where no cluster is given: starting one takes longer."""
 _SHOWN = 50
+_DARK = 64
+"""Images of 16 bits without a pixel so bright probably have fewer bits in fact, such as 12."""
 _REMEDY = "mend or remove them, or leave them out with --skip-bad (skip_bad=True)"
 Say = Callable[[str], None]
 
@@ -66,6 +68,7 @@ def prepare_folder(
     seed: int = 0,
     skip_bad: bool = False,
     name: str | None = None,
+    value_range: ValueRange | None = None,
     client: Client | None = None,
     warn: Say = terminal.warn,
 ) -> Dataset:
@@ -83,6 +86,8 @@ def prepare_folder(
     seed : of the split and the shuffle
     skip_bad : whether images that cannot be read are left out; they are refused otherwise
     name : of the data set. Default: the store's name
+    value_range : (low, high), the numbers that are black and white in images of more than 8 bits. Those of 16 bits have
+        0 and 65,535 if not given; images of real numbers or of 32 bits are refused without
     client : of the cluster that decodes the images. Without one the default client is used, or else a local cluster is
         started.
     warn : called with what was left out. Default: a line on stderr
@@ -96,7 +101,8 @@ def prepare_folder(
     --------
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
-    request = Request(str(path), str(store), folder_plan.Appearance(size, fit, grey), test, order, seed, skip_bad, name)
+    look = folder_plan.Appearance(size, fit, grey, value_range)
+    request = Request(str(path), str(store), look, test, order, seed, skip_bad, name)
     return prepare(request, client=given_or_default(client), say=lambda _: None, warn=warn, quiet=True)
 
 
@@ -132,6 +138,11 @@ def check_request(request: Request) -> None:
     if min(H, W) < 1 or H * W * C > MAX_CHUNK_BYTES:
         reason = f"an image has 1 to {MAX_CHUNK_BYTES:,} bytes"
         raise DataError(f"size {H}x{W}", reason, "give HEIGHTxWIDTH, such as 64x64")
+    if (given := request.look.value_range) is not None:
+        try:
+            ordered(given)
+        except ValueError as error:
+            raise DataError(f"value range {given!s:.60}", error, "give those of black and white: 0,4095") from error
     if request.test is not None and not 0 < request.test < 1:
         raise DataError(f"test={request.test}", "a share between 0 and 1 is needed", "give one such as 0.2")
     if request.name is not None:
@@ -190,12 +201,15 @@ class _Workers:
 class _Found:
     """The facts of each chunk of decoded images, by part and number, and the SHA-256 of each file's content, (N, 32).
 
-    `bad` has what is wrong with each image that cannot be used, by its number in the listing.
+    `bad` has what is wrong with each image that cannot be used, by its number in the listing. `deep` and `brightest`
+    are as in `folder_plan.Decoded`.
     """
 
     digests: npt.NDArray[np.uint8]
     facts: dict[tuple[str, int], ChunkFacts] = field(default_factory=dict)
     bad: dict[int, str] = field(default_factory=dict)
+    deep: int = 0
+    brightest: int = 0
 
 
 def _write(request: Request, listing: Listing, workers: _Workers) -> None:
@@ -204,6 +218,10 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
         # the draft makes folders: where there is no cluster, none is left behind
         with workers.there(len(listing.files)) as client, drafted(request.out, plan.draft(common)) as draft:
             found = _decoded(request, plan, draft, workers, client)
+            if found.deep and found.brightest < _DARK:
+                used = f"use levels 0 to {found.brightest} of 255, as 65,535 would be white"
+                remedy = "state the numbers that are black and white: --value-range LOW,HIGH (value_range=)"
+                workers.warn(f"{listing.root}: {found.deep:,} images of 16 bits {used}; {remedy}")
             if not found.bad:
                 _finish(draft, common, listing, found)
                 return
@@ -222,7 +240,8 @@ def _planned(request: Request, listing: Listing) -> tuple[folder_plan.Plan, dict
     test = TEST if request.test is None else request.test
     how: dict[str, Any] = {"order": request.order, "seed": request.seed}
     plan = folder_plan.plan_folder(listing, test=test, sample_bytes=int(np.prod(shape)), **how)
-    return plan, plan.common(name=request.name or name_of(request.out), shape=shape, fit=request.look.fit, **how)
+    how |= {"fit": request.look.fit, "value_range": request.look.value_range}
+    return plan, plan.common(name=request.name or name_of(request.out), shape=shape, **how)
 
 
 def _decoded(
@@ -240,6 +259,7 @@ def _decoded(
         found.facts[piece.part, piece.index] = decoded.facts
         found.digests[piece.samples] = decoded.digests
         found.bad |= {int(piece.samples[index]): reason for index, reason in decoded.bad.items()}
+        found.deep, found.brightest = found.deep + decoded.deep, max(found.brightest, decoded.brightest)
     return found
 
 

@@ -22,7 +22,7 @@ from daskcnn.store.array_index import ArrayIndex
 from daskcnn.store.chunk_facts import Images, class_counts
 from daskcnn.store.chunk_source import Block, ChunkSource, Indices, StoredChunks
 from daskcnn.store.files import Files
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Labelling, Manifest, parse
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Labelling, Manifest, ValueRange, parse
 
 Labels = npt.NDArray[Any]
 """One class of each sample, (N,) int64, or rows of 0 and 1, (N, L) uint8, one column for each of several labels."""
@@ -197,6 +197,10 @@ class Described(Protocol):
     def fit(self) -> Fit | None:
         """The way in which image files became images of this size; None where they are no image files."""
 
+    @property
+    def value_range(self) -> ValueRange | None:
+        """The numbers of image files of more than 8 bits that are black and white; None where none is stated."""
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -282,6 +286,11 @@ class Dataset:
     def fit(self) -> Fit | None:
         """The way in which image files became images of this size; None where they are no image files."""
         return self.manifest.fit
+
+    @property
+    def value_range(self) -> ValueRange | None:
+        """The numbers of image files of more than 8 bits that are black and white; None where none is stated."""
+        return self.manifest.value_range
 
     @property
     def sample_bytes(self) -> int:

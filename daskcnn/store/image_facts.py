@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from daskcnn.documents import first_problem
 from daskcnn.errors import DataError
 from daskcnn.store.dataset import SMALLEST_DEVIATION, Described
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, MOST_CLASSES, Deviations, Dtype, Fit, Labelling, Level
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, MOST_CLASSES, Deviations, Dtype, Fit, Labelling, Level, ValueRange
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,21 @@ class Facts:
     labels: Labelling = "classes"
     nodata: float | None = None
     fit: Fit | None = None
+    value_range: ValueRange | None = None
 
     @classmethod
     def of(cls, images: Described) -> Facts:
         """Return the facts of a data set."""
         numbers = images.mean, images.deviation, images.dtype
-        return cls(images.classes, images.shape, *numbers, images.labels, images.nodata, images.fit)
+        of_files = images.fit, images.value_range
+        return cls(images.classes, images.shape, *numbers, images.labels, images.nodata, *of_files)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts in a form that JSON can keep."""
         numbers = {"mean": self.mean.tolist(), "deviation": self.deviation.tolist(), "dtype": self.dtype.name}
         labelling = {"labels": self.labels, "nodata": self.nodata, "fit": self.fit}
-        return {"classes": list(self.classes), "shape": list(self.shape), **numbers, **labelling}
+        ranged = {} if self.value_range is None else {"value_range": list(self.value_range)}
+        return {"classes": list(self.classes), "shape": list(self.shape), **numbers, **labelling, **ranged}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Facts:
@@ -59,8 +62,8 @@ class Facts:
                 raise _damaged(f"{len(numbers)} channel {what} for {C} channels")
         if min(deviation) < SMALLEST_DEVIATION:
             raise _damaged(f"a channel's deviation is {min(deviation)}")
-        statistics = np.array(found.mean), np.array(deviation)
-        return cls(tuple(found.classes), (H, W, C), *statistics, dtype, found.labels, found.nodata, found.fit)
+        statistics, of_files = (np.array(found.mean), np.array(deviation)), (found.fit, found.value_range)
+        return cls(tuple(found.classes), (H, W, C), *statistics, dtype, found.labels, found.nodata, *of_files)
 
 
 class _Record(BaseModel):
@@ -76,6 +79,7 @@ class _Record(BaseModel):
     labels: Labelling = "classes"
     nodata: float | None = None
     fit: Fit | None = None
+    value_range: ValueRange | None = None
 
 
 def _damaged(what: str) -> DataError:

@@ -32,6 +32,8 @@ PARTS = ("train", "test")
 REMEDY = "make it again with `daskcnn data prepare` or `daskcnn.prepare`"
 """Remedy for a data set that is not whole."""
 _MOST_SOURCES = 10_000
+_LATER = ("fit", "value_range")
+"""Fields that are kept only where they are used, so that other data sets keep their fingerprints."""
 MOST_CLASSES = 1 << 16
 Order = Literal["shuffled", "stored"]
 Labelling = Literal["classes", "several"]
@@ -53,8 +55,18 @@ def in_range(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def ordered(value: Any) -> Any:
+    """Refuse what is not a range of two numbers, the lower one first."""
+    two = isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(each, int | float) for each in value)
+    if not two or not -1e300 <= value[0] < value[1] <= 1e300:
+        raise ValueError("two numbers are needed, the lower one first")
+    return float(value[0]), float(value[1])
+
+
 Deviations = Annotated[float | tuple[float, ...], BeforeValidator(in_range)]
 """One for each channel, 0 where all pixels are the same; format 1 has one of all pixels."""
+ValueRange = Annotated[tuple[float, float], BeforeValidator(ordered)]
+"""The numbers of image files of more than 8 bits that are black and white."""
 Warn = Callable[[str], None]
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, the amount done, and the total amount (0: not known)."""
@@ -88,6 +100,7 @@ class Manifest(_Frozen):
     shape, chunk : (H, W, C) of an image, and samples of one chunk
     nodata : the value that stands for no data, if there is one; then NaN does too
     fit : the way in which image files became images of this size; None where they are no image files
+    value_range : the numbers that became black and white, of image files of more than 8 bits; None where none is stated
     mean, deviation : of each channel, over the training part; deviation is 0 for a channel that is the same everywhere
     """
 
@@ -100,6 +113,7 @@ class Manifest(_Frozen):
     labels: Labelling = "classes"
     nodata: float | None = None
     fit: Fit | None = None
+    value_range: ValueRange | None = None
     mean: Annotated[tuple[Level, ...], FailFast()]
     deviation: Deviations
     order: Order
@@ -141,8 +155,8 @@ class Manifest(_Frozen):
         return {ATTRIBUTE: {"manifest": self._record(), "sha256": self.fingerprint()}}
 
     def _record(self) -> dict[str, Any]:
-        """The manifest as it is kept: in format 1 without what that format did not have."""
-        record = self.model_dump(mode="json", exclude={"fit"} if self.fit is None else None)
+        """The manifest as it is kept: without what came later, if it is not used."""
+        record = self.model_dump(mode="json", exclude={key for key in _LATER if getattr(self, key) is None})
         if self.format == 1:
             later = [(record, key) for key in ("dtype", "labels", "nodata")]
             for table, key in (*later, *((record[part], "weights") for part in PARTS)):

@@ -69,7 +69,8 @@ def pixels(path: str, facts: Described, say: Callable[[str], None]) -> npt.NDArr
     height, width = dimensions(data, name=path)
     if (height, width) != (H, W) and facts.fit is None:  # not as the preparation has done it
         say(f"warning: {path}: {width}x{height} pixels, resized to {W}x{H}")
-    return decode(data, name=path, size=(H, W), fit=facts.fit or "stretch", grey=C == 1)
+    how: Any = {"fit": facts.fit or "stretch", "grey": C == 1, "value_range": facts.value_range}
+    return decode(data, name=path, size=(H, W), **how)
 
 
 def _array(path: str, facts: Described) -> npt.NDArray[Any]:

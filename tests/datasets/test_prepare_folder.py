@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from daskcnn.store.making import folder_plan
 from daskcnn.store.making.folder_plan import Appearance
 from daskcnn.store.making.images import decode, read_file
 from daskcnn.trained.place import find_network
-from daskcnn.trained.predict import predict
+from daskcnn.trained.predict import pixels, predict
 from tests.special_files import special
 from tests.tiny_runs import random_state, tiny_job, tiny_run
 
@@ -131,6 +132,47 @@ def test_a_store_at_a_url(folder: Path, tmp_path: Path) -> None:
     assert remote.fingerprint == local.fingerprint
 
 
+def deep_images(folder: Path, top: float, dtype: str, **step: float) -> Path:
+    """Ten grey images of each of two classes, whose largest numbers differ."""
+    for i in range(20):
+        (folder / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        values = np.linspace(0, top + step.get("step", 0) * i, 24).reshape(SIZE).astype(dtype)
+        Image.fromarray(values).save(folder / "ab"[i % 2] / f"{i:02}.tif")
+    return folder
+
+
+@pytest.mark.parametrize(("dtype", "top", "step"), [("float32", 0.9, 0.02), ("int32", 100_000, 1000)])
+def test_numbers_of_a_folder_have_one_meaning_or_are_refused(
+    tmp_path: Path, dtype: str, top: float, step: float
+) -> None:
+    place, high = deep_images(tmp_path / "in", top, dtype, step=step), 2 * top
+    with pytest.raises(DataError, match=r"20 of 20 images cannot be used(?s:.*)a/00.tif: .* from 0 to .*--value-range"):
+        prepare_folder(place, tmp_path / "out.zarr", size=SIZE, grey=True)
+    dataset = prepare_folder(place, tmp_path / "out.zarr", size=SIZE, grey=True, value_range=(0, high), order="stored")
+    largest = sorted(int(image.max()) for image, _ in everything(dataset))
+    assert largest == pytest.approx([(top + step * i) / high * 255 for i in range(20)], abs=0.51)
+    facts = Facts.from_dict(Facts.of(open_dataset(str(tmp_path / "out.zarr"))).to_dict())
+    assert facts.value_range == (0, high)
+    assert pixels(str(place / "b/19.tif"), facts, print).max() == largest[-1]
+    with pytest.raises(DataError, match=r"no --value-range LOW,HIGH .*; prepare the images to train on with one"):
+        pixels(str(place / "b/19.tif"), replace(facts, value_range=None), print)
+
+
+def test_twelve_bits_in_sixteen_are_told_of(tmp_path: Path) -> None:
+    place, told = deep_images(tmp_path / "in", 4095, "uint16"), list[str]()
+    dark = prepare_folder(place, tmp_path / "dark.zarr", size=SIZE, grey=True, warn=told.append)
+    assert max(int(image.max()) for image, _ in everything(dark)) == 16
+    assert "20 images of 16 bits use levels 0 to 16 of 255, as 65,535 would be white; state" in told[0]
+    whole = prepare_folder(place, tmp_path / "w.zarr", size=SIZE, grey=True, warn=pytest.fail, value_range=(0, 4095))
+    assert max(int(image.max()) for image, _ in everything(whole)) == 255
+
+
+@pytest.mark.parametrize("given", [(1, 0), (0, 0), (0, float("nan")), (0, 1, 2), "01"])
+def test_a_range_that_is_none_is_refused(folder: Path, tmp_path: Path, given: Any) -> None:
+    with pytest.raises(DataError, match=r"value range .*: two numbers are needed, the lower one first"):
+        prepare_folder(folder, tmp_path / "out.zarr", size=SIZE, value_range=given)
+
+
 def test_predict_looks_at_an_image_as_training_did(folder: Path, tmp_path: Path) -> None:
     file = folder / "rose" / "0.jpg"
     data = prepare_folder(folder, tmp_path / "x.zarr", size=(8, 8), fit="crop", name="synthetic")
@@ -138,8 +180,8 @@ def test_predict_looks_at_an_image_as_training_did(folder: Path, tmp_path: Path)
     run = tiny_run(tmp_path, raw, random_state(resolve(raw)))
     told = predict(str(run), [str(file)], checkpoint="last", top=3, say=lambda _: None)
     network = find_network(str(run), "last", lambda _: None).classifier
-    pixels = decode(read_file(file), name="x", size=(8, 8), fit="crop")
-    expected = network.predict(pixels[None])
+    seen = decode(read_file(file), name="x", size=(8, 8), fit="crop")
+    expected = network.predict(seen[None])
     chances = {entry["class"]: entry["probability"] for entry in told[0]["classes"]}
     assert [chances[name] for name in data.classes] == pytest.approx(expected[0].tolist())
 
@@ -157,6 +199,7 @@ def spoilt(folder: Path, tmp_path: Path) -> Path:
     whole = (place / "daisy" / "1.png").read_bytes()
     (place / "daisy" / "10-cut.png").write_bytes(whole[: len(whole) // 2])
     (place / "daisy" / "gone.png").symlink_to("nowhere")
+    (place / "daisy" / "circle.png").symlink_to("circle.png")
     for kind in ("pipe", "socket", "device"):
         special(place / "tulip" / f"{kind}.png", kind)
     (place / "tulip" / "folder.png").mkdir()
@@ -171,16 +214,17 @@ def test_bad_images_are_listed_and_refused(spoilt: Path, tmp_path: Path) -> None
         prepare_folder(spoilt, tmp_path / "out.zarr", size=SIZE)
     head, *lines = str(caught.value).splitlines()
     remedy = "mend or remove them, or leave them out with --skip-bad (skip_bad=True)"
-    assert head == f"{spoilt}: 9 of 69 images cannot be used; {remedy}:"
+    assert head == f"{spoilt}: 10 of 70 images cannot be used; {remedy}:"
     reasons = dict(line.strip().split(": ", 1) for line in lines)
     assert reasons.keys() == {
         *(f"rose/{index}0-{kind}.png" for index, kind in enumerate(BAD)),
-        "daisy/10-cut.png", "daisy/gone.png", "tulip/pipe.png", "tulip/socket.png", "tulip/device.png",
+        "daisy/10-cut.png", "daisy/gone.png", "daisy/circle.png", "tulip/pipe.png", "tulip/socket.png",
+        "tulip/device.png",
         "tulip/b\\udce4d\\x1b[2J.jpg",
     }  # fmt: skip
     assert reasons["tulip/pipe.png"] == "a named pipe, not a regular file"
     assert "too large for an image to look at" in reasons["rose/20-bomb.png"]
-    assert "no such file" in reasons["daisy/gone.png"].lower()
+    assert reasons["daisy/gone.png"] == "a link to a file that is not there"
     assert left_behind(tmp_path) == ["spoilt"]
 
 
@@ -203,7 +247,7 @@ def test_what_is_left_out_is_told(spoilt: Path, tmp_path: Path, capsys: pytest.C
     told: list[str] = []
     prepare_folder(spoilt, tmp_path / "a.zarr", size=SIZE, skip_bad=True, warn=told.append)
     assert capsys.readouterr().err == ""
-    assert any("9 of 69 images cannot be used and are left out:" in warning for warning in told)
+    assert any("10 of 70 images cannot be used and are left out:" in warning for warning in told)
     prepare_folder(spoilt, tmp_path / "b.zarr", size=SIZE, skip_bad=True)
     assert capsys.readouterr().err.count("warning: ") == len(told)
 

@@ -31,7 +31,9 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def look(image: Image.Image, kind: str = "PNG", *, grey: bool = False, **options: Any) -> npt.NDArray[np.uint8]:
-    found = decode(encoded(image, kind, **options), name="x", size=image.size[::-1], grey=grey)
+    value_range = options.pop("value_range", None)
+    data = encoded(image, kind, **options)
+    found = decode(data, name="x", size=image.size[::-1], grey=grey, value_range=value_range)
     assert found.dtype == np.uint8
     assert found.shape == (*image.size[::-1], 1 if grey else 3)
     assert found.flags.writeable
@@ -65,7 +67,7 @@ def test_black_and_white() -> None:
     np.testing.assert_array_equal(look(Image.fromarray(bits), grey=True)[:, :, 0], np.where(bits, 255, 0))
 
 
-@pytest.mark.parametrize(("kind", "values"), [("PNG", np.uint16), ("TIFF", np.uint16), ("TIFF", np.int32)])
+@pytest.mark.parametrize(("kind", "values"), [("PNG", np.uint16), ("TIFF", np.uint16)])
 def test_sixteen_bits_are_scaled_and_white_stays_white(kind: str, values: type) -> None:
     deep: npt.NDArray[Any] = np.array([[0, 257, 32768], [65535, 65278, 128]], values)
     found = look(Image.fromarray(deep), kind, grey=True)
@@ -78,17 +80,29 @@ def test_sixteen_bits_of_the_other_byte_order() -> None:
     assert found[:, :, 0].tolist() == [[0, 1], [255, 128]]
 
 
-@pytest.mark.parametrize(("top", "white"), [(1.0, 1.0), (255.0, 255.0), (60000.0, 65535.0)])
-def test_real_numbers_are_scaled_by_what_they_seem_to_be(top: float, white: float) -> None:
-    values = np.array([[0.0, top / 2, top], [-1.0, np.nan, top]], np.float32)
-    found = look(Image.fromarray(values), "TIFF", grey=True)[:, :, 0]
-    expected = np.rint(255 * np.nan_to_num(np.clip(values, 0, None)) / white)
-    np.testing.assert_allclose(found, expected, atol=1)
+@pytest.mark.parametrize("values", [np.float32, np.int32, np.int16, np.uint16])
+def test_a_stated_range_is_black_to_white(values: type) -> None:
+    deep: npt.NDArray[Any] = np.array([[100, 1100, 2100], [90, 3000, 500]], values)
+    found = look(Image.fromarray(deep), "TIFF", grey=True, value_range=(100, 2100))
+    assert found[:, :, 0].tolist() == [[0, 128, 255], [0, 255, 51]]
 
 
-def test_infinite_numbers_are_white_and_black() -> None:
-    found = look(Image.fromarray(np.array([[np.inf, -np.inf]], np.float32)), "TIFF", grey=True)
-    assert found.ravel().tolist() == [255, 0]
+def test_numbers_that_nobody_can_know_the_meaning_of_are_refused_without_a_range() -> None:
+    for deep, told in (
+        (
+            np.array([[0.5, np.nan, 1.02]], np.float32),
+            "x: real numbers from 0.5 to 1.02, and no --value-range LOW,HIGH",
+        ),
+        (np.array([[-3, 7]], np.int32), "x: integers of 32 bits from -3 to 7, and no --value-range"),
+    ):
+        with pytest.raises(DataError, match=told):
+            look(Image.fromarray(deep), "TIFF", grey=True)
+
+
+def test_infinite_numbers_are_white_and_black_and_those_that_are_none_black() -> None:
+    odd = np.array([[np.inf, -np.inf, np.nan, 1e35]], np.float32)
+    found = look(Image.fromarray(odd), "TIFF", grey=True, value_range=(-1, 1))
+    assert found.ravel().tolist() == [255, 0, 0, 255]
 
 
 def test_a_palette() -> None:
@@ -148,7 +162,8 @@ def test_every_mode_has_a_picture(kind: str, mode: str, grey: bool) -> None:
         image = image.convert("P").convert("PA")
     else:
         image = image.convert(mode) if mode in ("1", "L", "LA", "P", "F") else image.convert("RGB").convert(mode)
-    found = decode(encoded(image, kind), name="x", size=(8, 8), grey=grey)
+    value_range = (0, 65535 if mode == "I" else 255) if mode in ("I", "F") else None
+    found = decode(encoded(image, kind), name="x", size=(8, 8), grey=grey, value_range=value_range)
     assert found[:, :3].max() < 30
     assert found[:, 5:].min() > 225
 
@@ -287,9 +302,9 @@ def test_how_small_depends_on_the_image_as_it_is_looked_at(
     data = encoded(photograph((512, 128)), "JPEG", exif=exif)
     sizes, resizable = [], images._resizable
 
-    def noted(image: Image.Image) -> Image.Image:
+    def noted(image: Image.Image, *how: Any) -> Image.Image:
         sizes.append(image.size)
-        return resizable(image)
+        return resizable(image, *how)
 
     monkeypatch.setattr(images, "_resizable", noted)
     assert decode(data, name="x", size=frame).shape == (*frame, 3)

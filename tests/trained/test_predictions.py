@@ -39,6 +39,7 @@ from daskcnn.trained.predictions.tables import Columns
 from daskcnn.training.trained_network import Classifier
 from tests.export.networks import classifier, facts
 from tests.rounding_of_networks import of_probabilities
+from tests.special_files import SPECIAL, special
 from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 
 DONE: list[Part] = []
@@ -403,6 +404,32 @@ def test_a_broken_file_is_named_and_what_is_done_is_kept(
     bad = rows("p.csv")[3]
     assert (bad["predicted"], bad["p_a"]) == ("", "nan")
     assert sum(row["predicted"] == "" for row in rows("p.csv")) == 1
+
+
+@pytest.mark.parametrize("kind", ["dangling", "circle", *SPECIAL])
+def test_a_name_in_a_folder_that_leads_to_no_image_is_a_broken_file(run: Path, folder: Path, kind: str) -> None:
+    spoilt = folder / "b" / "4.png"
+    if kind in SPECIAL:
+        special(spoilt, kind)
+    else:
+        spoilt.symlink_to("nowhere" if kind == "dangling" else "4.png")
+    told = refused(run, folder, "--out", "p.csv")
+    reason = {"dangling": "a link to a file that is not there", "circle": "Too many levels of symbolic links"}
+    assert "b/4.png: " in told
+    assert reason.get(kind, "not a regular file") in told
+    assert "--skip-bad" in told
+    result = predicted(run, folder, "--out", "p.csv", "--skip-bad")
+    assert ", 1 of them unreadable" in result.stdout
+    assert sum(row["predicted"] == "" for row in rows("p.csv")) == 1
+
+
+def test_a_folder_is_looked_through_as_in_preparation(run: Path, folder: Path, tmp_path: Path) -> None:
+    (folder / "b").rename(tmp_path / "elsewhere")
+    (folder / "b").symlink_to(tmp_path / "elsewhere")
+    (folder / "a" / "back").symlink_to(folder)
+    (folder / "a" / "folder.png").mkdir()
+    predicted(run, folder, "--out", "p.csv")
+    assert len(rows("p.csv")) == 6
 
 
 def test_a_broken_file_has_no_class_in_zarr(run: Path, folder: Path) -> None:

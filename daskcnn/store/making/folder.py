@@ -142,7 +142,7 @@ def _images(root: Path, part: str, notes: _Notes) -> Iterator[tuple[str, str]]:
     notes.beside += [file for file in files if _is_image(file)]
     for name in classes:
         count = 0
-        for file in _files_below(root, os.path.join(part, name)):
+        for file in files_below(root, os.path.join(part, name)):
             if _is_image(file):
                 count += 1
                 yield name, file
@@ -152,7 +152,12 @@ def _images(root: Path, part: str, notes: _Notes) -> Iterator[tuple[str, str]]:
             notes.sentences.append(f"{escaped(os.path.join(part, name))}/ has no images and is left out")
 
 
-def _files_below(root: Path, folder: str) -> Iterator[str]:
+def files_below(root: Path, folder: str = "") -> Iterator[str]:
+    """Yield the files in a folder of the root and in all folders below, by their paths from the root.
+
+    Hidden ones are passed over. Links are followed; a folder is looked into once. Raises DataError for a folder that
+    cannot be read.
+    """
     waiting, seen = [folder], set[tuple[int, int]]()
     while waiting:
         folder = waiting.pop()
@@ -172,8 +177,15 @@ def _entries(root: Path, folder: str) -> tuple[list[str], list[str]]:
     with _listing(root / folder), os.scandir(root / folder) as entries:
         for entry in entries:
             if not entry.name.startswith("."):
-                (folders if entry.is_dir() else files).append(entry.name)
+                (folders if _is_folder(entry) else files).append(entry.name)
     return folders, files
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a link that leads to itself: an image by its name, which cannot be read
+        return False
 
 
 @contextmanager

@@ -23,10 +23,10 @@ from daskcnn.store.chunk_facts import ChunkFacts, Images, chunk_facts, class_cou
 from daskcnn.store.chunk_source import Indices
 from daskcnn.store.files import Files
 from daskcnn.store.making.folder import Listing
-from daskcnn.store.making.images import Fit, decode, read_file
+from daskcnn.store.making.images import Fit, decode, is_deep, read_file
 from daskcnn.store.making.prepare import chunk_for
 from daskcnn.store.making.writer import Draft
-from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, chunks, draft_of
+from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, ValueRange, chunks, draft_of
 from daskcnn.store.split import shuffled_order, stratified
 
 
@@ -106,11 +106,12 @@ def digest_of(files: Sequence[str], digests: npt.NDArray[np.uint8]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """Size (H, W) and colours of the images in a data set, as in `images.decode`."""
+    """Size (H, W), colours and numbers of the images in a data set, as in `images.decode`."""
 
     size: tuple[int, int]
     fit: Fit = "crop"
     grey: bool = False
+    value_range: ValueRange | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -133,12 +134,15 @@ class PieceWork:
 class Decoded:
     """The facts of a chunk that is written, with the SHA-256 of each file's content, (n, 32).
 
-    `bad` has the reason why an image cannot be used, by its number in the chunk.
+    `bad` has the reason why an image cannot be used, by its number in the chunk. `deep` is the number of images of 16
+    bits without a stated range, `brightest` the largest pixel that has become of them.
     """
 
     facts: ChunkFacts
     digests: npt.NDArray[np.uint8]
     bad: dict[int, str]
+    deep: int = 0
+    brightest: int = 0
 
 
 def decode_piece(job: PieceWork, *, root: Path, look: Appearance, draft: Draft) -> Decoded:
@@ -149,15 +153,18 @@ def decode_piece(job: PieceWork, *, root: Path, look: Appearance, draft: Draft) 
     if not os.path.isdir(root):  # its images are not to blame
         raise DataError(root, "no such folder on this machine", "give one on storage that every worker reaches")
     images = np.zeros((len(job.files), *look.shape), np.uint8)
-    digests, bad = np.zeros((len(job.files), 32), np.uint8), dict[int, str]()
+    digests, bad, deep = np.zeros((len(job.files), 32), np.uint8), dict[int, str](), list[int]()
+    as_looked_at: Any = {"size": look.size, "fit": look.fit, "grey": look.grey, "value_range": look.value_range}
     for index, file in enumerate(job.files):
         try:
             content = read_file(root / file)
             digests[index] = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
-            images[index] = decode(content, name=file, size=look.size, fit=look.fit, grey=look.grey)
+            images[index] = decode(content, name=file, **as_looked_at)
+            if look.value_range is None and is_deep(content, name=file):
+                deep.append(int(images[index].max()))
         except DataError as error:
             bad[index] = error.reason
-    return Decoded(_write(draft, job.piece, images), digests, bad)
+    return Decoded(_write(draft, job.piece, images), digests, bad, len(deep), max(deep, default=0))
 
 
 def _write(draft: Draft, piece: ChunkFiles, images: Images) -> ChunkFacts:

@@ -6,6 +6,7 @@ The only place that decodes images: predictions and the preparation of folders s
 from __future__ import annotations
 
 import io
+import os
 import struct
 import warnings
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from daskcnn.errors import DataError
 from daskcnn.files import read_regular
 from daskcnn.store.manifest import Fit as Fit
+from daskcnn.store.manifest import ValueRange
 
 Pixels = npt.NDArray[np.uint8]
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
@@ -35,6 +37,7 @@ to two, measured on grainy images.
 _REMEDY = "scale it down first"
 _GIVE = "give a PNG or JPEG file"
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
+_SIXTEEN: ValueRange = (0, 65535)
 _ROWS = 64
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -54,6 +57,8 @@ def read_file(path: str | Path) -> bytes:
     try:
         return read_regular(path, MAX_BYTES, remedy=_REMEDY)
     except FileNotFoundError as error:
+        if os.path.islink(path):
+            raise DataError(path, "a link to a file that is not there", "mend or remove it") from error
         raise DataError(path, "there is no such file", "correct the path") from error
     except OSError as error:
         raise DataError(path, f"not an image that can be read ({error.strerror or error})", _GIVE) from error
@@ -66,16 +71,32 @@ def dimensions(data: bytes, *, name: str) -> tuple[int, int]:
         return (W, H) if _turn(image) in _SWAPPING else (H, W)
 
 
-def decode(data: bytes, *, name: str, size: tuple[int, int], fit: Fit = "stretch", grey: bool = False) -> Pixels:
+def is_deep(data: bytes, *, name: str) -> bool:
+    """Return True for an image of grey values of more than 8 bits. Raises DataError as `decode`."""
+    with _opened(data, name) as image:
+        return image.mode in _DEEP
+
+
+def decode(
+    data: bytes,
+    *,
+    name: str,
+    size: tuple[int, int],
+    fit: Fit = "stretch",
+    grey: bool = False,
+    value_range: ValueRange | None = None,
+) -> Pixels:
     """Return an image (H, W, 3), or (H, W, 1) if `grey`, as it is looked at.
 
-    It is turned by its EXIF orientation. What is transparent shows black. Grey values of 16 bits are divided by 257, so
-    that white stays white. The first frame of an animation is taken. A JPEG image of four times the size or more is
-    decoded at a part of it, and then resized.
+    It is turned by its EXIF orientation. What is transparent shows black. The first frame of an animation is taken. A
+    JPEG image of four times the size or more is decoded at a part of it, and then resized.
+
+    Grey values of more than 8 bits are black at the first number of `value_range` and white at the second: of 16 bits
+    at 0 and 65,535 without one. Others need one, as nothing in a file says what its numbers mean.
 
     Where its proportions are others, "stretch" changes them, "crop" cuts off what is too much from both sides, "pad"
     adds black to both sides. Raises DataError, with the name of the file, for what is no image, is damaged, has more
-    than `MAX_PIXELS` pixels, or metadata beyond measure.
+    than `MAX_PIXELS` pixels, metadata beyond measure, or numbers without a range.
     """
     with _opened(data, name) as image:
         turn = _turn(image)
@@ -83,7 +104,7 @@ def decode(data: bytes, *, name: str, size: tuple[int, int], fit: Fit = "stretch
         # a JPEG image is decoded small, its last pixels may lie across its border; only its brightness if grey
         drafted = image.draft("L" if grey else None, (frame[0] * _GAP, frame[1] * _GAP))
         within = None if drafted is None else drafted[1][2:]
-        small = _fitted(_resizable(image), within, frame, fit)
+        small = _fitted(_resizable(image, name, value_range), within, frame, fit)
         if turn is not None:
             small = small.transpose(turn)
         if small.mode == "RGBa":  # on black: its colours are multiplied by the transparency already
@@ -131,27 +152,31 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     return _TURNS.get(orientation) if isinstance(orientation, int) else None
 
 
-def _resizable(image: Image.Image) -> Image.Image:
+def _resizable(image: Image.Image, name: str, value_range: ValueRange | None) -> Image.Image:
     """The image in a mode of 8 bits that can be resized: L, RGB or, where it has transparent parts, RGBa."""
     if image.mode in _DEEP:
-        return Image.fromarray(_eight_bits(image))
+        return Image.fromarray(_eight_bits(image, name, value_range))
     if image.has_transparency_data:
         return (image if image.mode == "RGBA" else image.convert("RGBA")).convert("RGBa")  # a copy less
     mode = "L" if image.mode in ("1", "L") else "RGB"
     return image if image.mode == mode else image.convert(mode)
 
 
-def _eight_bits(image: Image.Image) -> Pixels:
-    """Grey values (H, W): of 16 bits (I;16, I) divided by 257, real ones (F) by the scale that they seem to have."""
+def _eight_bits(image: Image.Image, name: str, value_range: ValueRange | None) -> Pixels:
+    """Grey values (H, W) of the range from black to white. NaN is black."""
     values = np.asarray(image)
-    top = 65535.0
-    if image.mode == "F":
-        largest = float(np.nanmax(values, initial=0.0))
-        top = 1.0 if largest <= 1 else 255.0 if largest <= 255 else 65535.0
+    if value_range is None and image.mode in ("I", "F"):
+        kind = "real numbers" if image.mode == "F" else "integers of 32 bits"
+        known = values[~np.isnan(values)]
+        least, most = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+        without = "no --value-range LOW,HIGH (value_range=) says which are black and white"
+        reason = f"{kind} from {least:g} to {most:g}, and {without}"
+        raise DataError(name, reason, "prepare the images to train on with one, or give files of 8 or 16 bits")
+    low, high = value_range or _SIXTEEN
     found = np.empty(values.shape, np.uint8)
     for row in range(0, len(values), _ROWS):
-        part = np.nan_to_num(values[row : row + _ROWS].astype(np.float32), nan=0.0, posinf=top, neginf=0.0)
-        found[row : row + _ROWS] = np.rint(np.clip(part * np.float32(255 / top), 0, 255))
+        part = np.nan_to_num(values[row : row + _ROWS].astype(np.float64), nan=low, posinf=high, neginf=low)
+        found[row : row + _ROWS] = np.rint((np.clip(part, low, high) - low) * (255 / (high - low)))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from daskcnn.store.foreign.axes import axes_of, check_axes
 from daskcnn.store.foreign.conventions import Coding
 from daskcnn.store.image_facts import Facts
 from daskcnn.store.making.folder import SUFFIXES as IMAGE_SUFFIXES
+from daskcnn.store.making.folder import files_below
 from daskcnn.store.manifest import PARTS
 from daskcnn.trained.predict import pixels
 
@@ -112,7 +114,7 @@ def source_of(data: Sequence[str], choice: PartChoice | None, facts: Facts, *, s
 
     choice : the part of a data set, the test samples by default. Raises DataError where nothing fits the network.
     """
-    if len(data) == 1 and (is_url(data[0]) or any((Path(data[0]) / name).exists() for name in _OF_ZARR)):
+    if len(data) == 1 and (is_url(data[0]) or any(os.path.exists(os.path.join(data[0], name)) for name in _OF_ZARR)):
         path = data[0] if is_url(data[0]) else str(local_path(data[0]).absolute())
         if (array := array_at(path)) is None:
             dataset = open_dataset(path)
@@ -206,10 +208,17 @@ def _of_files(place: str, files: tuple[str, ...], facts: Facts, *, skip_bad: boo
     )
     digest = hashlib.sha256()
     for path in files:
-        stat = os.stat(path)
-        digest.update(os.fsencode(path) + f"\0{stat.st_size} {stat.st_mtime_ns}\n".encode())
+        digest.update(os.fsencode(path) + f"\0{_version(path)}\n".encode())
     names, read = None if labels is None else facts.classes, partial(_read_files, facts, skip_bad)
     return PredictedSource(place, read, parts, digest.hexdigest(), key="file", label_names=names)
+
+
+def _version(path: str) -> str:
+    """Size and time of a file; no words for one that is not there, which its reading will name."""
+    with suppress(OSError):
+        found = os.stat(path)
+        return f"{found.st_size} {found.st_mtime_ns}"
+    return ""
 
 
 def _read_files(facts: Facts, skip_bad: bool, part: Part) -> Samples:
@@ -246,18 +255,8 @@ def _files_at(path: str) -> Iterable[str]:
         if not os.path.exists(path):
             raise DataError(path, "there is no such file", "correct the path")
         return [path]
-    found = sorted(_below(path))
+    inside = (file for file in files_below(Path(path)) if os.path.splitext(file)[1].lower() in SUFFIXES)
+    found = sorted(os.path.join(path, file) for file in inside)
     if not found:
         raise DataError(path, "a folder without images", f"give files that end in {', '.join(sorted(SUFFIXES))}")
     return found
-
-
-def _below(folder: str) -> Iterator[str]:
-    def fail(error: OSError) -> None:
-        raise DataError(error.filename, error.strerror or error, "make it readable") from error
-
-    for place, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith("."):
-                yield os.path.join(place, name)
