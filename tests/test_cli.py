@@ -530,7 +530,7 @@ def test_evaluate_on_other_data(trained: Path, tmp_path: Path) -> None:
     assert json.loads(invoke(daskcnn, "evaluate", trained, "--data", other, "--json").stdout)["samples"] == 30
     wrong = tiny_data(tmp_path / "other", name="wrong", shape=(4, 4, 3))
     told = refused(2, daskcnn, "evaluate", trained, "--data", wrong)
-    assert f"{wrong}: other images or classes than {trained} was trained on" in told
+    assert f"{wrong}: images of 4×4×3, and {trained} was trained on 8×8×3; give a data set" in told
 
 
 def test_evaluate_names_what_is_not_there(trained: Path, tmp_path: Path, path: str) -> None:

@@ -132,6 +132,50 @@ class ChunkSource(Protocol):
 
 
 @dataclass(frozen=True)
+class Renumbered:
+    """Another source with other labels: `numbers` has the new number of each class, or the columns in another order."""
+
+    source: ChunkSource
+    numbers: npt.NDArray[np.uint16]
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the other source."""
+        return self.source.fingerprint
+
+    @property
+    def cuts(self) -> int | Indices:
+        """Those of the other source."""
+        return self.source.cuts
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the images of a chunk."""
+        return self.source.chunk_bytes
+
+    @property
+    def arrays(self) -> Sequence[str]:
+        """Names of the arrays that there are."""
+        return self.source.arrays
+
+    def like(self, array: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Return shape and number type of one sample of this array."""
+        shape, dtype = self.source.like(array)
+        return shape, self.numbers.dtype if array == "labels" and not shape else dtype
+
+    def places(self, indices: Indices) -> tuple[Indices, Indices]:
+        """Return the chunk of each of these samples, and its place in that chunk."""
+        return self.source.places(indices)
+
+    def held(self, array: str, index: int) -> Block:
+        """Return a chunk of an array. Raises DataError if it is damaged."""
+        block = self.source.held(array, index)
+        if array != "labels":
+            return block
+        return self.numbers[block] if block.ndim == 1 else block[:, self.numbers]
+
+
+@dataclass(frozen=True)
 class StoredChunks:
     """The chunks of a part of a prepared data set: its samples lie in them in order."""
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.datasets.own_data import check_kept
@@ -21,14 +24,16 @@ from daskcnn.runs.summary import keep_evaluation
 from daskcnn.show.renderers.drawing import draw_confusion, need_matplotlib
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import INDEX, read_index
-from daskcnn.store.chunk_source import CACHE
-from daskcnn.store.manifest import MAX_CHUNK_BYTES
+from daskcnn.store.chunk_source import CACHE, Renumbered
+from daskcnn.store.image_facts import Facts
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS
 from daskcnn.trained.place import FoundNetwork, find_network
 from daskcnn.training.replica import Replica
 
 ONE_PASS = 2 * MAX_CHUNK_BYTES
 """Bytes of chunks that are kept while all are read in their order."""
 COLUMNS = ("class", "samples", "precision", "recall", "auc")
+_MOST_NAMED = 20
 _NO_CLASSES: dict[str, Any] = {f"top{TOP}": None, "auc_samples": 0, "classes": [], "confusion": None}
 
 
@@ -70,10 +75,9 @@ def evaluate(
     if keep and run is None:
         raise UserError(place, "a model file has no run directory that keeps the result", "leave --keep out")
     dataset, of_image = open_dataset(path) if path else _dataset_of(place, found), classifier.reconstructs
-    alike = of_image or (dataset.classes, dataset.labels) == (classifier.classes, classifier.facts.labels)
-    if dataset.shape != classifier.facts.shape or not alike:
-        reason = f"other images or classes than {place} was trained on"
-        raise DataError(dataset.path, reason, "give a data set like its own")
+    _check_images(dataset, classifier.facts, place)
+    if not of_image:
+        dataset = _by_names(dataset, classifier.facts, place)
     answers: ClassAnswers | LabelAnswers | None = None
     if not of_image:
         answers = (ClassAnswers if dataset.labels == "classes" else LabelAnswers)(len(dataset.classes))
@@ -120,6 +124,49 @@ def _dataset_of(place: str, found: FoundNetwork) -> Dataset:
     return opened(data, read_index(found.run / INDEX))
 
 
+def _check_images(dataset: Dataset, facts: Facts, place: str) -> None:
+    """Raise DataError naming what differs from the images that the network knows."""
+    for what, found, wanted in (
+        ("images of", "×".join(map(str, dataset.shape)), "×".join(map(str, facts.shape))),
+        ("numbers of type", dataset.dtype, facts.dtype),
+        ("black and white at", dataset.value_range or facts.value_range, facts.value_range or dataset.value_range),
+    ):
+        if found != wanted:
+            reason = f"{what} {found}, and {place} was trained on {wanted}"
+            raise DataError(dataset.path, reason, "give a data set of images like its own")
+
+
+def _by_names(dataset: Dataset, facts: Facts, place: str) -> Dataset:
+    """Return a data set whose test samples have the network's numbers of their classes, some of which it may lack.
+
+    Raises DataError naming what the network does not know, or a missing one of several labels.
+    """
+    if dataset.labels != facts.labels:
+        kinds = {"classes": "one class a sample", "several": "several labels a sample"}
+        reason = f"{kinds[dataset.labels]}, and {place} was trained on {kinds[facts.labels]}"
+        raise DataError(dataset.path, reason, "give a data set with labels like its own")
+    if dataset.classes == facts.classes:
+        return dataset
+    several, known = facts.labels == "several", set(facts.classes)
+    counts = dict(zip(dataset.classes, dataset.manifest.test.class_counts, strict=True))
+    strange = [name for name in dataset.classes if name not in known and (several or counts[name])]
+    absent = [name for name in facts.classes if name not in counts and several]
+    if strange or absent:
+        reason = f"{place} was not trained on {_listed(strange)}" if strange else f"no label {_listed(absent)}"
+        remedy = f"give a data set of its classes, by the same names: {_listed(facts.classes)}"
+        raise DataError(dataset.path, reason, remedy)
+    own, wanted = (dataset.classes, facts.classes) if several else (facts.classes, dataset.classes)
+    place_of = {name: number for number, name in enumerate(own)}
+    numbers = np.array([place_of.get(name, 0) for name in wanted], np.uint16)  # 0: no sample is of that class
+    parts = (replace(part, source=Renumbered(part.source, numbers)) for part in (dataset.train, dataset.test))
+    manifest = dataset.manifest.model_copy(update={"classes": facts.classes})
+    return replace(dataset, manifest=manifest, **dict(zip(PARTS, parts, strict=True)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_MOST_NAMED])) + ", …" * (len(names) > _MOST_NAMED)
+
+
 @contextmanager
 def _small_cache() -> Iterator[None]:
     """Keep few chunks: each is read once."""
@@ -136,7 +183,7 @@ def _by_class(
     columns = (
         classes,
         answers.present.tolist(),
-        shares(answers.hits, answers.answered),
+        shares(answers.hits, answers.answered * (answers.present > 0)),  # of a class that is not there: None
         shares(answers.hits, answers.present),
         [None] * len(classes) if scores is None else scores.areas,
     )

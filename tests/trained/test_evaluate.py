@@ -165,6 +165,56 @@ def test_few_chunks_are_kept_while_all_are_read(trained: Path) -> None:
     assert CACHE.limit == limit
 
 
+# --- data sets with other classes ---
+
+
+def named(folder: Path, classes: tuple[str, ...], labels: Any, *, test: Any = None, dtype: str = "uint8") -> str:
+    """The path of a data set of 60 images to train on and 60 to judge on, the same ones whatever their labels."""
+    x = np.random.default_rng(1).integers(0, 256, (60, 8, 8, 3)).astype(dtype)
+    y = np.array([classes.index(label) for label in labels], np.uint8) if isinstance(labels, str) else labels
+    test = y if test is None else test
+    source = Source("named", classes, (x, y), (x, test), {})
+    path = str(folder / f"{len(list(folder.iterdir()))}.zarr")
+    write(source, describe(source, chunk=25, order="stored", seed=0), path, lambda _: None)
+    return path
+
+
+def test_classes_go_by_their_names_and_one_that_is_not_there_has_no_figures(trained: Path, tmp_path: Path) -> None:
+    labels = "jbdb" * 15
+    whole = _json(trained, "--data", named(tmp_path, CLASSES, labels))
+    fewer = named(tmp_path, ("j", "d", "b"), labels)
+    found = _json(trained, "--data", fewer)
+    for key in ("accuracy", "loss", "auc", "classes", "confusion", "samples"):
+        assert found[key] == whole[key]
+    rows = {row["class"]: row for row in found["classes"]}
+    assert list(rows) == list(CLASSES)
+    assert {name: row["samples"] for name, row in rows.items() if row["samples"]} == {"b": 30, "d": 15, "j": 15}
+    assert all(rows["a"][figure] is None for figure in ("precision", "recall", "auc"))
+    assert ["a", "0", "-", "-", "-"] in [line.split() for line in _evaluate(trained, "--data", fewer).splitlines()]
+
+
+def test_a_class_that_the_network_does_not_know_is_named(trained: Path, tmp_path: Path) -> None:
+    told = _evaluate(trained, "--data", named(tmp_path, ("a", "eel"), np.arange(60, dtype=np.uint8) % 2), code=2)
+    assert f"{trained} was not trained on 'eel'; give a data set of its classes, by the same names: 'a', 'b', " in told
+    unused = named(tmp_path, ("a", "eel", "b"), np.arange(60, dtype=np.uint8) % 3, test=np.zeros(60, np.uint8))
+    assert _json(trained, "--data", unused)["samples"] == 60, "no sample to be judged is of that class"
+
+
+def test_other_numbers_are_named(trained: Path, tmp_path: Path) -> None:
+    told = _evaluate(trained, "--data", named(tmp_path, CLASSES, "ab" * 30, dtype="float32"), code=2)
+    assert f"numbers of type float32, and {trained} was trained on uint8" in told
+
+
+def test_several_labels_go_by_their_names(by_label: tuple[Path, Dataset], tmp_path: Path) -> None:
+    run, _ = by_label
+    rows = (np.random.default_rng(0).random((60, 10)) < 0.4).astype(np.uint8)
+    found = _json(run, "--data", named(tmp_path, CLASSES, rows))
+    turned = _json(run, "--data", named(tmp_path, CLASSES[::-1], rows[:, ::-1]))
+    assert (turned["classes"], turned["loss"]) == (found["classes"], found["loss"])
+    told = _evaluate(run, "--data", named(tmp_path, CLASSES[1:], rows[:, 1:]), code=2)
+    assert "no label 'a'; give a data set of its classes" in told
+
+
 # --- several labels a sample ---
 
 
@@ -228,7 +278,7 @@ def test_predict_gives_the_likeliest_labels_each_with_its_own_probability(
 
 def test_a_run_of_classes_is_not_judged_on_several_labels(trained: Path, by_label: tuple[Path, Dataset]) -> None:
     told = _evaluate(trained, "--data", by_label[1].path, code=2)
-    assert f"other images or classes than {trained} was trained on" in told
+    assert f"several labels a sample, and {trained} was trained on one class a sample; give" in told
 
 
 def test_of_many_samples_the_auc_is_that_of_some(trained: Path) -> None:
