@@ -353,6 +353,48 @@ def test_a_dry_run_in_json_keeps_stdout_json(path: str) -> None:
     assert "100 to train on" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "told", "samples"),
+    [
+        (
+            ["--dataset", "cifar10"],
+            "downloaded from https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz (170,052",
+            48_000,
+        ),
+        (["--dataset", "fashion-mnist"], "train-images-idx3-ubyte.gz (26,421,880 bytes), https://", 58_000),
+        (
+            ["--dataset", "synthetic", "--set", "train.class_weights=balanced"],
+            "it will be generated and written",
+            7_200,
+        ),
+        (
+            ["--dataset", "cifar100", "--archive", "a.tar.gz", "--data", "x.zarr"],
+            "a.tar.gz and written there when the run starts",
+            48_000,
+        ),
+    ],
+)
+def test_a_dry_run_downloads_and_writes_nothing(
+    options: list[str], told: str, samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.tar.gz").touch()
+    monkeypatch.setattr("daskcnn.store.datasets.archive.urlopen", lambda *_, **__: pytest.fail("the network is used"))
+    done = invoke(run, *options, "--dry-run")
+    assert f"prepare   {options[1]} is not at " in done.stdout
+    assert told in done.stdout
+    assert f"{samples:,} to train on" in done.stdout
+    assert os.listdir(tmp_path) == ["a.tar.gz"]
+
+
+def test_a_dry_run_refuses_a_data_set_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "mnist is not downloaded; give --archive FOLDER" in refused(2, run, "--dataset", "mnist", "--dry-run")
+    told = refused(2, run, "--dataset", "mnist", "--archive", "none", "--dry-run")
+    assert "none: there is no such file or folder; correct data.archive" in told
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_dry_run_finds_what_is_wrong(path: str) -> None:
     assert "lower it" in refused(2, run, *flags(tiny_job(path, data={"validation": 500})), "--dry-run")
 

@@ -15,11 +15,12 @@ from daskcnn.files import local_path
 from daskcnn.job.dataset import arrays_of, scaled
 from daskcnn.job.resolve import resolved_data
 from daskcnn.job.tables import Cluster, Data, Job
-from daskcnn.store import DATASETS, Dataset, open_dataset, prepare
+from daskcnn.store import DATASETS, Dataset, Split, open_dataset, prepare
 from daskcnn.store.array_index import ArrayIndex, drop_from_cache, keep_in_cache, kept_in_cache, read_index
-from daskcnn.store.files import is_url
+from daskcnn.store.chunk_source import StoredChunks
+from daskcnn.store.files import Files, is_url
 from daskcnn.store.foreign.in_place import ChunkSeen, Outline, look, outline
-from daskcnn.store.manifest import Progress, Warn, silent
+from daskcnn.store.manifest import PARTS, PartManifest, Progress, Warn, draft_of, silent
 
 
 def find_dataset(
@@ -94,6 +95,47 @@ def outlined(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
         remedy = f"set data.order, or prepare it anew with --order {data.order} --out another path"
         raise DataError(reason=reason, remedy=remedy)
     return scaled(data, dataset)
+
+
+def to_be_made(data: Data) -> bool:
+    """Return True if `outlined` would write a data set."""
+    if data.in_place or data.path is None or not must_be_made(data):
+        return False
+    try:
+        return is_missing(data) or Files.at(data.path).is_empty()
+    except NotADirectoryError:  # a file, which is refused in place of a data set
+        return False
+
+
+def expected(data: Data) -> tuple[Dataset, str]:
+    """Return the data set that would be written, as far as it is known before, and a sentence on how it is made.
+
+    It has no samples, and class names that are numbers. Nothing is read or written. Raises DataError as `outlined`
+    where it cannot be made, and where there is no archive at the place that the job names.
+    """
+    assert data.path is not None, "resolved"
+    if data.name is None or not _may_be_made(data):
+        raise no_data_set(data)
+    known, how = DATASETS[data.name], "generated"
+    if data.archive is not None and not local_path(data.archive).exists():
+        raise DataError(data.archive, "there is no such file or folder", "correct data.archive (--archive)")
+    if known.takes_archive:
+        missing = [] if data.archive else known.to_fetch(local_path(data.path).parent)
+        urls = ", ".join(f"{each.url} ({each.size:,} bytes)" for each in missing)
+        how = f"downloaded from {urls}" if missing else f"read from {data.archive or 'the files beside it'}"
+    parts = {}
+    for name, samples in zip(PARTS, (known.training_samples, known.test_samples), strict=True):
+        counts = tuple(len(each) for each in np.array_split(range(samples), known.classes))
+        parts[name] = PartManifest(samples=samples, class_counts=counts, images=(), labels=())
+    fields = {"name": data.name, "classes": tuple(map(str, range(known.classes))), "shape": known.shape, "chunk": 1}
+    manifest = draft_of({**fields, "order": data.order, "seed": 0, "sources": {}}, parts)
+    about = Files.at(data.path), manifest.fingerprint()
+    train, test = (
+        Split(name, min(part.samples, data.limit or part.samples), StoredChunks(name, 1, about[0], part, about[1], {}))
+        for name, part in parts.items()
+    )
+    words = f"{data.name} is not at {data.path} yet: it will be {how} and written there when the run starts"
+    return scaled(data, Dataset(data.path, manifest, train, test)), words
 
 
 def must_be_made(data: Data) -> bool:

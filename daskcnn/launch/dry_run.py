@@ -1,17 +1,18 @@
-"""A dry run: a job in words. The data set is made if it is not there; nothing else is started."""
+"""A dry run: a job in words. Nothing is started, downloaded or written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.link.connect import check_scheduler
 from daskcnn.conv import plan
+from daskcnn.datasets.job_dataset import expected, to_be_made
 from daskcnn.job.network import network_of
 from daskcnn.job.prepared import Prepared, conv_specs, planning_device
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.launch.prepared_job import prepare_job
+from daskcnn.launch.prepared_job import fitted, prepare_job
 from daskcnn.launch.resume import begins, job_to_run
 from daskcnn.nn import describe, walk
 from daskcnn.partition.proportions import kernel_shards
@@ -21,25 +22,40 @@ from daskcnn.sharded.step_plan import StepPlan
 from daskcnn.show.renderers.terminal import say, shown, warn
 from daskcnn.show.text import plural
 from daskcnn.store.augmentation import described
+from daskcnn.store.manifest import Progress
 
 
 def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any], str]:
-    """Return the resolved job, and what it would do in words. The data set is made if it is not there."""
+    """Return the resolved job, and what it would do in words. Nothing is written."""
     job, earlier = job_to_run(raw, resume)
     check_scheduler(job.cluster)
-    prepared = prepare_job(job, progress=shown(say), warn=warn, begins=begins(earlier))
-    return prepared.job.model_dump(mode="json"), readable_plan(prepared)
+    prepared, told = planned(job, progress=shown(say), begins=begins(earlier))
+    return prepared.job.model_dump(mode="json"), readable_plan(prepared, told)
 
 
-def readable_plan(prepared: Prepared) -> str:
-    """Describe the job for people: data, network, convolutions, rounds or shards, memory. Nothing is started."""
+def planned(job: Job, *, progress: Progress, begins: bool = True) -> tuple[Prepared, tuple[str, ...]]:
+    """Return the job on its data set, and lines on what comes before it. A data set that is not there is not made.
+
+    begins: as for `prepare_job`. Raises UserError as a run would.
+    """
+    if not to_be_made(job.data):
+        return prepare_job(job, progress=progress, warn=warn, begins=begins), ()
+    dataset, how = expected(job.data)
+    return fitted(job, dataset, begins=begins), (f"prepare   {how}",)
+
+
+def readable_plan(prepared: Prepared, before: Sequence[str] = ()) -> str:
+    """Describe the job for people: data, network, convolutions, rounds or shards, memory. Nothing is started.
+
+    before : lines on what comes first.
+    """
     job, dataset, (H, W, C) = prepared.job, prepared.dataset, prepared.dataset.shape
     specs, device = conv_specs(job, dataset), planning_device(job)
     nbytes = 6 * prepared.layout.nbytes + len(dataset.train) * H * W * C
-    lines = []
+    lines = [*before]
     if job.data.in_place and dataset.index is None:
         images = dataset.manifest.train.samples + dataset.manifest.test.samples
-        lines = [f"index     {images:,} images will be read once by the workers, for checksums and statistics"]
+        lines += [f"index     {images:,} images will be read once by the workers, for checksums and statistics"]
     lines += [
         f"data      {dataset.name} at {dataset.path}: {prepared.samples:,} to train on, {job.data.validation:,} for "
         f"validation, {len(dataset.test):,} to test; augment {described(job.data.augment or 'none')}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import EpochEnded, Event, Warned
 from daskcnn.job.resolve import read_job_file, resolve
 from daskcnn.job.tables import Job
-from daskcnn.launch.dry_run import readable_plan
-from daskcnn.launch.prepared_job import prepare_job
+from daskcnn.launch.dry_run import planned, readable_plan
 from daskcnn.launch.recorder import OnEvent, check_listener
 from daskcnn.launch.resume import EarlierRun, job_to_run
 from daskcnn.launch.training import Result, Silent, train_job
@@ -177,12 +176,13 @@ class DryRun:
 
 
 def dry_run(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None) -> DryRun:
-    """Say what a job would do. Its data set is made if it is not there; nothing is trained.
+    """Say what a job would do. Nothing is trained, downloaded or kept.
 
     Parameters
     ----------
     job : tables, a `Job`, or the path of a job file; None for the built-in example.
-    data : images and labels that the job would be trained on, as for `train`; they are written to a folder meanwhile.
+    data : images and labels that the job would be trained on, as for `train`; they are written to a temporary folder
+        meanwhile.
 
     Examples
     --------
@@ -190,11 +190,19 @@ def dry_run(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None
     data      ...
     """
     _check_pair(data)
-    client, raw = given_or_default(None), _tables(job)
+    client, raw = given_or_default(None), dict(_tables(job))
+    path = None
+    if data is not None and isinstance(section := raw.get("data"), Mapping):  # they are not kept at their place yet
+        raw["data"] = {key: value for key, value in section.items() if key != "path"}
+        path = section.get("path")
     with with_own_data(raw, data, client) as (tables, write):
         resolved = resolve(tables)
         if client is None:
             check_scheduler(resolved.cluster)
         write()
-        prepared = prepare_job(resolved, progress=shown(lambda _: None), warn=warn)
-        return DryRun(prepared.job, readable_plan(prepared))
+        prepared, told = planned(resolved, progress=shown(lambda _: None))
+        if path is not None:
+            at_path = prepared.job.data.model_copy(update={"path": str(path)})
+            dataset = replace(prepared.dataset, path=str(path))
+            prepared = replace(prepared, job=prepared.job.model_copy(update={"data": at_path}), dataset=dataset)
+        return DryRun(prepared.job, readable_plan(prepared, told))

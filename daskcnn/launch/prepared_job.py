@@ -77,7 +77,8 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
 
 def _labels_misfit(job: Job, dataset: Dataset) -> Iterator[str]:
     """Loss and weights that are not for the data set's labels."""
-    for check in (loss_of, *([weighting_of] if training_samples(job, dataset) > 0 else [])):
+    labelled = training_samples(job, dataset) > 0 and "labels" in dataset.train.source.arrays
+    for check in (loss_of, *([weighting_of] if labelled else [])):
         try:
             check(job, dataset)
         except JobError as error:

@@ -542,10 +542,17 @@ def test_no_image_has_no_prediction(trained: Result, images: np.ndarray) -> None
     assert trained.model.predict(images[:0]).shape == (0, 10)
 
 
-def test_the_plan_of_a_job_on_arrays(small: dict[str, Any], own: np.ndarray, labels: np.ndarray) -> None:
-    planned = str(daskcnn.dry_run(small, data=(own, labels)))
+def test_the_plan_of_a_job_on_arrays(
+    small: dict[str, Any], own: np.ndarray, labels: np.ndarray, tmp_path: Path
+) -> None:
+    planned: Any = str(daskcnn.dry_run(small, data=(own, labels)))
     assert "43 to train on, 5 for validation, 12 to test" in planned
     assert "dense1" in planned
+    small["data"] = {**small.get("data", {}), "path": str(tmp_path / "kept.zarr")}
+    planned = daskcnn.dry_run(small, data=(own, labels))
+    assert f"arrays at {tmp_path}/kept.zarr: 43 to train on" in str(planned)
+    assert planned.job.data.path == str(tmp_path / "kept.zarr")
+    assert not (tmp_path / "kept.zarr").exists()
     with pytest.raises(daskcnn.errors.DataError, match=r"give \(images, labels\)"):
         daskcnn.dry_run(small, data=own)  # type: ignore[arg-type] # no pair
 

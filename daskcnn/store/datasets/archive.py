@@ -189,12 +189,16 @@ class Download:
     size: int
     sha256: str
 
+    def target(self, folder: Path) -> Path:
+        """Return the file's place in a folder."""
+        return folder / Path(urlsplit(self.url).path).name
+
     def fetch(self, folder: Path, progress: OnBytes) -> Path:
         """Return the file in this folder, downloaded if it is not there yet. `progress(done, total)` counts bytes.
 
         Raises DataError if the network fails (the bytes so far are kept in a `.part` file) or the bytes are wrong.
         """
-        target = folder / Path(urlsplit(self.url).path).name
+        target = self.target(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not target.exists():

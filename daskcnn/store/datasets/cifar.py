@@ -6,7 +6,7 @@ byte for its class of twenty coarse ones, then one for its own of a hundred.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -64,6 +64,15 @@ class Cifar:
         """Files that are read, and the most bytes that each may have."""
         records = {**self.train, **self.test}
         return {self.classes_file: _NAMES_BYTES, **{name: most * self.record for name, most in records.items()}}
+
+    @property
+    def test_samples(self) -> int:
+        """Images of the test part."""
+        return sum(self.test.values())
+
+    def to_fetch(self, folder: Path) -> Sequence[Download]:
+        """Return the official archive, if the folder does not hold it yet."""
+        return () if self.official.target(folder).exists() else (self.official,)
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Return the official archive, downloaded if the folder does not hold it yet."""

@@ -5,6 +5,7 @@ Fashion-MNIST: 70,000 grey photographs of clothing, in the files of MNIST (Xiao,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -41,16 +42,22 @@ class IdxFiles:
     augment: ClassVar[Literal["none", "crop-mirror"]] = "none"
     shape: ClassVar[tuple[int, int, int]] = (_SIDE, _SIDE, 1)
     training_samples: ClassVar[int] = 60_000
+    test_samples: ClassVar[int] = 10_000
     classes: ClassVar[int] = 10
+
+    def to_fetch(self, folder: Path) -> Sequence[Download]:
+        """Return the official files that the folder does not hold yet. Raises DataError without an official address."""
+        if not self.official:
+            remedy = f"give --archive FOLDER holding {', '.join(_NAMES)} (.gz or not)"
+            raise DataError(reason=f"{self.name} is not downloaded", remedy=remedy)
+        return [each for each in self.official if not each.target(folder / self.name).exists()]
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Return the folder of the official files, downloaded as far as it does not hold them yet.
 
         Raises DataError where there is no official address, and where a download fails.
         """
-        if not self.official:
-            remedy = f"give --archive FOLDER holding {', '.join(_NAMES)} (.gz or not)"
-            raise DataError(reason=f"{self.name} is not downloaded", remedy=remedy)
+        self.to_fetch(folder)
         for each in self.official:
             each.fetch(folder / self.name, lambda done, total: progress("download", done, total))
         return folder / self.name

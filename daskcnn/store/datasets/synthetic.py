@@ -10,6 +10,7 @@ classes: train without augmentation. All arithmetic is on integers, so the bytes
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from daskcnn.errors import DataError
 from daskcnn.store.augmentation import AugmentName
 from daskcnn.store.chunk_facts import Images
+from daskcnn.store.datasets.archive import Download
 from daskcnn.store.manifest import Progress, Source, Warn
 
 
@@ -42,8 +44,15 @@ class Importer(Protocol):
         """Images of the training part."""
 
     @property
+    def test_samples(self) -> int:
+        """Images of the test part."""
+
+    @property
     def classes(self) -> int:
         """Number of classes."""
+
+    def to_fetch(self, folder: Path) -> Sequence[Download]:
+        """Return the files that `fetch` would download into a folder. Raises DataError if that is not offered."""
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Download the archive into a folder and return its path. Raises DataError if that fails or is not offered."""
@@ -85,7 +94,12 @@ class Synthetic:
     augment: Literal["none", "crop-mirror"] = "none"
     shape = (_SIDE, _SIDE, 3)
     training_samples = 8_000
+    test_samples = 2_000
     classes = 10
+
+    def to_fetch(self, folder: Path) -> Sequence[Download]:
+        """None."""
+        return ()
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Raise DataError: the data set is built in."""
@@ -98,7 +112,8 @@ class Synthetic:
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Generate the images; they are always the same."""
         classes = tuple(f"{180 * a // _ANGLES} degrees, {w} pixels" for w in _WAVELENGTHS for a in range(_ANGLES))
-        return Source("synthetic", classes, gratings(self.training_samples, _SEED), gratings(2000, _SEED + 1), {})
+        train, test = gratings(self.training_samples, _SEED), gratings(self.test_samples, _SEED + 1)
+        return Source("synthetic", classes, train, test, {})
 
 
 def gratings(count: int, seed: int) -> tuple[Images, Images]:
