@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from math import prod
 from typing import Any, Literal, TypeAlias
 
@@ -203,6 +204,24 @@ class Device:
         if self.backend.compiled:
             compiled.warm.warm(dtype, told)
             compiled.products.touch_buffers(self.pool.threads, self.pool.map)
+
+
+_EVERY = 10
+"""Compilations for each line that tells of them."""
+
+
+def compile_here(dtype: str, say: Callable[[str], None]) -> None:
+    """Load the compiled loops for networks of this dtype. `say` is told before and while they have to be compiled."""
+    compilations = count(1)
+
+    def told(done: int, of: int) -> None:
+        if next(compilations) % _EVERY == 0 or done == of:
+            say(f"compiled loop {done} of {of}")
+
+    if not compiled.warm.is_ready(dtype):
+        once = "in this process, as nothing can be kept" if compiled.loop.UNCACHED else "once for this machine"
+        say(f"compiling loops, {once}: this takes a minute or more (`daskcnn doctor --warm` does it on all cores)")
+    compiled.warm.warm(dtype, told)
 
 
 @dataclass(frozen=True)

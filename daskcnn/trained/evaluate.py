@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from daskcnn.arrays import Device, cpu_count, single_threaded_blas
+from daskcnn.arrays import Device, compile_here, cpu_count, single_threaded_blas
 from daskcnn.datasets.own_data import check_kept
 from daskcnn.errors import DataError, UserError
 from daskcnn.job.dataset import opened
@@ -26,7 +26,7 @@ from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import INDEX, read_index
 from daskcnn.store.chunk_source import CACHE, Renumbered
 from daskcnn.store.image_facts import Facts
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS
+from daskcnn.store.manifest import MAX_CHUNK_BYTES
 from daskcnn.trained.place import FoundNetwork, find_network
 from daskcnn.training.replica import Replica
 
@@ -87,6 +87,7 @@ def evaluate(
         raise UserError(picture, f"{reason}, so there is no confusion matrix", "leave --picture out")
     # the network sees other data as it saw its own: shifted and scaled by the statistics of the training samples
     seen = dataset.scaled(classifier.facts.mean.tolist(), classifier.facts.deviation.tolist())
+    compile_here(classifier.job.model.dtype, say)
     device = Device.of("cpu", threads=cpu_count(), exact=classifier.job.train.exact)
     replica = Replica(classifier.job, seen, device, clock=time.perf_counter)
     replica.adopt(classifier.weights)
@@ -158,9 +159,9 @@ def _by_names(dataset: Dataset, facts: Facts, place: str) -> Dataset:
     own, wanted = (dataset.classes, facts.classes) if several else (facts.classes, dataset.classes)
     place_of = {name: number for number, name in enumerate(own)}
     numbers = np.array([place_of.get(name, 0) for name in wanted], np.uint16)  # 0: no sample is of that class
-    parts = (replace(part, source=Renumbered(part.source, numbers)) for part in (dataset.train, dataset.test))
+    train, test = (replace(part, source=Renumbered(part.source, numbers)) for part in (dataset.train, dataset.test))
     manifest = dataset.manifest.model_copy(update={"classes": facts.classes})
-    return replace(dataset, manifest=manifest, **dict(zip(PARTS, parts, strict=True)))
+    return replace(dataset, manifest=manifest, train=train, test=test)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from daskcnn.arrays import compile_here
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular
 from daskcnn.job.tables import CheckpointChoice
@@ -46,6 +47,7 @@ def predict(
             reason = "a folder, a data set or an array, not an image file"
             raise DataError(path, reason, "say where to write: --out p.csv")
     seen = np.stack([pixels(path, classifier.facts, say) for path in images])
+    compile_here(classifier.job.model.dtype, say)
     if classifier.reconstructs:
         return [{"image": path, "loss": loss} for path, loss in zip(images, classifier.losses(seen), strict=True)]
     found = []

@@ -14,7 +14,7 @@ import numpy as np
 from dask.base import is_dask_collection, tokenize
 from dask.delayed import delayed
 
-from daskcnn.arrays import Array
+from daskcnn.arrays import Array, compile_here
 from daskcnn.datasets.given_arrays import array_of, as_array, with_coordinates
 from daskcnn.job.tables import CheckpointChoice, Job
 from daskcnn.markup import as_table
@@ -22,6 +22,7 @@ from daskcnn.nn import Layer, leaves, summarise
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint
+from daskcnn.show.renderers.terminal import say
 from daskcnn.store.masks import filled
 from daskcnn.trained.place import find_network
 from daskcnn.training.trained_network import Classifier
@@ -109,6 +110,7 @@ class TrainedModel:
         return with_coordinates(images, found, self.classes)
 
     def _at_once(self, images: Any) -> Array:
+        compile_here(self.classifier.job.model.dtype, say)
         return _probabilities(as_array("images", images), self.classifier)
 
     def _lazily(self, images: Any) -> Any:

@@ -24,7 +24,7 @@ from daskcnn.compiled import loop, warm
 from daskcnn.doctor import cluster as doctor_cluster
 from daskcnn.doctor import examine as doctor
 from daskcnn.doctor.cluster import Wanted, clocks, links, sharing, worker_findings
-from daskcnn.doctor.examine import asked_for, examine
+from daskcnn.doctor.examine import asked_for, compile_loops, examine
 from daskcnn.doctor.findings import GIB, Finding, readable_findings, would_start
 from daskcnn.doctor.worker import Gpu, Seen, Way, look, rounds
 from daskcnn.errors import ClusterError, JobError, installing
@@ -77,6 +77,20 @@ def test_what_a_machine_lacks_comes_with_a_remedy(
     assert not found.ok
     assert remedy in found.remedy
     assert f"NO  {check}" in readable_findings([found])
+
+
+def test_compiling_says_so_before_the_first_loop_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+
+    def in_processes(dtype: str, say: Any, processes: int) -> int:
+        assert "the longest come first" in told[0]
+        say(1, 2)
+        return 1
+
+    monkeypatch.setattr(warm, "is_ready", lambda _: False)
+    monkeypatch.setattr(warm, "warm_in_processes", in_processes)
+    compile_loops(told.append)
+    assert told[1:] == ["compiled loop 1 of 2", "compiled 1 loops anew"]
 
 
 def test_loops_to_compile_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:

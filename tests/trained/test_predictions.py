@@ -21,7 +21,9 @@ import zarr
 from click.testing import CliRunner, Result
 from PIL import Image
 
+from daskcnn import load as daskcnn_load
 from daskcnn.cli import main as daskcnn
+from daskcnn.compiled import warm
 from daskcnn.errors import DataError, Interrupted, Lost, installing
 from daskcnn.export.model_file import write_model
 from daskcnn.job.resolve import resolve
@@ -404,6 +406,33 @@ def test_a_broken_file_is_named_and_what_is_done_is_kept(
     bad = rows("p.csv")[3]
     assert (bad["predicted"], bad["p_a"]) == ("", "nan")
     assert sum(row["predicted"] == "" for row in rows("p.csv")) == 1
+
+
+def test_compiling_on_a_machines_first_prediction_says_so(
+    run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slowly(dtype: str, say: Any = lambda done, of: None) -> int:
+        for done in range(1, 26):
+            say(done, 25)
+        return 25
+
+    def lines(*command: object) -> list[str]:
+        return [line for line in invoke(*command).stderr.splitlines() if line.startswith("compil")]
+
+    model = daskcnn_load(run)
+    monkeypatch.setattr(warm, "is_ready", lambda _: False)
+    monkeypatch.setattr(warm, "warm", slowly)
+    image = folder / "a" / "1.png"
+    for command in (["predict", run, image], ["predict", run, folder, "--out", "p.csv"], ["evaluate", run]):
+        first, *others = lines(*command)
+        assert first.startswith("compiling loops, once for this machine: this takes a minute or more")
+        assert others == [f"compiled loop {done} of 25" for done in (10, 20, 25)]
+    capsys.readouterr()
+    model.predict(np.zeros((1, 8, 8, 3), np.uint8))
+    assert "compiling loops, once for this machine" in capsys.readouterr().err
+    monkeypatch.setattr(warm, "is_ready", lambda _: True)
+    monkeypatch.setattr(warm, "warm", lambda *_: 0)
+    assert lines("predict", run, image) == []
 
 
 @pytest.mark.parametrize("kind", ["dangling", "circle", *SPECIAL])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn.arrays import compile_here
 from daskcnn.cluster.link.calls import Signals
 from daskcnn.cluster.link.client import heed_signals
 from daskcnn.cluster.link.connect import check_scheduler, connect
@@ -104,6 +105,8 @@ def _predict(
     """Spread the parts over the workers and keep the results. Raises UserError, which says how to continue."""
     signals = Signals()
     try:
+        if not (settings.scheduler or settings.scheduler_file):  # the workers will be of this machine
+            compile_here(task.classifier.job.model.dtype, say)
         with ExitStack() as stack:
             stack.enter_context(signals.installed())
             signals.polled = True
