@@ -264,12 +264,20 @@ def _reconstructed(graph: Graph, classifier: Classifier, x: str) -> str:
 
 def _normalised(graph: Graph, facts: Described) -> str:
     """Add nodes from images at rest to maps (N, C, H, W), as `store.normalise` does it."""
-    x = graph.add("Cast", "numbers", INPUT, to=TensorProto.FLOAT)
-    x = graph.add("Sub", "centred", x, graph.constant("mean", facts.mean))
-    x = graph.add("Mul", "normalised", x, graph.constant("per_deviation", 1 / facts.deviation))
+    wide = _wide(facts)
+    x = graph.add("Cast", "numbers", INPUT, to=helper.np_dtype_to_tensor_dtype(wide))
+    x = graph.add("Sub", "centred", x, graph.constant("mean", facts.mean, wide))
+    x = graph.add("Mul", "normalised", x, graph.constant("per_deviation", 1 / facts.deviation, wide))
+    if wide != np.float32:
+        x = graph.add("Cast", "narrow", x, to=TensorProto.FLOAT)
     if facts.nodata is not None:
         x = graph.add("Where", "complete", _missing(graph, facts), graph.constant("average", 0.0), x)
     return graph.add("Transpose", "maps", x, perm=[0, 3, 1, 2])
+
+
+def _wide(facts: Described) -> np.dtype[Any]:
+    """The type in which images are normalised: float32 has no room for what tells values of float64 apart."""
+    return np.dtype(np.float64 if facts.dtype == np.float64 else np.float32)
 
 
 def _missing(graph: Graph, facts: Described) -> str:
@@ -278,7 +286,5 @@ def _missing(graph: Graph, facts: Described) -> str:
     mark, unknown = mark_of(facts.nodata, facts.dtype), graph.add("IsNaN", "not_numbers", "numbers")
     if mark is None:
         return unknown
-    # float32 has no room for what tells values of float64 apart
-    value, dtype = (INPUT, np.float64) if facts.dtype == np.float64 else ("numbers", np.float32)
-    same = graph.add("Equal", "marked", value, graph.constant("nodata", mark, dtype))
+    same = graph.add("Equal", "marked", "numbers", graph.constant("nodata", mark, _wide(facts)))
     return graph.add("Or", "missing", same, unknown)

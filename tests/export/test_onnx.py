@@ -99,6 +99,11 @@ def test_number_types(dtype: str) -> None:
     check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype))))
 
 
+def test_the_mean_is_taken_off_images_of_float64_before_they_are_cut_to_float32() -> None:
+    far = replace(facts((9, 7, 2), dtype=np.dtype("float64")), mean=np.full(2, 1e9), deviation=np.full(2, 2.6))
+    check(classifier({"name": "5:7"}, far), 1e9 + np.random.default_rng(0).normal(0, 2.6, (5, 9, 7, 2)))
+
+
 @pytest.mark.parametrize(("dtype", "nodata"), NODATA)
 def test_pixels_without_data(dtype: str, nodata: float) -> None:
     check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype), nodata=nodata)))
