@@ -6,13 +6,14 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
-from daskcnn.errors import UserError, nearest
+from daskcnn.errors import DataError, UserError, nearest
+from daskcnn.modules import import_modules, import_plugins
 from daskcnn.show.text import plain
 
 verbose = click.option("--verbose", is_flag=True, help="Show tracebacks.")
@@ -28,6 +29,32 @@ views_option = click.option(
     type=click.Choice(["none", "mirror", "mirror-translate"]),
     help="Views of each image whose scores are averaged.  [default: data.views of the run's job]",
 )
+_IMPORTS = "daskcnn.imports"
+
+
+def _noted(ctx: click.Context, _: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Note the modules; they are imported where errors are told."""
+    ctx.meta[_IMPORTS] = names
+    return names
+
+
+def import_own(names: Sequence[str]) -> None:
+    """Import the modules that `--import` names. Raises DataError for one that is missing or fails."""
+    try:
+        import_modules(names)
+    except DataError as error:
+        raise DataError(f"--import {error.value}", error.reason, error.remedy) from error
+
+
+import_option = click.option(
+    "--import",
+    "imports",
+    metavar="MODULE",
+    multiple=True,
+    expose_value=False,
+    callback=_noted,
+    help="Import a module with layers or other members of your own first. Those of a run's job are imported anyway.",
+)
 settings = click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any key of the job.")
 
 
@@ -41,6 +68,8 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and end the process with the exit code of a user's error."""
         try:
+            import_plugins()
+            import_own(ctx.meta.get(_IMPORTS, ()))
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, NobodyReads):
             raise

@@ -59,6 +59,14 @@ def override_by_flags(raw: dict[str, Any], flags: Mapping[str, str | None], sett
     apply_settings(raw, settings)
 
 
+def add_imports(raw: dict[str, Any], modules: Iterable[str]) -> None:
+    """Add modules to those that the job file names. Raises JobError as `override` does."""
+    run = raw.get("run")
+    given = run.get("imports") if isinstance(run, Mapping) else None
+    named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    override(raw, "run.imports", list(dict.fromkeys([*named, *modules])))
+
+
 def cluster_of(flags: Mapping[str, str | None]) -> Cluster | None:
     """Return the table `[cluster]` that the flags of `cluster_options` give; None if none is given. Raises JobError."""
     given = {key: value for key, value in flags.items() if value is not None}

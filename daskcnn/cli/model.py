@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, checkpoint_option, tell, verbose, views_option
+from daskcnn.cli.command import Command, as_json, checkpoint_option, import_option, tell, verbose, views_option
 from daskcnn.cli.flags import cluster_of, cluster_options
 from daskcnn.documents import dumps
 from daskcnn.export import FORMATS
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 @click.option("--batch", type=click.IntRange(1), default=128, show_default=True, help="Samples in a minibatch.")
 @click.option("--picture", metavar="FILE", help="Draw the network into this file; its ending says SVG or PNG.")
 @as_json
+@import_option
 @verbose
 def model(
     model: str, dataset: str | None, classes: int | None, batch: int, picture: str | None, as_json: bool, **_: Any
@@ -70,6 +71,7 @@ def models(as_json: bool, **_: Any) -> None:
 @click.option("--keep", is_flag=True, help="Keep the result in RUN, where report --html finds it.")
 @views_option
 @as_json
+@import_option
 @verbose
 def evaluate(
     run: str,
@@ -112,6 +114,7 @@ def evaluate(
 @click.option("--skip-bad", is_flag=True, help="Pass over files that cannot be read; they have no prediction.")
 @views_option
 @as_json
+@import_option
 @verbose
 def predict(
     run: str,
@@ -154,6 +157,7 @@ def predict(
 @click.option("--to", type=click.Choice(list(FORMATS)), required=True, help="Format of the file.")
 @click.option("--out", metavar="FILE", help="File to write.  [default: model.onnx, .py or .safetensors in RUN]")
 @checkpoint_option
+@import_option
 @verbose
 def export(run: str, to: str, out: str | None, checkpoint: CheckpointChoice | None, **_: Any) -> None:
     """Write RUN's network for other programs.

@@ -12,7 +12,7 @@ import click
 from dask.utils import parse_bytes
 
 from daskcnn.arrays import Device, DeviceKind, cpu_count
-from daskcnn.cli.command import Command, as_json, settings, tell, verbose
+from daskcnn.cli.command import Command, as_json, import_option, settings, tell, verbose
 from daskcnn.documents import dumps
 from daskcnn.planning import show_model as convolutions
 from daskcnn.show.renderers.drawing import need_matplotlib
@@ -73,6 +73,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...
     help="Workers to add, one at a time: like the first of a kind (gpu=1,cpu=4), or like a worker (desk-1=2).",
 )
 @as_json
+@import_option
 @verbose
 def plan(
     job: str,
@@ -178,6 +179,7 @@ def plan_conv(
 @click.option("--keep", metavar="FOLDER", help="Write the simulated run to FOLDER, for report and compare.")
 @click.option("--write-cluster", metavar="FILE", help="Write the cluster to FILE as a cluster file.")
 @as_json
+@import_option
 @verbose
 def simulate(
     job: str,

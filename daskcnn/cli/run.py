@@ -7,10 +7,11 @@ import json
 import click
 
 from daskcnn.cli.command import Command, settings, tell, terminal_width, verbose
-from daskcnn.cli.flags import job_flags, override_by_flags
+from daskcnn.cli.flags import add_imports, job_flags, override_by_flags
 from daskcnn.errors import installing
 from daskcnn.job.reference import tables
 from daskcnn.job.resolve import read_job_file
+from daskcnn.job.tables import description_of
 from daskcnn.launch import jobs
 from daskcnn.launch.dry_run import dry_run as dry_run_of
 from daskcnn.show.renderers.drawing import can_draw
@@ -27,6 +28,9 @@ def _print_keys(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job_file", metavar="[JOB.toml]", required=False)
 @job_flags
+@click.option(
+    "--import", "imports", metavar="MODULE", multiple=True, help=description_of("run.imports") + "  [run.imports]"
+)
 @settings
 @click.option(
     "--resume",
@@ -47,6 +51,7 @@ def _print_keys(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @verbose
 def run(
     job_file: str | None,
+    imports: tuple[str, ...],
     settings: tuple[str, ...],
     resume: str | None,
     dry_run: bool,
@@ -61,6 +66,8 @@ def run(
     """
     raw = read_job_file(job_file) if job_file else {}
     override_by_flags(raw, flags, settings)
+    if imports:
+        add_imports(raw, imports)
     if dry_run:
         job, plan = dry_run_of(raw, resume=resume)
         tell(json.dumps(job, indent=2))

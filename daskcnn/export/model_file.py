@@ -7,6 +7,7 @@ layers     the layers as a job's `model.layers` has them
 dtype      number type of weights and activations
 images     `Facts.to_dict`: classes, shape, mean, deviation and what else describes the images
 loss       the loss that it was trained with
+imports    modules that its layers are from, if they are not all daskcnn's; a reader never imports them by itself
 run        name of the run, for people
 version    of daskcnn
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -26,13 +28,16 @@ import numpy as np
 from safetensors.numpy import save as encode
 
 from daskcnn.documents import Bounds, parse_json
-from daskcnn.errors import DataError, JobError
+from daskcnn.errors import DataError, JobError, nearest
 from daskcnn.export.trained_layers import version
 from daskcnn.files import open_regular, replace_file
 from daskcnn.job.network import layout_of, loss_of, network_of
+from daskcnn.job.own_members import layers_in
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
+from daskcnn.modules import import_plugins
 from daskcnn.nn import leaves
+from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.spec import spec_of
 from daskcnn.runs.checkpoint import read_arrays, read_header
 from daskcnn.store.image_facts import Facts
@@ -41,6 +46,7 @@ from daskcnn.training.trained_network import Classifier
 FORMAT = "daskcnn 1"
 REMEDY = "export the model again with `daskcnn export RUN --to safetensors`"
 _KEYS = ("format", "layers", "dtype", "images", "loss")  # those that reading needs
+_LONGEST = 1000  # letters of the names of modules
 _BOUNDS = Bounds(size=4 << 20, values=50_000, tables=20_000)
 
 
@@ -53,6 +59,7 @@ def write_model(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]
         "dtype": classifier.job.model.dtype,
         "images": classifier.facts.to_dict(),
         "loss": classifier.job.train.loss,
+        "imports": classifier.job.run.imports,
         "run": run,
         "version": version(),
     }
@@ -101,6 +108,9 @@ def _described(metadata: Mapping[str, str], file: Path) -> tuple[Job, Facts]:
     if not isinstance(found["layers"], list) or not isinstance(found.get("images"), dict):
         raise _damaged(file, "its metadata describe no layers and images")
     model = {"layers": found["layers"], "dtype": found.get("dtype")}
+    import_plugins()
+    if unknown := sorted(set(layers_in(found["layers"])) - LAYERS.keys()):
+        raise _of_other_modules(file, unknown[0], metadata.get("imports", ""))
     try:
         job = resolve({"model": model, "train": {"loss": found.get("loss")}})
         facts = Facts.from_dict(found["images"])
@@ -110,6 +120,14 @@ def _described(metadata: Mapping[str, str], file: Path) -> tuple[Job, Facts]:
         raise _damaged(file, "; ".join(error.problems[:3])) from error
     except DataError as error:
         raise _damaged(file, error.reason) from error
+
+
+def _of_other_modules(file: Path, layer: str, imports: str) -> DataError:
+    """Return the refusal of a layer that nothing has registered. A file may come from anywhere: it imports nothing."""
+    named = re.findall(r"[\w.]+", imports if len(imports) < _LONGEST else "")
+    modules = " ".join(f"--import {name}" for name in named if name != "null")
+    remedy = f"import the module that adds it, if you trust it: {modules or '--import MODULE'}, `import` in Python"
+    return DataError(file, f"layer {layer!r:.60}: there is none of this name{nearest(layer, LAYERS)}", remedy)
 
 
 def _numbers(job: Job, facts: Facts, file: Path) -> int:

@@ -19,7 +19,9 @@ from daskcnn.errors import DataError, JobError, all_known, similar
 from daskcnn.files import read_regular
 from daskcnn.job.checks import contradictions
 from daskcnn.job.dataset import USUAL_INCREMENTS, usual_augment
-from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, NoRule, Train, keys_of
+from daskcnn.job.own_members import modules_of
+from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, NoRule, Run, Train, keys_of
+from daskcnn.modules import import_modules, import_plugins, look_in
 from daskcnn.nn.spec import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
@@ -29,6 +31,7 @@ _MOST_BYTES = 128 << 10
 
 def read_job_file(path: str | Path, most: int = _MOST_BYTES, what: str = "a job file") -> dict[str, Any]:
     """Return the tables of a TOML job file, or of another file. Raises JobError where it cannot be read or parsed."""
+    look_in(Path(path).absolute().parent)
     try:
         return parse_toml(read_regular(path, most))
     except DataError as error:
@@ -134,7 +137,8 @@ def resolve(raw: Mapping[str, Any]) -> Job:
     """Return the job with every default that needs no data set (others: `job.dataset.on_data`). Raises JobError."""
     job = parse_job(raw)
     update = {"data": resolved_data(job.data), "model": _resolved_model(job.model), "train": resolved_train(job)}
-    return job.model_copy(update=update)
+    job = job.model_copy(update=update)
+    return job.model_copy(update={"run": _resolved_run(job)})
 
 
 def parse_job(raw: Mapping[str, Any]) -> Job:
@@ -144,6 +148,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
     """
     if (most := _entries(raw)) > MOST_ENTRIES:
         raise JobError([f"{most:,} keys and values: a job has at most {MOST_ENTRIES:,}; give a job file"])
+    _import_members(raw)
     problems: list[str] = []
     wrong: set[tuple[int | str, ...]] = set()
     job = None
@@ -160,6 +165,20 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
     if problems:
         raise JobError(problems)
     return job
+
+
+def _import_members(raw: Mapping[str, Any]) -> None:
+    """Import what adds to the registries that the job's names are looked for in. Raises JobError."""
+    import_plugins()
+    run = raw.get("run")
+    try:
+        names = Run.model_validate({"imports": run.get("imports")}).imports if isinstance(run, Mapping) else None
+    except ValidationError:  # told of with all else that is wrong
+        return
+    try:
+        import_modules(names or ())
+    except DataError as error:
+        raise JobError([f"run.imports = {error.value!r}: {error.reason}; {error.remedy}"]) from error
 
 
 def _entries(raw: Mapping[str, Any]) -> int:
@@ -216,6 +235,14 @@ def _resolved_model(model: Model) -> Model:
     if model.from_ is not None:
         return model.model_copy(update={"from_": str(Path(model.from_).absolute())})
     return model
+
+
+def _resolved_run(job: Job) -> Run:
+    """Return the table with the modules of all members of a user's own that the job names."""
+    given = job.run.imports or []
+    covered = {name.partition(".")[0] for name in given}
+    found = dict.fromkeys(name for name in modules_of(job) if name.partition(".")[0] not in covered)
+    return job.run.model_copy(update={"imports": [*given, *found] or None})
 
 
 def resolved_train(job: Job) -> Train:

@@ -26,6 +26,7 @@ _LONGEST = 160
 """Letters of a value in a message."""
 _ALIKE = 1e-6
 """Largest relative difference of the statistics of the same images: sums over other chunks round otherwise."""
+_IMPORTS = "run.imports"
 _EPOCHS = "train.epochs"
 """The key that may change when a run is resumed by its folder: epochs in all, more than were trained."""
 
@@ -65,6 +66,7 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
     kept = earlier.kept
     keys = {f"{section}.{key}" for section, table in raw.items() if section != "cluster" for key in table}
     keys = {key for key in keys if not (own_data and key.startswith("data."))} - {f"data.{key}" for key in _PLACES}
+    keys.discard(_IMPORTS)  # they are imported; the run keeps its own
     others = {key: values for key in sorted(keys) if (values := _differing(key, kept, asked))}
     epochs = others.pop(_EPOCHS, None)
     if epochs and (resume != "auto" or (asked.train.epochs > kept.train.epochs and not others)):

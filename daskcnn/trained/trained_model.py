@@ -15,6 +15,7 @@ from dask.base import is_dask_collection, tokenize
 from dask.delayed import delayed
 
 from daskcnn.arrays import Array, compile_here
+from daskcnn.cluster.link.sent import Sent, sent
 from daskcnn.datasets.given_arrays import array_of, as_array, with_coordinates
 from daskcnn.job.tables import CheckpointChoice, Job
 from daskcnn.markup import as_table
@@ -117,7 +118,7 @@ class TrainedModel:
         self.classifier.check_images(images)
         whole = images.rechunk(dict.fromkeys((1, 2, 3), -1))
         dtype = self.classifier.predicted_dtype
-        model = delayed(self.classifier, name=f"classifier-{self.token}")
+        model = delayed(sent(self.classifier, self.job), name=f"classifier-{self.token}")
         axes: dict[str, Any] = {}
         if not self.classifier.reconstructs:
             axes = {"drop_axis": [1, 2, 3], "new_axis": [1], "chunks": (whole.chunks[0], (len(self.classes),))}
@@ -157,7 +158,8 @@ def _read_only(array: Array) -> Array:
     return view
 
 
-def _probabilities(images: Array, classifier: Classifier) -> Array:
+def _probabilities(images: Array, model: Classifier | Sent) -> Array:
+    classifier: Classifier = model.value if isinstance(model, Sent) else model
     images = filled(images, classifier.facts.nodata, option="nodata in training")
     found = classifier.predict(images)
     of_each = tuple(range(1, found.ndim))

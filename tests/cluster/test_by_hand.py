@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
@@ -28,6 +30,9 @@ from tests.cluster.by_hand import (
     wait_for_line,
     worker,
 )
+from tests.cluster.cluster_jobs import LAYERS
+from tests.own_module import NAME as MODULE
+from tests.own_module import forgotten, write_module
 
 pytestmark = pytest.mark.cluster
 
@@ -53,6 +58,36 @@ def test_two_workers_by_hand_train_a_job(tmp_path: Path, synthetic: str, by_hand
     assert summary["status"] == "done"
     assert [w["name"] for w in summary["workers"]] == ["cpu-0", "cpu-1"]
     assert Path(summary["checkpoint"]).is_dir()
+
+
+def test_members_of_ones_own_train_and_predict_on_processes_that_cannot_find_their_module(
+    tmp_path: Path, synthetic: str, by_hand: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [{"layer": "slope"} if layer["layer"] == "relu" else layer for layer in LAYERS]
+    train = {"strategy": "median", "partition": "gentle", "epochs": 1}
+    job = job_file(tmp_path, synthetic, model={"layers": layers}, train=train)
+    write_module(tmp_path)  # beside the job file, where neither scheduler nor workers look
+    there = ["--scheduler-file", by_hand, "--workers", "cpu=2"]
+    with forgotten():
+        done = CliRunner().invoke(run_command, [job, *there, "--import", MODULE, "--json"])
+        assert done.exit_code == 0, done.stderr
+    run, table = json.loads(done.stdout)["run"], tmp_path / "predictions.csv"
+    monkeypatch.chdir(tmp_path)
+    with forgotten():
+        done = CliRunner().invoke(daskcnn, ["predict", run, synthetic, "--out", str(table), *there])
+        assert done.exit_code == 0, done.stderr
+    assert len(table.read_text().splitlines()) > 900
+
+    write_module(tmp_path, "import a_module_that_nobody_has\n", "needs_another")
+    monkeypatch.setitem(sys.modules, "a_module_that_nobody_has", ModuleType("a_module_that_nobody_has"))
+    with forgotten("needs_another"):
+        refused = CliRunner().invoke(run_command, [job, *there, "--import", MODULE, "--import", "needs_another"])
+    assert refused.exit_code == 3
+    assert re.search(
+        r"worker \S+ \(tcp://\S+\): module needs_another: it imports a_module_that_nobody_has", refused.stderr
+    )
+    assert "--import a_module_that_nobody_has" in refused.stderr
+    assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
 def test_missing_resource_is_named_with_its_remedy(tmp_path: Path, synthetic: str, by_hand: str) -> None:

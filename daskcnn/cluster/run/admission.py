@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from daskcnn.cluster.link.members import (
     taken_as_cpu,
     wait_for_members,
 )
+from daskcnn.cluster.link.sent import require_modules, sent
 from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.worker.session import check_dataset
@@ -72,12 +73,12 @@ def admit(
     Raises ClusterError where one does not, where too few workers answer, or where the scheduler does not.
     """
     begun, silent, wanted, wait = time.monotonic(), dict[str, str](), job.cluster.workers, job.cluster.wait
-    look = partial(check_dataset, job, fingerprint, index)
+    look, imports = partial(check_dataset, job, fingerprint, index), job.run.imports
     while True:
         members = wait_for_members(client, wanted, wait, check, say=say, settle=settle, silent=silent, begun=begun)
         check_scheduler(client, check)
         try:
-            found = _silent_members(client, members, look, _telling(check, say))
+            found = _silent_members(client, members, look, imports, _telling(check, say))
         except OSError as error:
             raise _scheduler_lost(client, error) from error
         if not found:
@@ -101,13 +102,16 @@ def _telling(check: Check, say: Callable[[str], None]) -> Check:
     return telling
 
 
-def _silent_members(client: Client, members: Members, look: Callable[[], str | None], check: Check) -> dict[str, str]:
+def _silent_members(
+    client: Client, members: Members, look: Callable[[], str | None], imports: Sequence[str] | None, check: Check
+) -> dict[str, str]:
     """Members that do not answer, in words. Raises ClusterError where one is not fit."""
     everyone = (*members.workers, members.server, *members.servers)
     trains = {m.address: m for m in members.workers}
     answers = check_versions(client, everyone, check)
     if answers.silent:
         return {a: unanswering(a, ANSWER) for a in answers.silent}
+    require_modules(client, {m.address: f"worker {m.name} ({m.address})" for m in everyone}, imports, check)
     answers = ask_workers(client, look, trains, within=LOOK_AT_DATA, check=check)
     for address, problem in _sound(answers, trains).items():
         if problem:
@@ -240,7 +244,8 @@ def submit_calibration(context: RunContext, worker: str) -> Future:
         reason = f"advertises {member.declared}, and trains as {member.kind}"
         value, remedy = f"worker {worker} ({member.address})", "restart it with one of them"
         context.emit(Warned(value=value, reason=reason, remedy=remedy))
-    order = context.name, context.job, member.kind, context.dataset.fingerprint, context.dataset.index
+    job, dataset = sent(context.job, context.job), context.dataset
+    order = context.name, job, member.kind, dataset.fingerprint, dataset.index
     return context.dispatch.submit("calibrate", calibrate, *order, worker=worker)
 
 

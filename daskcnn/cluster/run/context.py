@@ -20,6 +20,7 @@ from daskcnn.arrays import Array
 from daskcnn.cluster.link.calls import NotYet, Refusal, ServerLost, Unanswered, WorkersLost, answer_to, ask_workers
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.members import Member, Members
+from daskcnn.cluster.link.sent import Sent, call_with_values, try_with_values
 from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.workers import LOOK, RunWorkers
 from daskcnn.cluster.worker.session import forget_run, in_turn
@@ -64,13 +65,14 @@ class Dispatch:
     def submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Future:
         """Run a task on this worker of the run, and nowhere else. A worker runs one task of a run at a time."""
         member = self.workers.alive[worker]
-        return self._pinned(member, self.key(label), *_taking_turns(member, function), *args)
+        call = _opening(try_with_values, *_taking_turns(member, function), *args)
+        return self._pinned(member, self.key(label), *call)
 
     def submit_actor(
         self, key: tuple[str, int], actor: Callable[..., Any], *args: Any, host: Member, **options: Any
     ) -> Future:
         """Start an actor on this host, which need not be a worker of the run."""
-        return self._pinned(host, key, actor, *args, **options, actor=True)
+        return self._pinned(host, key, *_opening(call_with_values, actor, *args), **options, actor=True)
 
     def _pinned(
         self, to: Member, key: tuple[str, int], function: Callable[..., Any], *args: Any, **options: Any
@@ -139,6 +141,11 @@ class Bundle:
 def _taking_turns(member: Member, function: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
     """Return the call in place of the function's, where no resource keeps a worker's threads from running two tasks."""
     return (in_turn, function) if member.plain else (function,)
+
+
+def _opening(with_values: Callable[..., Any], *call: Any) -> tuple[Any, ...]:
+    """Return the call, through `with_values` where an argument has to be opened on the worker."""
+    return (with_values, *call) if any(isinstance(each, Sent) for each in call) else call
 
 
 def _argument(value: Any) -> Any:

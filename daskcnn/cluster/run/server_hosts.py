@@ -13,6 +13,7 @@ from distributed import Actor, Client, Future
 
 from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.link.client import bound_to
+from daskcnn.cluster.link.sent import sent
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.server.actor import ServerActor, ServerAt
 from daskcnn.cluster.server.ranges import RangeActor, RangeAt
@@ -71,11 +72,12 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     server, cluster = context.workers.members.server, context.job.cluster
     ranges, futures = _start_ranges(context, rule, snapshot) if cluster.ps_shards > 1 else ((), [])
     at = ServerAt(server.address, context.dispatch.key("parameter-server"), ranges)
-    sent = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
-    held = context.dispatch.send_to(sent, [server.address])
+    whole = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
+    held = context.dispatch.send_to(whole, [server.address])
     kept = () if ranges else frozen_spans(context.job, context.dataset)
     options = {"life": life, "wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout, "kept": kept}
-    futures.append(context.dispatch.submit_actor(at.key, ServerActor, rule, held, host=server, **options))
+    known = sent(rule, context.job)
+    futures.append(context.dispatch.submit_actor(at.key, ServerActor, known, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]
     *parts, actor = _running(context, futures, held_by)
     return Hosted(at, actor, parts, tuple(futures), frozenset(held_by))
@@ -109,12 +111,13 @@ def _start_ranges(
 ) -> tuple[tuple[RangeAt, ...], list[Future]]:
     cuts = spans(snapshot.center.size, context.job.cluster.ps_shards)
     ranges, futures, frozen = [], [], frozen_spans(context.job, context.dataset)
+    known = sent(rule, context.job)
     first = (context.workers.members.server, *context.workers.members.servers)
     rest = [member for member in context.workers.alive.values() if member.address not in {m.address for m in first}]
     for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), cycle([*first, *rest]), strict=False):
         at = RangeAt(host.address, context.dispatch.key("parameter-range"), lo, hi)
         held = context.dispatch.send_to(part, [host.address])
         options = {"wire": context.job.cluster.wire, "kept": within(frozen, lo, hi)}
-        futures.append(context.dispatch.submit_actor(at.key, RangeActor, rule, held, host=host, **options))
+        futures.append(context.dispatch.submit_actor(at.key, RangeActor, known, held, host=host, **options))
         ranges.append(at)
     return tuple(ranges), futures

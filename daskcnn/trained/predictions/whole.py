@@ -15,6 +15,7 @@ from daskcnn.cluster.link.calls import Signals
 from daskcnn.cluster.link.client import heed_signals
 from daskcnn.cluster.link.connect import check_scheduler, connect
 from daskcnn.cluster.link.members import wait_for_members
+from daskcnn.cluster.link.sent import require_modules, sent_function
 from daskcnn.cluster.run.admission import check_versions
 from daskcnn.cluster.spread.spread import spread
 from daskcnn.errors import DataError, Interrupted, Lost, UserError
@@ -114,9 +115,11 @@ def _predict(
             settle = settings.settle if settings.scheduler or settings.scheduler_file else 0.0
             members = wait_for_members(client, settings.workers, settings.wait, signals.check, say=say, settle=settle)
             check_versions(client, members.workers, signals.check)
+            names = {m.address: f"worker {m.name} ({m.address})" for m in members.workers}
+            require_modules(client, names, task.classifier.job.run.imports, signals.check)
             found = spread(
                 client,
-                task.predict,
+                sent_function(task.predict, task.classifier.job),
                 left,
                 settings,
                 whole=True,
