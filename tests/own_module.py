@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from daskcnn import modules
 from daskcnn.job.own_members import REGISTRIES
 
 NAME = "my_daskcnn_module"
@@ -92,3 +93,4 @@ def forgotten(*names: str) -> Iterator[None]:
             registry.clear()
             registry.update(before[kind])
         sys.path[:] = path
+        modules._folders.clear()

@@ -1,4 +1,4 @@
-"""Short forms that a job may have in place of a table: a name alone, `cpu=2,gpu=1`."""
+"""Short forms that a job may have in place of a table or a list: a name, `cpu=2,gpu=1`, one value alone."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ def counted_workers(value: Any) -> Any:
         raise ValueError("write cpu=2, gpu=1 or cpu=2,gpu=1")
     pairs = (part.split("=") for part in value.split(","))
     return {kind.strip(): int(count) for kind, count in pairs}
+
+
+def listed(value: Any) -> Any:
+    """Let one value alone stand for a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
+def module_names(names: list[str] | None) -> list[str] | None:
+    """Refuse a path in place of a module's name."""
+    for name in names or ():
+        if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError("write the module's name as `import` has it, such as my_module for my_module.py")
+    return names

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
-from daskcnn.job.shorthand import counted_workers, named, named_schedule, weights_of_classes
+from daskcnn.job.shorthand import counted_workers, listed, module_names, named, named_schedule, weights_of_classes
 from daskcnn.markup import as_table
 from daskcnn.nn.network import Views
 from daskcnn.ps import RULES, UpdateRule
@@ -357,18 +357,6 @@ class Cluster(Options):
     """Workers that the parameter server is split over, each with a range of the vector."""
 
 
-def _module(name: str) -> str:
-    """Refuse a path in place of a module's name."""
-    if not all(part.isidentifier() for part in name.split(".")) or name.endswith(".py"):
-        raise ValueError("write the module's name as `import` has it, such as my_module for my_module.py")
-    return name
-
-
-def _listed(value: Any) -> Any:
-    """Let a name alone stand for a list of it."""
-    return [value] if isinstance(value, str) else value
-
-
 class Run(Options):
     """`[run]`: the results."""
 
@@ -389,7 +377,7 @@ class Run(Options):
     mlflow: str | None = Field(None, min_length=1)
     """Tracking URI of MLflow, such as `http://host:5000` or `sqlite:///mlflow.db`, where the run is logged. Default:
     nowhere."""
-    imports: Annotated[list[Annotated[str, AfterValidator(_module)]] | None, BeforeValidator(_listed)] = None
+    imports: Annotated[list[str] | None, BeforeValidator(listed), AfterValidator(module_names)] = None
     """Modules that add rules, layers or other members of your own, by name. They are imported before the job is read,
     on every process. One that is not installed is sent to the workers. Default: those that the job's members are of."""
     prometheus: bool = False
