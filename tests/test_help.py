@@ -150,3 +150,13 @@ def test_a_reader_that_has_enough_is_no_bug(tmp_path: Path) -> None:
 def test_commands_on_runs_and_networks_start_without_what_training_needs(home: str, heavy: tuple[str, ...]) -> None:
     code = f"import sys, daskcnn.cli, daskcnn.cli.{home}; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [("--learning-rate", "--lr"), ("--num_workers", "--workers"), ("--patience", "--set train.early_stopping=…")],
+)
+def test_words_of_other_programs_are_answered_with_the_flag(flag: str, meant: str) -> None:
+    refused = CliRunner().invoke(daskcnn, ["run", flag, "1"])
+    assert refused.exit_code == 2
+    assert f"No such option '{flag}'. Did you mean '{meant}'?" in refused.stderr

@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -63,7 +63,22 @@ class NobodyReads(BrokenPipeError):
 
 
 class Command(click.Command):
-    """A command that turns foreseeable failures into one message and an exit code, never a traceback."""
+    """A command that turns foreseeable failures into one message and an exit code, never a traceback.
+
+    meant : returns the options that an unknown one, without its dashes, is a word for.
+    """
+
+    def __init__(self, *args: Any, meant: Callable[[str], Sequence[str]] = lambda word: (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.meant = meant
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments. Raises UsageError, for an unknown option with the one that is meant."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            error.possibilities = self.meant(error.option_name.lstrip("-")) or error.possibilities
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and end the process with the exit code of a user's error."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from daskcnn.job.elsewhere import meant_key
 from daskcnn.job.reference import default_of, names_of
 from daskcnn.job.resolve import apply_settings, override, parse_job, parse_value
 from daskcnn.job.tables import Cluster, description_of
@@ -40,6 +41,12 @@ def job_flags(function: Any) -> Any:
         default = f"  [{key}; default: {default_of(key)}]" if default_of(key) else f"  [{key}]"
         function = click.option(f"--{flag}", metavar=metavar, help=f"{description_of(key)}{known}{default}")(function)
     return function
+
+
+def meant_flags(word: str) -> list[str]:
+    """Return the flag, or `--set`, for a word that other programs have for a key of the job; none for other words."""
+    key = meant_key(word)
+    return [f"--{flag}" for flag, (own, _) in FLAGS.items() if own == key] or ([f"--set {key}=…"] if key else [])
 
 
 def cluster_options(function: Any) -> Any:

@@ -7,7 +7,7 @@ import json
 import click
 
 from daskcnn.cli.command import Command, settings, tell, terminal_width, verbose
-from daskcnn.cli.flags import add_imports, job_flags, override_by_flags
+from daskcnn.cli.flags import add_imports, job_flags, meant_flags, override_by_flags
 from daskcnn.errors import installing
 from daskcnn.job.reference import tables
 from daskcnn.job.resolve import read_job_file
@@ -25,7 +25,7 @@ def _print_keys(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command, meant=meant_flags, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job_file", metavar="[JOB.toml]", required=False)
 @job_flags
 @click.option(

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import fields
 
 from daskcnn.errors import nearest
+from daskcnn.job.elsewhere import meant_strategy
 from daskcnn.job.reference import names_of
 from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
 from daskcnn.nn import LOSSES, OPTIMIZERS, SCHEDULES, SpecError, model_problem, sequential_from_spec
@@ -44,7 +45,8 @@ def _unknown_names(job: Job) -> Iterator[str]:
         ("train.optimizer.name", train.optimizer.name),
     ):
         if name is not None and name not in (known := names_of(key)):
-            yield f"{key} = {name!r}: no such {key.split('.')[1]}{nearest(name, known)}"
+            hint = meant_strategy(name, known) if key == "train.strategy" else nearest(name, known)
+            yield f"{key} = {name!r}: no such {key.split('.')[1]}{hint}"
 
 
 _OF_ARRAYS = ("labels", "test", "test_images", "test_labels", "layout", "nodata", "labelling", "seed")

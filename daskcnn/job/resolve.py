@@ -19,6 +19,7 @@ from daskcnn.errors import DataError, JobError, all_known, similar
 from daskcnn.files import read_regular
 from daskcnn.job.checks import contradictions
 from daskcnn.job.dataset import USUAL_INCREMENTS, usual_augment
+from daskcnn.job.elsewhere import meant_key
 from daskcnn.job.own_members import modules_of
 from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, NoRule, Run, Train, keys_of
 from daskcnn.modules import import_modules, import_plugins, look_in
@@ -103,7 +104,8 @@ def _unknown(loc: list[str], strategy: str | None, listed: set[tuple[str, ...]])
         return f"strategy {LAYER!r} has no rule; remove it"
     table, name = tuple(loc[:-1]), loc[-1]
     homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in _keys(f.annotation)]
-    hint = f"; did you mean {homes[0]!r}?" if len(homes) == 1 else similar(name, _keys(_table(loc[:-1], strategy)))
+    meant = homes[0] if len(homes) == 1 else meant_key(name, ".".join(table))
+    hint = f"; did you mean {meant!r}?" if meant else similar(name, _keys(_table(loc[:-1], strategy)))
     if not hint and table not in listed:
         hint = all_known(_keys(_table(loc[:-1], strategy)))
         listed.add(table)

@@ -12,6 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from daskcnn.errors import JobError
+from daskcnn.job import elsewhere
+from daskcnn.job.reference import names_of
 from daskcnn.job.resolve import override, parse_job, parse_value, read_job_file, resolve
 from daskcnn.job.tables import Job, Options, keys_of
 from daskcnn.nn import OPTIMIZERS
@@ -47,6 +49,11 @@ def keys(model: Any = Job, above: str = "") -> Iterator[str]:
             yield from keys(field.annotation, f"{above}{name}.")
         elif above:
             yield above + name
+
+
+def keys_of_section(model: Any) -> Iterator[str]:
+    """The keys of a section, tables too."""
+    yield from keys_of(model) if isinstance(model, type) else ()
 
 
 KEYS = sorted(keys())
@@ -184,7 +191,7 @@ def test_a_value_out_of_range_is_refused_with_the_bound(key: str, value: object,
         ("rule.accuracy_onn", "rule.accuracy_onn: unknown key; did you mean 'accuracy_on'?"),
         (
             "run.qqq",
-            "run.qqq: unknown key; known: checkpoint_every, dashboard, dir, keep, mlflow, name, prometheus, "
+            "run.qqq: unknown key; known: checkpoint_every, dashboard, dir, imports, keep, mlflow, name, "
             "report_every, tensorboard",
         ),
     ],
@@ -297,6 +304,34 @@ def test_all_problems_come_at_once() -> None:
     expected += ("train.strategy", "train.partition", "train.nesterov", "cluster.workers = 0")
     assert sorted(p for p in found for start in expected if p.startswith(start)) == sorted(found)
     assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("train.learning_rate", "train.learning_rate: unknown key; did you mean 'lr'?"),
+        ("train.max_epochs", "train.max_epochs: unknown key; did you mean 'epochs'?"),
+        ("model.learning_rate", "model.learning_rate: unknown key; did you mean 'train.lr'?"),
+        ("train.num_workers", "train.num_workers: unknown key; did you mean 'cluster.workers'?"),
+    ],
+)
+def test_words_of_other_programs_are_answered_with_the_key(key: str, suggestion: str) -> None:
+    assert problems(at(key, 1)) == [suggestion]
+
+
+@pytest.mark.parametrize(("name", "here"), [("ddp", "bsp"), ("DDP", "bsp"), ("allreduce", "bsp"), ("fedavg", "sgwu")])
+def test_words_of_other_programs_are_answered_with_the_strategy(name: str, here: str) -> None:
+    found = problems({"train": {"strategy": name}})
+    assert found == [f"train.strategy = {name!r}: no such strategy; did you mean {here!r}?"]
+
+
+def test_words_of_other_programs_stand_for_what_there_is_and_are_no_names_here() -> None:
+    known = {f"{name}.{key}" for name, field in Job.model_fields.items() for key in keys_of_section(field.annotation)}
+    assert set(elsewhere.KEYS.values()) <= known
+    assert not elsewhere.KEYS.keys() & {key.partition(".")[2] for key in known}
+    strategies = names_of("train.strategy")
+    assert set(elsewhere.STRATEGIES.values()) <= set(strategies)
+    assert not elsewhere.STRATEGIES.keys() & set(strategies)
 
 
 def test_a_wrong_key_starts_no_second_problem_about_what_follows_from_it() -> None:
