@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(*arguments: str | Path) -> Result:
+def asked(*arguments: object) -> Result:
     """What a command answers in a process that has not seen the module."""
     with forgotten():
         return CliRunner().invoke(main, list(map(str, arguments)))

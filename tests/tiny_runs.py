@@ -23,7 +23,7 @@ from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
 
 CLASSES = tuple("abcdefghij")
-LAYERS = [
+LAYERS: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 4, "size": 3, "pad": 1},
     {"layer": "batchnorm"},
     {"layer": "relu"},

@@ -77,8 +77,10 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            error.possibilities = self.meant(error.option_name.lstrip("-")) or error.possibilities
-            raise
+            if not (meant := self.meant(error.option_name.lstrip("-"))):
+                raise
+            message = f"No such option '{error.option_name}'. Did you mean {' or '.join(map(repr, meant))}?"
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and end the process with the exit code of a user's error."""
