@@ -14,21 +14,27 @@ from click.testing import CliRunner, Result
 from distributed.protocol.pickle import dumps, loads
 
 import daskcnn
+from daskcnn.arrays import Device
 from daskcnn.cli import main
 from daskcnn.cluster.link.sent import Sent, call_with_values, try_with_values
 from daskcnn.errors import DataError, JobError
 from daskcnn.job.own_members import INTERACTIVE
 from daskcnn.job.resolve import resolve
 from daskcnn.modules import OwnModule, import_modules, import_plugins, own_modules, take_in
+from daskcnn.nn import Context, leaves
 from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.layers.activations import ReLU
 from daskcnn.ps import RULES, Push
 from daskcnn.ps.sgwu import SGWU
+from daskcnn.store import DATASETS
+from tests.docs.pages import blocks
+from tests.nn.test_nn_layer_laws import numeric_gradient
 from tests.own_module import NAME, SOURCE, forgotten, write_module
 from tests.tiny_runs import LAYERS as TINY
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 MODEL = {"layers": [{"layer": "slope"} if layer["layer"] == "relu" else layer for layer in TINY]}
+DOCS = Path(__file__).parents[1] / "docs"
 TRAIN = {"strategy": "median"}
 
 
@@ -248,3 +254,43 @@ def test_entry_points_of_installed_packages_are_imported_with_the_first_job(
         import_plugins.cache_clear()
     (warning,) = caplog.messages
     assert "plugin my_broken_plugin cannot be imported and is left out" in warning
+
+
+@pytest.mark.parametrize(("page", "kind"), [("own-code", "slope"), ("architecture", "offset")])
+@pytest.mark.parametrize("in_shape", [(3, 2, 4), (5,)], ids=str)
+def test_layers_of_the_documentation_have_learnt_parameters_and_right_gradients(
+    here: Path, page: str, kind: str, in_shape: tuple[int, ...]
+) -> None:
+    (block,) = [block for block in blocks(DOCS / f"{page}.md") if f'LAYERS["{kind}"]' in block.text]
+    write_module(here, block.text)
+    import_modules([NAME])
+    layer, rng = LAYERS[kind](), np.random.default_rng(0)
+    params, state, _ = layer.init(rng, in_shape)
+    assert sum(array.size for _, array in leaves(params)) == layer.numbers(in_shape) > 0
+    x, dy = (rng.standard_normal((*in_shape[:-1], 2, in_shape[-1])) for _ in range(2))
+    ctx = Context(Device(), training=True)
+
+    def value() -> float:
+        return float((layer.forward(params, state, x, ctx)[0] * dy).sum())
+
+    dx, grads = layer.backward(params, layer.forward(params, state, x, ctx)[2], dy, ctx)
+    np.testing.assert_allclose(dx, numeric_gradient(value, x), rtol=1e-6, atol=1e-8)
+    for (_, found), (_, parameter) in zip(leaves(grads), leaves(params), strict=True):
+        np.testing.assert_allclose(found, numeric_gradient(value, parameter), rtol=1e-6, atol=1e-8)
+
+
+def test_data_set_of_ones_own_is_prepared_by_its_name(here: Path) -> None:
+    source = """
+from daskcnn.store import DATASETS
+from daskcnn.store.datasets.synthetic import Synthetic
+
+class Mine(Synthetic):
+    pass
+
+DATASETS["mine"] = Mine()
+"""
+    write_module(here, source)
+    try:
+        assert asked("data", "prepare", "mine", "--import", NAME, "--out", here / "mine.zarr").exit_code == 0
+    finally:
+        DATASETS.pop("mine", None)

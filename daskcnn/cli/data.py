@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, CommandGroup, as_json, tell, verbose
+from daskcnn.cli.command import Command, CommandGroup, as_json, import_option, tell, verbose
 from daskcnn.cli.flags import cluster_of, cluster_options
 from daskcnn.datasets import prepare as data_sets
 from daskcnn.datasets.show_data import show_data
@@ -41,6 +41,7 @@ def _named(name: str) -> click.Command:
     """The command that prepares the data set of this name. Of an unknown one it says which there are."""
 
     @click.option("--archive", metavar="FILE", help="The data set's own archive or folder.  [default: download it]")
+    @import_option
     @out_options
     def named(archive: str | None, out: str | None, order: Order, seed: int, **_: Any) -> None:
         tell(data_sets.prepare(name, archive=archive, out=out, order=order, seed=seed, say=say))
