@@ -73,6 +73,7 @@ class Judged(Fields):
     accuracy: Annotated[float | None, "Share of right classes or labels, 0 to 1; none for `reconstruction`."] = None
     loss: Annotated[float | None, "Mean loss per sample; all samples count alike."] = None
     auc: Annotated[float | None, "Area under the ROC curve, the mean over classes or labels, 0 to 1."] = None
+    metrics: Annotated[dict[str, float | None], "Means of the job's metrics (`train.metrics`), by name."] = {}
 
 
 class Spent(Fields):

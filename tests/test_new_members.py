@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from daskcnn.cli import main as daskcnn
 from daskcnn.conv import ALGORITHMS, Convolution, Im2col
 from daskcnn.conv.planner import forget_plans
 from daskcnn.conv.spec import Work
-from daskcnn.events import RunResumed
+from daskcnn.events import EpochEnded, RunResumed
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.resume import EarlierRun
 from daskcnn.launch.training import train_job
@@ -110,6 +111,12 @@ class Stripes:
         return Source("stripes", tuple("abcd"), (images, labels % 4), (test, answers % 4), {})
 
 
+def certain(probabilities: Array, labels: Array) -> Any:
+    """The probability of the right class of each sample."""
+    CALLS.append("metric")
+    return probabilities[range(len(labels)), labels]
+
+
 JOB: dict[str, Any] = {
     "data": {"name": "stripes", "validation": 20},
     "model": {
@@ -120,7 +127,8 @@ JOB: dict[str, Any] = {
             {"layer": "dense", "units": 4},
         ]
     },
-    "train": {"strategy": "last-of-all", "partition": "first-takes-most", "epochs": 2, "batch_size": 25},
+    "train": {"strategy": "last-of-all", "partition": "first-takes-most", "epochs": 2, "batch_size": 25}
+    | {"metrics": ["top3", f"{__name__}:certain"]},
     "rule": {"factor": 0.999},
     "cluster": {"settle": 0.0},
     "run": {"name": "it", "dir": "runs"},
@@ -169,7 +177,13 @@ def said(*arguments: str) -> str:
 def test_new_members_are_trained_resumed_and_reported(client: Client, tmp_path: Path) -> None:
     trained = train_job(resolve(JOB), client=client)
     assert trained.summary["status"] == "done"
-    assert {*CALLS} == {"rule", "partitioner", "layer", "algorithm", "data set"}
+    assert {*CALLS} == {"rule", "partitioner", "layer", "algorithm", "data set", "metric"}
+    epochs = [event for event in read_events(Path("runs/it/events.jsonl")) if isinstance(event, EpochEnded)]
+    judged = [trained.summary["test"], trained.summary["validation"]]
+    judged += [event.validation.model_dump() for event in epochs if event.validation]
+    for found in judged:
+        assert set(found["metrics"]) == {"top3", "certain"}
+        assert 0 < found["metrics"]["certain"] < found["metrics"]["top3"] <= 1
     (tmp_path / "runs" / "it" / "summary.json").unlink()
     newest = max((tmp_path / "runs" / "it" / "checkpoints").iterdir())
     for file in newest.iterdir():  # as if it had been killed before the last checkpoint
@@ -182,6 +196,10 @@ def test_new_members_are_trained_resumed_and_reported(client: Client, tmp_path: 
     assert "last-of-all" in said("report", "runs/it")
     assert "factor=0.999" in said("report", "runs/it")
     assert "accuracy" in said("evaluate", "runs/it")
+    evaluated = json.loads(said("evaluate", "runs/it", "--json"))["metrics"]
+    assert evaluated == pytest.approx(resumed.summary["test"]["metrics"])
+    assert f"certain {evaluated['certain']:.4g}" in said("evaluate", "runs/it")
+    assert f"certain {evaluated['certain']:.4g}" in said("report", "runs/it")
     assert "last-of-all" in said("simulate", "runs/it")
 
 

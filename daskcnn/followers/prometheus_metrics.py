@@ -34,6 +34,7 @@ EPOCHS = Metric("daskcnn_run_epochs", "gauge", "Epochs to train.")
 TRAINING = Metric("daskcnn_run_training", "gauge", "1 while the run goes on, 0 once it has ended.")
 LOSS = Metric("daskcnn_run_loss", "gauge", "Mean loss per sample.", ("part",))
 ACCURACY = Metric("daskcnn_run_accuracy", "gauge", "Share of samples classified correctly, 0 to 1.", ("part",))
+OWN = Metric("daskcnn_run_metric", "gauge", "Mean of a metric of the job's (train.metrics).", ("part", "metric"))
 RATE = Metric("daskcnn_run_learning_rate", "gauge", "The learning rate of the last step.")
 SPEED = Metric("daskcnn_run_samples_per_second", "gauge", "Samples trained on per second in the last epoch or round.")
 SEEN = Metric("daskcnn_run_last_event_timestamp_seconds", "gauge", "When the run logged its last event.")
@@ -46,7 +47,7 @@ SECONDS = Metric("daskcnn_worker_seconds", "counter", "Seconds of the worker, by
 STALENESS = Metric("daskcnn_worker_staleness", "gauge", "The largest staleness of its last round.", ("worker",))
 
 METRICS = (
-    *(EPOCH, EPOCHS, TRAINING, LOSS, ACCURACY, RATE, SPEED, SEEN, LOST, WARNINGS),
+    *(EPOCH, EPOCHS, TRAINING, LOSS, ACCURACY, OWN, RATE, SPEED, SEEN, LOST, WARNINGS),
     *(SAMPLES, PUSHES, BYTES, SECONDS, STALENESS),
 )
 """Every metric of a run."""
@@ -116,6 +117,8 @@ class Tally:
         if judged is not None:
             self._set(LOSS, judged.loss, part)
             self._set(ACCURACY, judged.accuracy, part)
+            for name, value in judged.metrics.items():
+                self._set(OWN, value, part, name)
 
     def _set(self, metric: Metric, value: float | None, *labels: str) -> None:
         if value is not None:

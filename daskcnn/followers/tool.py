@@ -119,7 +119,10 @@ def shared_name(text: str) -> str:
 
 
 def _judged(part: str, judged: Judged | None) -> dict[str, float | None]:
-    return {f"{part}/{name}": getattr(judged, name) for name in ("loss", "accuracy", "auc")} if judged else {}
+    if judged is None:
+        return {}
+    known = {name: getattr(judged, name) for name in ("loss", "accuracy", "auc")} | judged.metrics
+    return {f"{part}/{name}": value for name, value in known.items()}
 
 
 def parameters(job: Job) -> dict[str, Scalar]:

@@ -13,6 +13,7 @@ from daskcnn.job.elsewhere import meant_strategy
 from daskcnn.job.reference import names_of
 from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
 from daskcnn.nn import LOSSES, OPTIMIZERS, SCHEDULES, SpecError, model_problem, sequential_from_spec
+from daskcnn.nn.metrics import name_problems
 from daskcnn.nn.spec import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
@@ -124,6 +125,9 @@ def _of_training(train: Train) -> Iterator[str]:
             "remove it or use idpa"
         )
     yield from _of_optimizer(train)
+    yield from name_problems(train.metrics or ())
+    if train.metrics and train.loss is not None and LOSSES[train.loss].labels == "image":
+        yield f"train.metrics: loss {train.loss!r} knows no classes, so there is nothing to measure; remove them"
 
 
 _SHARED = ("momentum", "nesterov", "weight_decay")

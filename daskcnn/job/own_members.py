@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 from daskcnn.conv import ALGORITHMS
 from daskcnn.job.tables import Job
-from daskcnn.nn import LOSSES, OPTIMIZERS, SCHEDULES
+from daskcnn.nn import LOSSES, METRICS, OPTIMIZERS, SCHEDULES
 from daskcnn.nn.layers import LAYERS
+from daskcnn.nn.metrics import module_of
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.store.augmentation import STEPS, steps_of
@@ -19,6 +21,7 @@ REGISTRIES: dict[str, dict[str, Any]] = {
     "partitioners": PARTITIONERS,
     "layers": LAYERS,
     "losses": LOSSES,
+    "metrics": METRICS,
     "optimizers": OPTIMIZERS,
     "schedules": SCHEDULES,
     "steps": STEPS,
@@ -37,10 +40,12 @@ def modules_of(job: Job) -> Iterator[str]:
         (PARTITIONERS, train.partition),
         (OPTIMIZERS, train.optimizer.name),
         (LOSSES, train.loss),
+        *((METRICS, name) for name in train.metrics or ()),
         *((LAYERS, name) for name in names),
         *((STEPS, step.name) for step in steps_of(job.data.augment or "none")),
         *((ALGORITHMS, name) for name in ALGORITHMS),
     ]
+    yield from filter(None, map(module_of, train.metrics or ()))
     for registry, name in pairs:
         module = _module_of(registry.get(name or ""))
         if _is_own(module) and module != INTERACTIVE and module in sys.modules:
@@ -75,8 +80,8 @@ def layers_in(tables: Any) -> Iterator[str]:
 
 
 def _module_of(member: Any) -> str:
-    kind = member if isinstance(member, type) else type(member)
-    return str(kind.__module__)
+    named = member if isinstance(member, type | FunctionType) else type(member)
+    return str(named.__module__)
 
 
 def _is_own(module: str) -> bool:

@@ -21,8 +21,10 @@ from daskcnn.job.checks import contradictions
 from daskcnn.job.dataset import USUAL_INCREMENTS, usual_augment
 from daskcnn.job.elsewhere import meant_key
 from daskcnn.job.own_members import modules_of
+from daskcnn.job.shorthand import is_module, listed
 from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, NoRule, Run, Train, keys_of
 from daskcnn.modules import import_modules, import_plugins, look_in
+from daskcnn.nn.metrics import module_of
 from daskcnn.nn.spec import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
@@ -80,12 +82,12 @@ def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
 
     The keys of a table are listed once, however many unknown ones it has.
     """
-    listed: set[tuple[str, ...]] = set()
+    told: set[tuple[str, ...]] = set()
     for item in error.errors():
         loc = [str(part) for part in item["loc"]]
         key, value = ".".join(loc), f"{item['input']!r:.80}"
         if item["type"] == "extra_forbidden":
-            yield f"{key}: {_unknown(loc, strategy, listed)}"
+            yield f"{key}: {_unknown(loc, strategy, told)}"
         elif item["type"] in ("model_type", "dict_type"):
             yield f"{key} = {value}: write a table of keys"
         else:
@@ -95,10 +97,10 @@ def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
             yield f"{key} = {value}: {reason_of(item)}{because}"
 
 
-def _unknown(loc: list[str], strategy: str | None, listed: set[tuple[str, ...]]) -> str:
+def _unknown(loc: list[str], strategy: str | None, told: set[tuple[str, ...]]) -> str:
     """Return the reason why there is no such key, and the key that is meant: of the one section that has it, or near.
 
-    listed : the tables whose keys were told; this one is added.
+    told : the tables whose keys were told; this one is added.
     """
     if loc[0] == "rule" and strategy == LAYER:
         return f"strategy {LAYER!r} has no rule; remove it"
@@ -106,9 +108,9 @@ def _unknown(loc: list[str], strategy: str | None, listed: set[tuple[str, ...]])
     homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in _keys(f.annotation)]
     meant = homes[0] if len(homes) == 1 else meant_key(name, ".".join(table))
     hint = f"; did you mean {meant!r}?" if meant else similar(name, _keys(_table(loc[:-1], strategy)))
-    if not hint and table not in listed:
+    if not hint and table not in told:
         hint = all_known(_keys(_table(loc[:-1], strategy)))
-        listed.add(table)
+        told.add(table)
     return f"unknown {'key' if table else 'section'}{hint}"
 
 
@@ -172,15 +174,20 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
 def _import_members(raw: Mapping[str, Any]) -> None:
     """Import what adds to the registries that the job's names are looked for in. Raises JobError."""
     import_plugins()
-    run = raw.get("run")
-    try:
-        names = Run.model_validate({"imports": run.get("imports")}).imports if isinstance(run, Mapping) else None
-    except ValidationError:  # told of with all else that is wrong
-        return
-    try:
-        import_modules(names or ())
-    except DataError as error:
-        raise JobError([f"run.imports = {error.value!r}: {error.reason}; {error.remedy}"]) from error
+    wanted = {"run.imports": _texts(raw, "run", "imports")}
+    wanted["train.metrics"] = [module_of(name) for name in _texts(raw, "train", "metrics")]
+    for key, modules in wanted.items():
+        try:
+            import_modules(name for name in modules if is_module(name))
+        except DataError as error:
+            raise JobError([f"{key} = {error.value!r}: {error.reason}; {error.remedy}"]) from error
+
+
+def _texts(raw: Mapping[str, Any], section: str, key: str) -> list[str]:
+    """Return the texts in a key's list; what else is there is told of with all that is wrong."""
+    table = raw.get(section)
+    found = listed(table.get(key)) if isinstance(table, Mapping) else None
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
 
 def _entries(raw: Mapping[str, Any]) -> int:

@@ -47,9 +47,14 @@ def listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def is_module(name: str) -> bool:
+    """Return True for the name of a module, which is no path."""
+    return not name.endswith(".py") and all(part.isidentifier() for part in name.split("."))
+
+
 def module_names(names: list[str] | None) -> list[str] | None:
     """Refuse a path in place of a module's name."""
     for name in names or ():
-        if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        if not is_module(name):
             raise ValueError("write the module's name as `import` has it, such as my_module for my_module.py")
     return names

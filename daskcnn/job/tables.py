@@ -265,6 +265,10 @@ class Train(Options):
     channels (PyTorch's `MSELoss`); `sigmoid-reconstruction` by the cross-entropy of the output's sigmoid and pixels in
     [0, 1] (`BCEWithLogitsLoss`). Both ignore the labels and have no accuracy. Default: `softmax`, or `sigmoid` for
     several labels."""
+    metrics: Annotated[list[str] | None, BeforeValidator(listed)] = None
+    """Figures of the validation and test samples besides accuracy, loss and AUC: `top3`, `top5`, or functions of your
+    own as MODULE:FUNCTION. A function takes probabilities (N, classes) and labels (N,), and returns a number for each
+    sample or their mean. The module is imported as those of `run.imports`. Default: none."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Part of each label that all classes share in the training loss, where that is `softmax`. The losses on validation
     and test samples are not smoothed."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from daskcnn.datasets.job_dataset import outlined
-from daskcnn.errors import JobError
+from daskcnn.errors import DataError, JobError
 from daskcnn.job import prepared as checks
 from daskcnn.job.dataset import doubts, on_data
 from daskcnn.job.network import layout_of, loss_of, network_of, training_samples
@@ -14,6 +16,7 @@ from daskcnn.job.tables import LAYER, Job
 from daskcnn.nn import walk
 from daskcnn.nn.layers import Auxiliary, BatchNorm
 from daskcnn.nn.losses import USUAL
+from daskcnn.nn.metrics import measured
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import samples_first
 from daskcnn.store import Dataset, verify
@@ -55,7 +58,7 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
         *_labels_misfit(job, dataset),
         *checks.images_misfit(job, dataset),
     ]
-    problems += checks.unmet_rates(job, dataset)
+    problems += [*checks.unmet_rates(job, dataset), *_failing_metrics(job, dataset)]
     layout, start = None, None
     try:
         layout = layout_of(job, dataset)
@@ -83,6 +86,17 @@ def _labels_misfit(job: Job, dataset: Dataset) -> Iterator[str]:
             check(job, dataset)
         except JobError as error:
             yield from error.problems
+
+
+def _failing_metrics(job: Job, dataset: Dataset) -> Iterator[str]:
+    """Metrics that fail on two samples of equal probabilities: better here than after an epoch."""
+    classes = len(dataset.classes)
+    labels = np.zeros(2 if dataset.labels == "classes" else (2, classes), np.int64)
+    for name in job.train.metrics or ():
+        try:
+            measured([name], np.full((2, classes), 1 / classes, job.model.dtype), labels)
+        except DataError as error:
+            yield f"train.metrics = {name!r}: {error.reason}; {error.remedy}"
 
 
 def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:

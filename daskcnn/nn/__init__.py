@@ -6,6 +6,7 @@
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State, walk
 from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.losses import LOSSES, Loss, correct, labels_for
+from daskcnn.nn.metrics import METRICS
 from daskcnn.nn.models import MODELS, build_model, model_problem
 from daskcnn.nn.network import (
     LayerSummary,

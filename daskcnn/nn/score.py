@@ -9,7 +9,7 @@ split with more than `MOST` numbers (samples × classes) every n-th sample is ke
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,7 @@ class Score:
 
     correct: right answers; None where the loss knows none. classes: what the AUC is made of, where it was asked for; a
     sum has it where every part has. answers: how many a sample has that may be right: 1, or one for each label.
+    metrics: summed, by name; a sum has those that every part has.
     """
 
     loss_sum: float
@@ -104,6 +105,7 @@ class Score:
     samples: int
     classes: ClassScores | None = field(default=None, compare=False, repr=False)
     answers: int = 1
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @classmethod
     def of_batch(cls, loss: float, right: int | None, labels: Any) -> Score:
@@ -115,10 +117,13 @@ class Score:
         correct = None if self.correct is None or other.correct is None else self.correct + other.correct
         if self.samples and other.samples:
             classes = self.classes + other.classes if self.classes and other.classes else None
+            metrics = {
+                name: value + other.metrics[name] for name, value in self.metrics.items() if name in other.metrics
+            }
         else:
-            classes = self.classes or other.classes
+            classes, metrics = self.classes or other.classes, {**self.metrics, **other.metrics}
         total = self.loss_sum + other.loss_sum, correct, self.samples + other.samples
-        return Score(*total, classes, max(self.answers, other.answers))
+        return Score(*total, classes, max(self.answers, other.answers), metrics)
 
     @property
     def loss(self) -> float:
@@ -147,7 +152,10 @@ class Score:
         """As events have it; without samples nothing is known."""
         if not self.samples:
             return Judged(accuracy=None, loss=None, auc=None)
-        return Judged(accuracy=self.accuracy, loss=self.loss, auc=self.classes and self.classes.auc)
+        found = Judged(accuracy=self.accuracy, loss=self.loss, auc=self.classes and self.classes.auc)
+        means = {name: value / self.samples for name, value in self.metrics.items()}
+        known = {name: mean if math.isfinite(mean) else None for name, mean in means.items()}
+        return found.model_copy(update={"metrics": known}) if known else found
 
 
 Counts = npt.NDArray[np.int64]

@@ -27,6 +27,7 @@ class Evaluated(_SummaryFields):
     accuracy: Known
     loss: Known
     auc: Known = None
+    metrics: dict[str, Known] = {}
 
 
 class Traffic(_SummaryFields):
@@ -113,6 +114,7 @@ class KeptEvaluation(BaseModel):
     auc: float | None
     auc_samples: NonNegativeInt
     top5: float | None
+    metrics: dict[str, float | None] = {}
     views: str = "none"
     classes: tuple[ClassFigures, ...]
     confusion: tuple[tuple[NonNegativeInt, ...], ...] | None

@@ -118,7 +118,7 @@ def compare(
         targets = ()
     if reached:
         targets = [target for target in targets if any(report.reached(target) for report in reports)]
-    results = [*_RESULTS, *(figure for target in targets for figure in _to(target))]
+    results = [*_RESULTS, *_metrics(reports), *(figure for target in targets for figure in _to(target))]
     if len({_trained_on(report) for report in reports}) > 1:
         results = [replace(figure, better=None) if figure.of_data else figure for figure in results]
     figures = [*_SETUP, *results, *_COSTS]
@@ -254,6 +254,21 @@ def _to(target: float) -> list[_Figure]:
     kinds = (("time", "at", duration), ("epochs", "epoch", _short), ("rounds", "rounds", _short))
     to = f"to {100 * target:.4g} %"
     return [_Figure(f"{kind} {to}", of(name), text, "less", asked=True, of_data=True) for kind, name, text in kinds]
+
+
+def _metrics(reports: Sequence[RunReport]) -> list[_Figure]:
+    """A line of each of the jobs' own metrics; which way is better is not known."""
+
+    def of_test(name: str) -> Callable[[RunReport], Value]:
+        return lambda report: report.test.metrics.get(name) if report.test else None
+
+    def of_validation(name: str) -> Callable[[RunReport], Value]:
+        return lambda report: report.looks[-1].metrics.get(name) if report.looks else None
+
+    names = dict.fromkeys(name for report in reports for look in report.looks for name in look.metrics)
+    names |= dict.fromkeys(name for report in reports if report.test for name in report.test.metrics)
+    kinds = (("test", of_test), ("validation", of_validation))
+    return [_Figure(f"{part} {clean(name)}", of(name), _short) for name in names for part, of in kinds]
 
 
 _SETUP = [

@@ -9,6 +9,7 @@ checkpoint that was resumed from.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,7 @@ class EvaluationRow:
     validation_loss: float | None
     validation_accuracy: float | None
     auc: float | None
+    metrics: Mapping[str, float | None] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +275,7 @@ class History:
                 validation_loss=judged.loss,
                 validation_accuracy=judged.accuracy,
                 auc=judged.auc,
+                metrics=judged.metrics,
             )
         )
         self.epoch = event.epoch

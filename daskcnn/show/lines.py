@@ -6,7 +6,7 @@ from datetime import datetime
 
 from daskcnn import events
 from daskcnn.errors import told
-from daskcnn.show.text import clean, count, duration, number, percent, plural, size
+from daskcnn.show.text import clean, count, duration, measured, number, percent, plural, size
 
 
 def describe(event: events.Event) -> list[str]:
@@ -79,8 +79,8 @@ def _epoch(e: events.EpochEnded) -> str:
 def _validation(found: events.Judged) -> str:
     if found.accuracy is None and found.loss is not None:
         return f"validation loss {number(found.loss)}"
-    auc = "" if found.auc is None else f", AUC {found.auc:.4f}"
-    return f"validation {percent(found.accuracy)} (loss {number(found.loss)}{auc})"
+    more = ", ".join([*([] if found.auc is None else [f"AUC {found.auc:.4f}"]), *measured(found.metrics)])
+    return f"validation {percent(found.accuracy)} (loss {number(found.loss)}{more and f', {more}'})"
 
 
 def _line(e: events.Event) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from daskcnn.events import RunStarted
+from daskcnn.events import Judged, RunStarted
 from daskcnn.show import text as texts
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
@@ -37,7 +37,7 @@ def sections(
     all_rounds = [report.balance] if len(report.increments) > 1 and report.balance else []
     balance = text_table([*report.increments, *all_rounds], _BALANCE, left=2)
     losses = all(look.accuracy is None and look.validation_accuracy is None for look in report.looks)
-    looks = text_table(report.looks, _LOOKS, left=0, most=most)
+    looks = text_table(report.looks, [*_LOOKS, *_metrics(report)], left=0, most=most)
     found = (
         Section("run", "", facts=_heading(report)),
         Section("workers", "workers", table=text_table(workers, _WORKERS, most=most, worker=one)),
@@ -81,9 +81,13 @@ def _heading(report: RunReport) -> Lines:
         ("training", f"{strategy_of(start)}, {epochs} in {duration(report.seconds)}{rate}"),
         ("rule", rule_of(start)),
         ("network", _network(start)),
-        ("test", texts.judged(report.test.accuracy, report.test.loss, report.test.auc) if report.test else ""),
+        ("test", _judged(report.test) if report.test else ""),
         ("", "" if report.rounds else "no round has ended yet: there is nothing to compare"),
     )
+
+
+def _judged(test: Judged) -> str:
+    return texts.judged(test.accuracy, test.loss, test.auc, test.metrics)
 
 
 def strategy_of(start: RunStarted) -> str:
@@ -116,6 +120,16 @@ def _field(heading: str, name: str, text: Callable[[Any], str]) -> Column[Any]:
 def _measured(heading: str, name: str, text: Callable[[Any], str]) -> Column[RoundRow]:
     """A column of a round."""
     return heading, lambda row: row.value(name), text
+
+
+def _metrics(report: RunReport) -> list[Column[EvaluationRow]]:
+    """A column of each of the job's own metrics."""
+
+    def of(name: str) -> Callable[[EvaluationRow], float | None]:
+        return lambda look: look.metrics.get(name)
+
+    names = dict.fromkeys(name for look in report.looks for name in look.metrics)
+    return [(clean(name), of(name), number) for name in names]
 
 
 def _name(row: WorkerRow) -> str:

@@ -51,10 +51,21 @@ def time_shares(
     return ", ".join(f"{what} {percent(share)}" for what, share in shares.items())
 
 
-def judged(accuracy: float | None, loss: float | None, auc: float | None) -> str:
-    """Return the quality of a network: 'accuracy 55.1 %, loss 1.235, AUC 0.9012'; a loss without accuracy alone."""
+def judged(
+    accuracy: float | None, loss: float | None, auc: float | None, metrics: Mapping[str, float | None] | None = None
+) -> str:
+    """Return the quality of a network: 'accuracy 55.1 %, loss 1.235, AUC 0.9012'; a loss without accuracy alone.
+
+    metrics: the job's own, by name.
+    """
     found = [] if accuracy is None and loss is not None else [f"accuracy {percent(accuracy)}"]
-    return ", ".join([*found, f"loss {number(loss)}", *([] if auc is None else [f"AUC {auc:.4f}"])])
+    more = [] if auc is None else [f"AUC {auc:.4f}"]
+    return ", ".join([*found, f"loss {number(loss)}", *more, *measured(metrics or {})])
+
+
+def measured(metrics: Mapping[str, float | None]) -> list[str]:
+    """Return the job's own metrics in words, each 'top3 0.9012'."""
+    return [f"{clean(name)} {'-' if value is None else f'{value:.4g}'}" for name, value in metrics.items()]
 
 
 def checkpoint_text(place: str, choice: str | None, epoch: float | None) -> str:

@@ -107,6 +107,7 @@ def evaluate(
         "accuracy": score.accuracy,
         "loss": score.loss,
         "auc": score.judged.auc,
+        "metrics": dict(score.judged.metrics),
         **(_by_class(dataset.classes, answers, score.classes, score.samples) if answers else _NO_CLASSES),
     }
     if picture is not None:

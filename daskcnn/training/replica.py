@@ -30,6 +30,7 @@ from daskcnn.nn import (
     loss_and_gradients,
 )
 from daskcnn.nn.losses import Targets
+from daskcnn.nn.metrics import measured
 from daskcnn.nn.network import Views, predict_views
 from daskcnn.nn.optimizers import Gradients
 from daskcnn.nn.score import Collected, Score
@@ -338,8 +339,8 @@ class Replica:
         """Return the score on samples lo…hi of a split, of the present weights or of these on the device.
 
         All samples count alike. whole: samples that are judged, if lo…hi is a part of them; the score then has the
-        numbers behind their AUC, if the loss is for labels. look: called with the scores and labels of each batch, on
-        the host. views: of each image, whose scores are averaged.
+        numbers behind their AUC and the job's metrics, if the loss is for labels. look: called with the scores and
+        labels of each batch, on the host. views: of each image, whose scores are averaged.
         """
         params, state = (self._params, self._state) if weights is None else self.layout.views(weights)
         dtype = self.job.model.dtype
@@ -354,12 +355,15 @@ class Replica:
                     raise Stopped
                 scores = predict_views(self.model, params, state, batch.x, ctx, views)
                 labels = backend.from_host(labels_for(self.loss, batch.x, batch.labels))
+                metrics = {}
                 if collected is not None:
-                    collected.add(self.loss.probabilities(backend.to_host(scores)), batch.labels)
+                    probabilities = self.loss.probabilities(backend.to_host(scores))
+                    collected.add(probabilities, batch.labels)
+                    metrics = measured(self.job.train.metrics or (), probabilities, batch.labels)
                 if look is not None:
                     look(backend.to_host(scores), batch.labels)
                 loss, _ = self.loss(scores, labels, self.device.xp)
                 right = correct(scores, labels)
                 right = None if right is None else int(backend.scalar(right))
-                total += Score.of_batch(backend.scalar(loss), right, batch.labels)
+                total += replace(Score.of_batch(backend.scalar(loss), right, batch.labels), metrics=metrics)
         return total if collected is None else replace(total, classes=collected.done())

@@ -277,3 +277,16 @@ def test_what_a_log_says_cannot_drive_the_terminal() -> None:
     report = tables(events)
     for text in (format_report(report, full=True), format_comparison(compare([report, report]))):
         assert all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_the_jobs_own_metrics_have_lines_and_columns_of_their_own() -> None:
+    judged = {"accuracy": 0.5, "loss": 1.0, "metrics": {"top3": 0.75, "odd": None}}
+    log = [start(run="a"), calibration("w0"), round_of("w0"), epoch(validation=judged)]
+    one = tables([*log, {"event": "end", "status": "done", "test": judged}])
+    result = compare([one, run("b", 0.4, test=0.5)])
+    assert line(result, "test top3").values == (0.75, None)
+    assert line(result, "validation top3").shown == ("0.75", "-")
+    assert line(result, "validation top3").best == ()
+    text = format_report(one)
+    assert "accuracy 50.0 %, loss 1.000, top3 0.75, odd -" in text
+    assert re.search(r"validation accuracy +top3\n.* 50\.0 % +0\.75", text)

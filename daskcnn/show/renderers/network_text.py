@@ -12,7 +12,19 @@ from typing import Any
 from daskcnn.conv import ConvSpec
 from daskcnn.conv.planner import readable, unusual
 from daskcnn.job.reference import TableEntry
-from daskcnn.show.text import TextTable, aligned, checkpoint_text, clean, count, number, percent, plain, plural, size
+from daskcnn.show.text import (
+    TextTable,
+    aligned,
+    checkpoint_text,
+    clean,
+    count,
+    measured,
+    number,
+    percent,
+    plain,
+    plural,
+    size,
+)
 
 _MOST_CHANNELS = 16
 
@@ -188,7 +200,7 @@ def judged_line(result: Mapping[str, Any]) -> str:
     top = "" if result["top5"] is None else f", top-5 {100 * result['top5']:.2f} %"
     accuracy = "accuracy by label" if result["labels"] == "several" else "accuracy"
     figures = f"{accuracy} {100 * result['accuracy']:.2f} %{top}, loss {_four(result['loss'])}"
-    return f"{figures}, AUC {_four(result['auc'])} on {samples}"
+    return ", ".join([figures, f"AUC {_four(result['auc'])}", *measured(result["metrics"])]) + f" on {samples}"
 
 
 def _four(value: float | None, form: str = ".4f") -> str:

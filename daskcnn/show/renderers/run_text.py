@@ -22,6 +22,7 @@ from daskcnn.show.text import (
     time_shares,
 )
 
+_JUDGED = ("accuracy", "loss", "auc", "metrics")
 MOST = 24  # rows of a table that is not asked for in full
 
 
@@ -91,7 +92,7 @@ def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "
     lines = [
         ("status", clean(summary["status"]) + (f": {clean(reason)}" if reason else "")),
         ("training", f"{summary['strategy']}, {epochs} in {duration(summary['seconds'])}{rate}"),
-        *((part, judged(found["accuracy"], found["loss"], found.get("auc"))) for part, found in results.items()),
+        *((part, judged(*(found.get(name) for name in _JUDGED))) for part, found in results.items()),
         *([("weights", _handed_back(summary))] if summary.get("weights") == "best" else []),
         *([("time", time)] if time else []),
         ("traffic", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
