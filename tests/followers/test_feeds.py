@@ -14,9 +14,12 @@ from daskcnn.errors import JobError, installing
 from daskcnn.events import EpochEnded, Event, RunStarted, Warned
 from daskcnn.followers import Feeds, FollowedRun, check_tools, feeds, tool
 from daskcnn.followers.feeds import TOOLS, Feed
-from daskcnn.followers.tool import Tool
+from daskcnn.followers.tool import Curves, Tool
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.training import train_job
+from daskcnn.show.lines import describe
+from tests.followers.runs_followed import events
+from tests.show.run_events import epoch
 
 RUN = Mock(spec=FollowedRun)
 BEGUN = RunStarted(run="here", strategy="sgwu")
@@ -127,3 +130,12 @@ def test_nothing_starts_where_a_tool_is_missing(tmp_path: Path, path: str, monke
     with pytest.raises(JobError, match=r"run\.tensorboard: needs the package tensorboardX"):
         train_job(resolve(tables))
     assert not (tmp_path / "runs").exists()
+
+
+def test_metrics_of_the_job_are_curves_and_part_of_the_epochs_line() -> None:
+    judged = {"loss": 1.0, "accuracy": 0.5, "metrics": {"top3": 0.75, "odd": None}}
+    (event,) = events(epoch(validation=judged))
+    found = {point.curve: point.value for point in Curves().points(event)}
+    assert found["validation/top3"] == 0.75
+    assert "validation/odd" not in found
+    assert "validation 50.0 % (loss 1.000, top3 0.75, odd -)" in " ".join(describe(event))

@@ -118,3 +118,10 @@ def test_a_scheduler_without_prometheus_client_is_refused(client: Client, monkey
     monkeypatch.setattr(prometheus_metrics, "serves_metrics", lambda: False)
     with pytest.raises(ClusterError, match=r"pip install 'daskcnn\[dashboard\]' there"):
         PrometheusMetrics.check_cluster(client)
+
+
+def test_metrics_of_the_job_are_figures_by_name() -> None:
+    judged = {"loss": 1.0, "accuracy": 0.5, "metrics": {"top3": 0.75, "odd": None}}
+    found = served(tallied(*events(epoch(validation=judged))).figures())
+    assert found['daskcnn_run_metric{metric="top3",part="validation",run="it"}'] == 0.75
+    assert not [name for name in found if "odd" in name]

@@ -62,7 +62,7 @@ def test_the_summary_says_that_its_figures_are_of_the_best_weights() -> None:
 def test_the_summary_is_strict_json() -> None:
     built = summary(test={"accuracy": math.nan, "loss": math.inf}, checkpoint=None)
     assert json.loads(json.dumps(built, allow_nan=False)) == built
-    assert built["test"] == {"accuracy": None, "loss": None, "auc": None}
+    assert built["test"] == {"accuracy": None, "loss": None, "auc": None, "metrics": {}}
 
 
 def test_totals_add_up_over_rounds_and_a_resume() -> None:

@@ -200,7 +200,9 @@ def judged_line(result: Mapping[str, Any]) -> str:
     top = "" if result["top5"] is None else f", top-5 {100 * result['top5']:.2f} %"
     accuracy = "accuracy by label" if result["labels"] == "several" else "accuracy"
     figures = f"{accuracy} {100 * result['accuracy']:.2f} %{top}, loss {_four(result['loss'])}"
-    return ", ".join([figures, f"AUC {_four(result['auc'])}", *measured(result["metrics"])]) + f" on {samples}"
+    return (
+        ", ".join([figures, f"AUC {_four(result['auc'])}", *measured(result.get("metrics") or {})]) + f" on {samples}"
+    )
 
 
 def _four(value: float | None, form: str = ".4f") -> str:
