@@ -98,8 +98,8 @@ def test_flag_adds_to_the_modules_of_the_job_file(here: Path) -> None:
         ("def", NAME, r"it cannot be imported \(SyntaxError: .*\); mend it"),
         ("raise KeyError(1)", NAME, r"it cannot be imported \(KeyError: 1\); mend it"),
         ("raise SystemExit(3)", NAME, r"it cannot be imported \(SystemExit: 3\); mend it"),
-        (None, "my_module.py", "write the module's name as `import` has it, such as my_module for my_module.py"),
-        (None, "folder/my_module", "write the module's name"),
+        (None, "my_module.py", "write a module's name as `import` has it, such as my_module for my_module.py"),
+        (None, "folder/my_module", "write a module's name"),
     ],
 )
 def test_module_that_cannot_be_imported_is_refused_by_name_with_the_remedy(
@@ -107,7 +107,7 @@ def test_module_that_cannot_be_imported_is_refused_by_name_with_the_remedy(
 ) -> None:
     if source is not None:
         write_module(here, source)
-    with pytest.raises(JobError, match=rf"run\.imports.* = '{name}': {reason}"):
+    with pytest.raises(JobError, match=rf"run\.imports = .*'{name}'.*: {reason}"):
         resolve({"run": {"imports": [name]}})
     done = asked("run", "--import", name)
     assert done.exit_code == 2

@@ -56,5 +56,7 @@ def module_names(names: list[str] | None) -> list[str] | None:
     """Refuse a path in place of a module's name."""
     for name in names or ():
         if not is_module(name):
-            raise ValueError("write the module's name as `import` has it, such as my_module for my_module.py")
+            raise ValueError(
+                f"{name!r:.60}: write a module's name as `import` has it, such as my_module for my_module.py"
+            )
     return names
