@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -157,6 +158,20 @@ def test_run_whose_module_is_gone_names_it(here: Path) -> None:
         done = asked(*command)
         assert done.exit_code == 2
         assert f"run.imports = '{NAME}': there is no such module; start in the folder that has {NAME}.py" in done.stderr
+
+
+def test_predictions_of_a_dask_array_pass_a_process_that_lacks_the_module_unread(here: Path) -> None:
+    raw = tiny_job(tiny_data(here), model=MODEL, run={"imports": [NAME]})
+    images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+    with forgotten():
+        model = daskcnn.load(tiny_run(here, raw, random_state(resolve(raw))))
+        expected = model.predict(images)
+        message = dumps(model.predict(da.from_array(images, chunks=3)))
+    (here / f"{NAME}.py").unlink()
+    with forgotten():
+        lazy = loads(message)
+        assert NAME not in sys.modules
+        np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), expected, rtol=1e-6)
 
 
 def test_model_file_imports_nothing_by_itself(here: Path) -> None:
