@@ -121,6 +121,7 @@ class RunResumed(Event):
     kind = "resume"
     path: Annotated[str, "The checkpoint."] = ""
     step: Annotated[int, "The step, or the server's version, that the checkpoint holds."]
+    epoch: Annotated[float | None, "Epochs that the run had trained then."] = None
 
 
 class RunEnded(Event):
@@ -175,7 +176,7 @@ class Calibrating(Event):
 
 
 class WorkersCalibrated(Event):
-    """The workers have measured themselves; training begins."""
+    """Workers have measured themselves: those that the run begins with, or one that came later."""
 
     kind = "calibration"
     workers: Annotated[tuple[CalibratedWorker, ...], "A row per worker."]

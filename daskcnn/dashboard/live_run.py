@@ -117,7 +117,7 @@ class LiveRun:
             self.steps.clear()
         self.board.apply(event, self.at)
         self.history.take(event)
-        at = self.history.seconds_at(event.at)
+        at = self.history.attendance.seconds_at(event.at)
         if isinstance(event, StepsEnded):
             batch, pace = self.history.start.batch_size, event.seconds_per_step
             self.steps.append(StepsRow(at, event.epoch, event.loss, batch / pace if batch and pace > 0 else None))

@@ -18,6 +18,7 @@ from daskcnn.events import (
     Judged,
     RoundEnded,
     RunEnded,
+    RunResumed,
     RunStarted,
     StepsEnded,
     Warned,
@@ -70,6 +71,8 @@ class Tally:
         match event:
             case RunStarted():
                 self._set(EPOCHS, event.epochs)
+            case RunResumed():
+                self._set(EPOCH, event.epoch)
             case WorkersCalibrated():
                 self.status = "training"
             case EpochEnded():

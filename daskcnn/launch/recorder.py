@@ -241,7 +241,7 @@ class Recorder:
     def _summary(
         self, status: str, state: TrainingState, seconds: float, test: Score | None, reason: str | None
     ) -> dict[str, Any]:
-        workers = worker_totals(self.directory.events())
+        workers = worker_totals(self.directory.events(), seconds)
         handed, checkpoint = (state, self.checkpoint) if self.handed is None else (self.handed, self._handed_at)
         tested, validated = (
             None if score is None else Evaluated.model_validate(score.judged) for score in (test, handed.validation)
@@ -353,7 +353,7 @@ def recorded(
         directory.write_environment(sys.argv)
         recorder.emit(_start_event(recorder))
         if checkpoint:
-            recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step))
+            recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step, epoch=checkpoint.state["epoch"]))
         try:
             yield recorder, checkpoint
         finally:

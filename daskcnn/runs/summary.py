@@ -38,7 +38,7 @@ class Traffic(_SummaryFields):
 
 
 class WorkerSummary(_SummaryFields):
-    """A worker's totals, in seconds and samples."""
+    """A worker's totals, in seconds and samples. present: seconds that it took part; 0 where an older summary lacks it."""
 
     name: str
     device: str
@@ -47,6 +47,7 @@ class WorkerSummary(_SummaryFields):
     wait: float
     communication: float
     evaluation: float = 0.0
+    present: float = 0.0
 
 
 class Summary(_SummaryFields):

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daskcnn.events import EpochEnded, EpochWorker, Event, GroupsFormed, RoundEnded, RoundNumbers, WorkersCalibrated
+from daskcnn.runs.attendance import Attendance
 
 
 @dataclass
 class WorkerTotals:
     """Sums of a worker, or of a group, over its rounds or, where kernels are sharded, its epochs.
 
-    samples: trained on, counted each time. compute: seconds of `busy` without `load`. wait: seconds for other workers.
+    present: seconds that it took part. samples: trained on, counted each time. compute: seconds of `busy` without `load`. wait: seconds for other workers.
     An epoch measures no `load`, `evaluation` and `pushes`; its `wait` has communication and loading in it.
     """
 
     name: str
     device: str = ""
+    present: float = 0.0
     samples: int = 0
     busy: float = 0.0
     compute: float = 0.0
@@ -73,9 +75,11 @@ class Totals(dict[str, WorkerTotals]):
         return self.setdefault(name, WorkerTotals(name))
 
 
-def worker_totals(events: Iterable[Event]) -> list[WorkerTotals]:
-    """Return the totals of every worker of a log."""
-    totals = Totals()
+def worker_totals(events: Iterable[Event], seconds: float | None = None) -> list[WorkerTotals]:
+    """Return the totals of every worker of a log. seconds: of training at its end, if they are known."""
+    totals, attendance = Totals(), Attendance()
     for event in events:
         totals.take(event)
-    return list(totals.values())
+        attendance.take(event)
+    attendance.end(seconds)
+    return [replace(worker, present=attendance.stay(name)) for name, worker in totals.items()]

@@ -9,7 +9,7 @@ from daskcnn import events
 from daskcnn.runs.totals import WorkerTotals
 from daskcnn.show.text import shard_texts
 
-STARTING, CALIBRATING = "starting", "calibrating"
+STARTING, CALIBRATING, TRAINING = "starting", "calibrating", "training"
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Board:
     _divided: dict[str, dict[str, str]] = field(default_factory=dict)
     _of: dict[str, int] = field(default_factory=dict)
     _origin: tuple[float, float] | None = None
-    _resumed: bool = False
+    _begun: bool = True  # it is known at which epoch
     _now: float = 0.0
     _advanced: float = 0.0
 
@@ -99,7 +99,8 @@ class Board:
             case events.WorkersCalibrated():
                 self._calibrated(event)
             case events.RunResumed():
-                self._resumed, self._origin, self.step = True, None, event.step
+                self.step, self.epoch = event.step, event.epoch or 0.0
+                self._origin, self._begun = None, event.epoch is not None
             case events.RoundEnded():
                 self._round(event)
             case events.EpochEnded():
@@ -136,12 +137,12 @@ class Board:
                 self.worker(event.address).state = "ignored"
 
     def _calibrated(self, event: events.WorkersCalibrated) -> None:
-        self.status = "training"
+        if self.status in (STARTING, CALIBRATING):  # later ones are of workers that come in mid-run
+            self.status, self._advanced = TRAINING, self._now
+            self._origin = (self._now, self.fraction) if self._begun else None
         for worker in event.workers:
             row = self.worker(worker.name)
             row.device, row.state, row.doing = worker.device, "", ""
-        if not self._resumed:
-            self._origin = (self._now, 0.0)
 
     def _groups(self, event: events.GroupsFormed) -> None:
         for group in event.groups:  # in the place of its members

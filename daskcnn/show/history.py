@@ -2,18 +2,19 @@
 
 A round is one worker's push cycle; in a layer-sharded run, where all workers train on every sample, an epoch. Each
 worker's rounds are numbered from 1. A run that is resumed, or whose server is lost, begins another life and makes some
-rounds again. Rounds of all lives are kept, as they are work that was done. The clock and the evaluations go back to the
-checkpoint that was resumed from.
+rounds again. Rounds of all lives are kept, as they are work that was done. The evaluations go back with the run, and the
+clock with a resume.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from daskcnn import events
+from daskcnn.runs.attendance import Attendance
 from daskcnn.show.lines import describe
 from daskcnn.show.text import shard_texts
 
@@ -112,11 +113,6 @@ class StepSums:
         self.seconds, self.steps = self.seconds + epoch.seconds, self.steps + steps
 
 
-_TIMELESS = (
-    *(events.Calibrating, events.LinkSpeeds, events.SamplesAllocated, events.StepsEnded, events.UnknownEvent),
-    events.RunEnded,
-)
-"""Events that do not move a report's clock."""
 _NOTED = (
     *(events.RunResumed, events.WorkerJoined, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut),
     events.Warned,
@@ -139,12 +135,11 @@ class History:
     conv_seconds: dict[str, Counter[str]] = field(default_factory=dict)
     calibrated: dict[str, events.CalibratedWorker] = field(default_factory=dict)  # every worker ever
     devices: dict[str, str] = field(default_factory=dict)  # of every worker ever
-    present: frozenset[str] = frozenset()  # the workers of now
     there: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)  # at a round, by its life and number
     servers: dict[tuple[int, int], events.ServerCounted] = field(
         default_factory=dict
     )  # last counts, by life and server
-    now: float = 0.0  # seconds of training
+    attendance: Attendance = field(default_factory=Attendance)
     steps: int = 0  # that ended with an epoch; those that were made again count again
     began: dict[int, float] = field(default_factory=lambda: {1: 0.0})  # seconds of the run, by life
     step_sums: StepSums = field(default_factory=StepSums)
@@ -152,24 +147,26 @@ class History:
     _home: str | None = None  # of the layers that are not sharded
     _step: int = 0  # of the run, at its last epoch's end
     _life: int = 1
-    _begun: float | None = None  # on the events' own clock
-    _before: float = 0.0  # seconds of the run at that moment
-    _kept: dict[int, float] = field(default_factory=dict)  # seconds of each checkpoint, by its step
     _undone: list[EvaluationRow] = field(default_factory=list)  # unless the run is resumed from behind them
     _numbers: dict[str, int] = field(default_factory=dict)  # of each worker's last round in this life
 
     def take(self, event: events.Event) -> None:
         """Take in one event."""
-        if not isinstance(event, _TIMELESS):
-            self.now = self.seconds_at(event.at)
+        self.attendance.take(event)
         self._take_of_run(event)
         self._take_of_workers(event)
         if isinstance(event, _NOTED):
             self.notes += [Note(self.now, line) for line in describe(event)]
 
-    def seconds_at(self, at: float | None) -> float:
-        """Return the seconds of the run at this time of the events' clock; those of now for None."""
-        return self.now if at is None or self._begun is None else self._before + at - self._begun
+    @property
+    def now(self) -> float:
+        """Seconds of training so far."""
+        return self.attendance.now
+
+    @property
+    def present(self) -> frozenset[str]:
+        """The workers, or groups, that take part now."""
+        return self.attendance.present
 
     def forget(self, most: int) -> None:
         """Keep about the last `most` rounds and troubles, and as many evaluations over the whole run; sums stay."""
@@ -181,7 +178,7 @@ class History:
         self.there = {key: names for key, names in self.there.items() if key in rounds}
         self.began = {life: at for life, at in self.began.items() if life in lives}
         self.servers = dict(list(self.servers.items())[-most:])
-        self._kept = dict(list(self._kept.items())[-most:])
+        self.attendance.forget(most)
 
     def _take_of_run(self, event: events.Event) -> None:
         match event:
@@ -195,38 +192,30 @@ class History:
                 self._epoch(event)
             case events.ServerCounted():
                 self.servers[self._life, event.server] = event
-            case events.CheckpointWritten():
-                self._kept[event.step] = self.now
             case events.RunEnded():
                 self.end = event
 
     def _take_of_workers(self, event: events.Event) -> None:
         match event:
             case events.WorkersCalibrated():
-                self._begun, self.now = event.at, self._before
                 self.calibrated |= {worker.name: worker for worker in event.workers}
                 self.devices |= {worker.name: worker.device for worker in event.workers}
-                self.present = frozenset(worker.name for worker in event.workers)
             case events.GroupsFormed():
                 members = {member for group in event.groups for member in group.members} | {*event.left_out}
                 own = {group.name: group.device for group in event.groups}
                 self.devices = {name: device for name, device in self.devices.items() if name not in members} | own
-                self.present = frozenset(own)
             case events.KernelsSharded():
                 self.kernels, self.eq2, self._home = event.kernels, event.eq2, event.home
                 divided, kernels = event.divided, event.kernels.items()
                 self.shards = {name: shard_texts(own, divided.get(name, {}), event.of) for name, own in kernels}
             case events.WorkerJoined():
-                self.present |= {event.worker}
                 self.devices.setdefault(event.worker, "")
-            case events.WorkerLost():
-                self.present -= {event.worker}
 
     def _start(self, event: events.RunStarted) -> None:
-        self._before, self.now, self._step = 0.0, 0.0, 0
+        self._step, self.epoch = 0, 0.0
         if self.rows:
             self._begin_life()
-        self.start, self.end, self._begun = event, None, event.at
+        self.start, self.end = event, None
         self._undone, self.looks = self.looks, []
 
     def _begin_life(self) -> None:
@@ -235,29 +224,28 @@ class History:
 
     def _resume(self, event: events.RunResumed) -> None:
         self.looks = [look for look in self._undone if look.step <= event.step]
-        latest = self.looks[-1].at if self.looks else 0.0
-        self._step = event.step
-        self._before = self.now = self.began[self._life] = self._kept.get(event.step, latest)
+        latest = self.looks[-1].epoch if self.looks else 0.0
+        self.epoch = latest if event.epoch is None else event.epoch
+        self._step, self.began[self._life] = event.step, self.now
 
     def _round(self, event: events.RoundEnded) -> None:
         number = event.round + 1
-        if number <= self._numbers.get(event.worker, 0):  # made again, for a new server
-            self._begin_life()
         given = None if self.start.increments is None else min(number, self.start.increments)
         for member in event.members:
             self.conv_seconds.setdefault(member.name, Counter()).update(member.conv_seconds)
         self._add(RoundRow(self._life, number, given, self.now, event.epoch, event))
 
     def _epoch(self, event: events.EpochEnded) -> None:
-        if event.at is None:  # a log without times
-            self.now += event.seconds
         number = max(1, round(event.epoch))
         for part in event.workers:  # its part of an epoch of sharded kernels
             measured = part.model_dump(exclude={"name", "conv_seconds", "conv_samples"})
             numbers = events.RoundNumbers(worker=part.name, round=number - 1, pushes=0, **measured)
             self._add(RoundRow(self._life, number, None, self.now, event.epoch, numbers, apart=False))
             self.conv_seconds.setdefault(part.name, Counter()).update(part.conv_seconds)
-        made_steps = event.step - self._step
+        self.looks = [look for look in self.looks if look.epoch <= event.epoch and look.step < event.step]  # not undone
+        if event.step <= self._step:  # the run went back
+            self._step = self.looks[-1].step if self.looks else 0
+        made_steps = max(0, event.step - self._step)
         self.steps, self._step = self.steps + made_steps, event.step
         if self._home is not None and event.workers:
             self.step_sums.add(event, self._home, made_steps)
@@ -281,6 +269,9 @@ class History:
         self.epoch = event.epoch
 
     def _add(self, row: RoundRow) -> None:
+        if row.number <= self._numbers.get(row.worker, 0):  # made again: the run went back
+            self._begin_life()
+            row = replace(row, life=self._life)
         self.rows.append(row)
         self._moved += row.numbers.bytes_up + row.numbers.bytes_down
         self.epoch = row.epoch

@@ -102,7 +102,8 @@ def _line(e: events.Event) -> str | None:
         case events.CheckpointWritten():
             return f"checkpoint of step {count(e.step)}: {e.path}"
         case events.RunResumed():
-            return f"resumed from step {count(e.step)}: {e.path}"
+            epoch = "" if e.epoch is None else f", epoch {e.epoch:.4g}"
+            return f"resumed from step {count(e.step)}{epoch}: {e.path}"
         case events.RunEnded():
             return f"end: {e.status}" + (f", {clean(e.reason)}" if e.reason else "")
     return None

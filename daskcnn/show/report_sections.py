@@ -205,12 +205,12 @@ _ROUNDS: list[Column[RoundRow]] = [
 
 
 def _waiting(report: RunReport) -> Lines:
-    if report.balance is None:
-        return ()
-    too = ", communication included" if report.total.communication is None else ""
-    waited = f"{duration(report.balance.wait)} by Eq. 8, {duration(report.total.wait)} measured{too}"
+    waited = ""
+    if report.balance is not None:
+        too = ", communication included" if report.total.communication is None else ""
+        waited = f"{duration(report.balance.wait)} by Eq. 8, {duration(report.total.wait)} measured{too}"
     spent = {name: getattr(report.total, name) for name in ("busy", "evaluation", "wait", "communication")}
-    return _labelled(("waiting", waited), ("time", texts.time_shares(report.seconds * len(report.workers), **spent)))
+    return _labelled(("waiting", waited), ("time", texts.time_shares(report.total.present, **spent)))
 
 
 def _traffic(traffic: BytesMoved) -> Lines:

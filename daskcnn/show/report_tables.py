@@ -23,15 +23,16 @@ WEIGHT = 4  # bytes of a number, where a log does not say otherwise
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker over the run, or all of them. lost: True if it is not there at the end; gamma: the mean; q: the last.
+    """One worker over the run, or all of them. gamma: the mean; q: the last.
 
-    compute: seconds of `busy` without `load`; wait: seconds for the other workers. images_per_second: while busy; None
+    lost: True if it was lost and has not come back; present: seconds that it took part. compute: seconds of `busy` without `load`; wait: seconds for the other workers. images_per_second: while busy; None
     for all workers, and for one that has a part of each sample's work. staleness_mean: of the largest in each round.
     """
 
     name: str
     device: str
     lost: bool
+    present: float
     samples: int
     rounds: int
     pushes: int
@@ -145,9 +146,8 @@ class RunReport:
 
     @property
     def utilisation(self) -> float | None:
-        """The busy part of the workers' time; None if no time passed."""
-        spent = self.seconds * len(self.workers)
-        return self.total.busy / spent if spent else None
+        """The busy part of the time that the workers took part; None if no time passed."""
+        return min(1.0, self.total.busy / self.total.present) if self.total.present else None
 
     def from_increment(self, first: int) -> RoundBalance | None:
         """Return the balance of the rounds from this increment on; None without any."""
@@ -198,7 +198,8 @@ def report_of(run: History) -> RunReport:
     rows: dict[str, list[RoundRow]] = {name: [] for name in run.devices}
     for row in run.rows:
         rows.setdefault(row.worker, []).append(row)
-    total = _worker(run, "all", run.rows)
+    workers = tuple(_worker(run, name, own) for name, own in rows.items())
+    total = replace(_worker(run, "all", run.rows), present=sum(worker.present for worker in workers))
     return RunReport(
         start=run.start,
         status=UNFINISHED if ended is None else ended.status,
@@ -206,7 +207,7 @@ def report_of(run: History) -> RunReport:
         seconds=seconds,
         images_per_second=images / seconds if images and seconds else None,
         test=ended.test if ended else None,
-        workers=tuple(_worker(run, name, own) for name, own in rows.items()),
+        workers=workers,
         total=replace(total, images_per_second=None),
         rounds=tuple(run.rows),
         increments=tuple(map(_pooled, increments.values())),
@@ -259,7 +260,8 @@ def _worker(run: History, name: str, rows: Sequence[RoundRow]) -> WorkerRow:
     return WorkerRow(
         name=name,
         device=run.devices.get(name, ""),
-        lost=name in run.devices and name not in run.present,
+        lost=name in run.attendance.lost,
+        present=run.attendance.stay(name),
         samples=_presented(run, rows),
         rounds=len(rows),
         pushes=sums.pushes,

@@ -41,13 +41,14 @@ def time_shares(
 ) -> str:
     """Return the shares of the workers' seconds: 'busy 67.5 %, waiting 1.5 %, other 31.0 %'; empty if no time passed.
 
-    of: seconds of the run times its workers. None: not measured apart. Other: before, between and after its rounds.
+    of: seconds that the workers took part. None: not measured apart. Other: before, between and after their rounds.
     """
     measured = {"busy": busy, "evaluation": evaluation, "waiting": wait, "communication": communication}
     spent = {what: seconds for what, seconds in measured.items() if seconds is not None}
     if not of or not any(spent.values()):
         return ""
-    shares = {what: seconds / of for what, seconds in (spent | {"other": max(0.0, of - sum(spent.values()))}).items()}
+    of = max(of, sum(spent.values()))  # exchanges may be measured beside the training
+    shares = {what: seconds / of for what, seconds in (spent | {"other": of - sum(spent.values())}).items()}
     return ", ".join(f"{what} {percent(share)}" for what, share in shares.items())
 
 

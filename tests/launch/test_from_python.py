@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster, default_client
 
 import daskcnn
 from daskcnn.errors import ClusterError, DataError, JobError, UserError
-from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunStarted
+from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.launch.training import Result
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.show.worker_plan import WorkerPlan
@@ -99,8 +99,10 @@ def test_a_stopped_run_goes_on(client: Client, job: dict[str, Any]) -> None:
     job["train"] |= {"epochs": 6}
     stopped = daskcnn.train(client, job, on_event=stop_after(2, daskcnn.Stop()))
     assert stopped.summary["status"] == "stopped"
-    result = daskcnn.train(client, resume=stopped.run)
+    told: list[Event] = []
+    result = daskcnn.train(client, resume=stopped.run, on_event=told.append)
     assert (result.run, result.summary["status"], result.summary["epochs"]) == (stopped.run, "done", 6)
+    assert [event.epoch for event in told if isinstance(event, RunResumed)] == [stopped.summary["epochs"]]
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "layer"])

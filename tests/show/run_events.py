@@ -19,9 +19,9 @@ def tables(log: Iterable[Event]) -> RunReport:
     return report_tables.tables(parsed(log))
 
 
-def worker_totals(log: Iterable[Event]) -> list[WorkerTotals]:
+def worker_totals(log: Iterable[Event], seconds: float | None = None) -> list[WorkerTotals]:
     """The totals of a log."""
-    return totals.worker_totals(parsed(log))
+    return totals.worker_totals(parsed(log), seconds)
 
 
 def start(**changes: Any) -> Event:

@@ -179,6 +179,20 @@ def test_time_left_after_a_resume_counts_only_what_was_done_since(first: Any) ->
     assert board.remaining(40.0) == pytest.approx(30.0)
 
 
+def test_a_run_that_resumes_shows_its_epoch_at_once() -> None:
+    shown = Screen().show(start(), {**RESUME, "epoch": 7.5}, calibration("w0"))
+    assert "epoch 7.5/10" in shown
+    assert "75 %" in shown
+
+
+def test_time_left_goes_on_where_a_worker_joins() -> None:
+    screen = Screen()
+    screen.show(start(), calibration("w0"), round_of("w0", epoch=2.0), every=50.0)
+    joined = {"event": "worker-joined", "worker": "w1", "samples": 10}
+    assert "3:20 left" in screen.show(calibration("w1"), joined, every=0.0)
+    assert "3:30 left" in screen.show(round_of("w0", epoch=2.5), every=20.0)
+
+
 def test_an_event_that_is_no_advance_leaves_the_time_left_alone() -> None:
     board = Board()
     for now, event in [(0.0, start()), (0.0, calibration("w0")), (10.0, round_of("w0", epoch=5.0)), (15.0, CHECKPOINT)]:

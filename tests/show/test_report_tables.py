@@ -243,7 +243,7 @@ def test_dates_and_seconds_of_any_clock_are_the_same_times(origin: float) -> Non
 
 
 def test_without_times_the_epochs_seconds_are_added_up() -> None:
-    report = tables([start(), calibration("w0"), epoch(seconds=20.0), epoch(seconds=5.0)])
+    report = tables([start(), calibration("w0"), epoch(seconds=20.0), epoch(epoch=4.4, step=1650, seconds=5.0)])
     assert [look.at for look in report.looks] == [20.0, 25.0]
 
 
@@ -258,6 +258,48 @@ def test_a_resume_goes_back_to_its_checkpoint_but_forgets_no_work() -> None:
     assert report.total.rounds == 3
     assert len(report.by_round) == 3
     assert [(note.at, "resumed" in note.text) for note in report.notes] == [(5.0, True)]
+
+
+def joined(worker: str) -> list[Event]:
+    """A worker is calibrated in mid-run, and takes part."""
+    return [calibration(worker), {"event": "worker-joined", "worker": worker, "samples": 10}]
+
+
+def test_a_worker_that_joins_begins_nothing_anew() -> None:
+    first = [(0.0, start(strategy="agwu")), (10.0, calibration("w0")), (30.0, lap("w0", 0, busy=20.0))]
+    then = [(31.0, scored(0.5, step=1)), *((40.0, event) for event in joined("w1"))]
+    last = [(50.0, lap("w0", 1, busy=20.0)), (60.0, lap("w1", 1, busy=20.0)), (60.0, scored(0.6, step=3))]
+    report = tables(timed(*first, *then, *last))
+    assert [look.at for look in report.looks] == [21.0, 50.0]
+    assert [(worker.name, worker.lost, worker.present) for worker in report.workers] == [
+        ("w0", False, 50.0),
+        ("w1", False, 20.0),
+    ]
+    assert report.utilisation == pytest.approx(60 / 70)
+    gone = tables(timed(*first, *then, *last, (61.0, lost("w0")), *((70.0, event) for event in joined("w0"))))
+    assert [worker.lost for worker in gone.workers] == [False, False]
+    assert gone.seconds == 60.0
+
+
+def test_a_worker_that_a_resumed_run_lacks_was_not_lost() -> None:
+    again = [start(), {"event": "resume", "step": 1, "path": "c"}, calibration("w0")]
+    report = tables([start(), calibration("w0", "w1"), lap("w0", 0), lap("w1", 0), *again])
+    assert [worker.lost for worker in report.workers] == [False, False]
+
+
+def test_evaluations_that_a_new_server_makes_again_take_the_place_of_those_before() -> None:
+    looks = [scored(0.1 * step, step=step, epoch=step) for step in (1, 2, 3, 2, 3)]
+    report = tables([start(), calibration("w0"), *looks])
+    assert [look.epoch for look in report.looks] == [1, 2, 3]
+
+
+def test_epochs_of_sharded_layers_that_are_made_again_count_again() -> None:
+    def ended(number: int) -> Event:
+        return epoch(epoch=number, step=10 * number, workers=[{"name": "w0", "busy": 1.0, "wait": 1.0, "samples": 9}])
+
+    report = tables([start(strategy="layer"), calibration("w0"), *map(ended, (1, 2, 1, 2))])
+    assert [(row.life, row.number) for row in report.rounds] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert report.breakdown["w0"].comm == pytest.approx(4.0 / 40)
 
 
 def test_a_run_that_starts_again_from_nothing_has_no_past_looks_nor_time() -> None:

@@ -17,7 +17,7 @@ def summary(**changes: Any) -> dict[str, Any]:
     parts: dict[str, Any] = {"run": "runs/my run", "status": "done", "strategy": "sgwu", "epochs": 10.0}
     parts |= {"seconds": 252.0, "images_per_second": 480_000 / 252, "test": {"accuracy": 0.6912, "loss": 0.912}}
     parts |= {"validation": {"accuracy": 0.7, "loss": 0.8}, "bytes": {"up": 12_345_678, "down": 950}}
-    workers = [WorkerSummary.model_validate(total) for total in worker_totals(data_parallel())]
+    workers = [WorkerSummary.model_validate(total) for total in worker_totals(data_parallel(), 252.0)]
     parts |= {"workers": workers, "checkpoint": "runs/my run/checkpoints/step-000000375"}
     return Summary(**{**parts, **changes}).model_dump()
 
@@ -50,6 +50,7 @@ def test_the_summary_has_the_documented_fields() -> None:
         "wait": 4.5,
         "communication": 0.5,
         "evaluation": 0.5,
+        "present": 252.0,
     }
 
 
@@ -131,7 +132,7 @@ def test_the_report_has_the_same_shares_of_time() -> None:
     told = format_summary(
         summary(
             seconds=report.seconds,
-            workers=[WorkerSummary.model_validate(total) for total in worker_totals(data_parallel())],
+            workers=[WorkerSummary.model_validate(total) for total in worker_totals(data_parallel(), 30.0)],
         )
     )
     (time,) = [line.split(None, 1)[1] for line in told.splitlines() if line.startswith("time ")]

@@ -86,7 +86,8 @@ def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "
     run, command = clean(summary["run"]), shlex.quote(str(summary["run"]))
     workers, reason = summary["workers"], summary.get("reason")
     spent = {kind: sum(w.get(kind, 0.0) for w in workers) for kind in SPENT}
-    time = time_shares((summary["seconds"] or 0.0) * len(workers), **spent)
+    present = sum(w.get("present", 0.0) for w in workers) or (summary["seconds"] or 0.0) * len(workers)
+    time = time_shares(present, **spent)
     results = {part: summary[part] for part in ("test", "validation") if summary[part]}
     resumable = summary["checkpoint"] and summary["status"] not in ("done", "diverged")
     lines = [
