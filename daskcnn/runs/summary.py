@@ -38,7 +38,7 @@ class Traffic(_SummaryFields):
 
 
 class WorkerSummary(_SummaryFields):
-    """A worker's totals, in seconds and samples. present: seconds that it took part; 0 where an older summary lacks it."""
+    """A worker's totals, in seconds and samples. present: seconds that it took part; an older summary has none."""
 
     name: str
     device: str

@@ -13,7 +13,8 @@ from daskcnn.runs.attendance import Attendance
 class WorkerTotals:
     """Sums of a worker, or of a group, over its rounds or, where kernels are sharded, its epochs.
 
-    present: seconds that it took part. samples: trained on, counted each time. compute: seconds of `busy` without `load`. wait: seconds for other workers.
+    present: seconds that it took part. samples: trained on, counted each time. compute: seconds of `busy` without
+    `load`. wait: seconds for other workers.
     An epoch measures no `load`, `evaluation` and `pushes`; its `wait` has communication and loading in it.
     """
 

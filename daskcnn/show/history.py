@@ -2,8 +2,8 @@
 
 A round is one worker's push cycle; in a layer-sharded run, where all workers train on every sample, an epoch. Each
 worker's rounds are numbered from 1. A run that is resumed, or whose server is lost, begins another life and makes some
-rounds again. Rounds of all lives are kept, as they are work that was done. The evaluations go back with the run, and the
-clock with a resume.
+rounds again. Rounds of all lives are kept, as they are work that was done. Evaluations go back with the run; the clock
+goes back with a resume alone.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ WEIGHT = 4  # bytes of a number, where a log does not say otherwise
 class WorkerRow:
     """One worker over the run, or all of them. gamma: the mean; q: the last.
 
-    lost: True if it was lost and has not come back; present: seconds that it took part. compute: seconds of `busy` without `load`; wait: seconds for the other workers. images_per_second: while busy; None
-    for all workers, and for one that has a part of each sample's work. staleness_mean: of the largest in each round.
+    lost: True if it was lost and has not come back; present: seconds that it took part. compute: seconds of `busy`
+    without `load`; wait: seconds for the other workers. images_per_second: while busy; None for all workers, and for
+    one that has a part of each sample's work. staleness_mean: of the largest in each round.
     """
 
     name: str
