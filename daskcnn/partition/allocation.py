@@ -67,11 +67,17 @@ class Allocation:
 
     def with_joined(self, worker: str, samples: Mapping[str, int], increment: int) -> Allocation:
         """Add a worker and give it the last samples of the others; `samples` says how many of each."""
-        ranges, own = dict(self.ranges), _NOTHING
+        there = replace(self, ranges={**self.ranges, worker: _NOTHING}, granted={**self.granted, worker: increment})
+        return there.with_moved(worker, {other: -number for other, number in samples.items()})
+
+    def with_moved(self, worker: str, samples: Mapping[str, int]) -> Allocation:
+        """Move a worker's last samples to the others; `samples` says how many to each, or below 0 how many from it."""
+        ranges = dict(self.ranges)
         for other, number in samples.items():
-            ranges[other], taken = take(ranges[other], count(ranges[other]) - number)
-            own = union(own, taken)
-        return replace(self, ranges={**ranges, worker: own}, granted={**self.granted, worker: increment})
+            giver, taker = (worker, other) if number > 0 else (other, worker)
+            ranges[giver], moved = take(ranges[giver], count(ranges[giver]) - abs(number))
+            ranges[taker] = union(ranges[taker], moved)
+        return replace(self, ranges=ranges)
 
     def check(self) -> None:
         """Assert the invariants: every sample exactly once, ranges sorted and merged, the same workers everywhere."""

@@ -1,7 +1,7 @@
 """The base of the partitioners: increments, for one worker or all at a time, and workers that come and go.
 
 Synchronous rules call `allocate` once a round for all workers together. Asynchronous rules call `grant_each` for
-workers whose own round ends, with the latest times known of all. Only `leave` and `join` move samples.
+workers whose own round ends, with the latest times known of all. Only `leave`, `join` and `settle` move samples.
 
 Incremental and uniform data partitioning and allocation (BPT-CNN, §3.3.1 and §5.3.3).
 """
@@ -123,6 +123,22 @@ class Partitioner(ABC):
         sizes = level(allocation.given, self.weights(times), low, [*have, allocation.given])
         moved = {w: old - new for w, old, new in zip(allocation.workers, have, sizes, strict=False)}
         return allocation.with_joined(worker, moved, min(allocation.granted.values()))
+
+    def settle(self, allocation: Allocation, worker: str, seconds_per_sample: Seconds) -> Allocation:
+        """Correct the share of a worker that joined, once it is measured; samples move only to it or from it.
+
+        Each worker keeps a sample. Raises ValueError for a worker that is not there.
+        """
+        has, given, place = allocation.size(worker), allocation.given, allocation.workers.index(worker)
+        weights, have = self.weights(self._times(seconds_per_sample, allocation.workers)), [*allocation.sizes().values()]
+        share = given * weights[place] / sum(weights)
+        if abs(has - share) < 1:
+            return allocation
+        least, all_of_it = [min(size, 1) for size in have], [given] * len(have)
+        low, high = (have, all_of_it) if has > share else (least, [*have])  # the others only get samples, or only give
+        low[place], high[place] = (least[place], has) if has > share else (has, given)
+        growth = _growth(allocation, level(given, weights, low, high))
+        return allocation.with_moved(worker, {other: number for other, number in growth.items() if other != worker})
 
     def _times(self, seconds_per_sample: Seconds, workers: Sequence[str]) -> list[float]:
         """Return the seconds that the workers' shares go by."""

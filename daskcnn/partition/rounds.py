@@ -6,6 +6,9 @@ start together; otherwise each starts again when its own round ends. Then increm
 without a barrier, those of workers that come too late for them go to those that begin a round. The last rounds are cut
 so that all add up to `total · epochs` presentations.
 
+Shares compare like with like. Rounds take longer than calibrations, so the calibration of a worker without a round is
+scaled as those of the others turned out. The share of a worker that joined is corrected behind its first round.
+
 With `swaps` pairs of workers swap half of their samples between two rounds, so that each sees more of the data (Hegde &
 Usmani §5.1.1). With `batch_size` all workers make the same number of steps in a round, because they meet after every
 few of them; their minibatches are in proportion to their samples. No clock, no I/O.
@@ -13,8 +16,9 @@ few of them; their minibatches are in proportion to their samples. No clock, no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from daskcnn.frozen import frozen
@@ -130,7 +134,9 @@ class Rounds:
     ) -> None:
         self.partitioner = partitioner
         self.allocation = partitioner.start(total, tuple(seconds))
-        self.seconds = dict(seconds)
+        self.seconds, self._calibrated = dict(seconds), dict(seconds)
+        self._unmeasured = set(seconds)
+        self._joined: dict[str, None] = {}  # workers whose share is to be corrected; an ordered set
         self.presentations = total * epochs
         self.budget = Budget.of(total, epochs)
         self.barrier, self.passes, self.swaps, self.batch_size = barrier, passes, swaps, batch_size
@@ -165,29 +171,46 @@ class Rounds:
         """Note that the worker's round ended, with its seconds per sample."""
         self._stop(worker)
         self.seconds[worker] = seconds_per_sample
+        self._unmeasured.discard(worker)
 
     def lost(self, worker: str) -> None:
         """Remove a worker; the others take its samples and unfinished presentations. ValueError if none is left."""
-        before, leave = self._before, self.partitioner.leave
-        self._before = leave(before, worker, self.seconds)
-        self.allocation = self._before if before is self.allocation else leave(self.allocation, worker, self.seconds)
+        before, leave, seconds = self._before, self.partitioner.leave, self._like_rounds()
+        self._before = leave(before, worker, seconds)
+        self.allocation = self._before if before is self.allocation else leave(self.allocation, worker, seconds)
         if worker in self.running:
             self.budget = self.budget.returned(self._stop(worker).samples)
         del self.numbers[worker], self.seconds[worker], self._idle[worker]
+        self._calibrated.pop(worker, None)
+        self._joined.pop(worker, None)
+        self._unmeasured.discard(worker)
 
     def join(self, worker: str, seconds_per_sample: float) -> None:
-        """Add a worker, which takes its share from the others. Raises ValueError for a worker that is already there."""
-        seconds = {**self.seconds, worker: seconds_per_sample}
-        self._before = self.allocation = self.partitioner.join(self.allocation, worker, seconds)
-        self.seconds = seconds
+        """Add a calibrated worker, which takes its share from the others. ValueError for one that is already there."""
+        unmeasured, calibrated = self._unmeasured | {worker}, {**self._calibrated, worker: seconds_per_sample}
+        times = _like_rounds({**self.seconds, worker: seconds_per_sample}, calibrated, unmeasured)
+        self._before = self.allocation = self.partitioner.join(self.allocation, worker, times)
+        self.seconds[worker] = seconds_per_sample
+        self._calibrated, self._unmeasured = calibrated, unmeasured
         self.numbers[worker] = max(self.numbers.values())
-        self._idle[worker] = None
+        self._idle[worker] = self._joined[worker] = None
+
+    def _like_rounds(self) -> Mapping[str, float]:
+        return _like_rounds(self.seconds, self._calibrated, self._unmeasured)
+
+    def _settle(self) -> None:
+        """Correct the shares of workers that joined, once all that have samples were measured."""
+        if self._joined and not any(self.allocation.ranges[worker] for worker in self._unmeasured):
+            for worker in self._joined.keys() - self._unmeasured:
+                self.allocation = self.partitioner.settle(self.allocation, worker, self._like_rounds())
+            self._joined = {worker: None for worker in self._joined if worker in self._unmeasured}
 
     def _together(self) -> list[Round]:
+        self._settle()
         self._before = self.allocation
         increment = 1 + max(self.allocation.granted.values())
         if increment <= self.partitioner.increments:
-            self.allocation = self.partitioner.allocate(self.allocation, self.seconds, increment=increment)
+            self.allocation = self.partitioner.allocate(self.allocation, self._like_rounds(), increment=increment)
         elif self.swaps:
             self.allocation = swap_halves(self.allocation, max(self.numbers.values()) - 1)
         done = self.done
@@ -200,9 +223,11 @@ class Rounds:
 
     def _alone(self) -> list[Round]:
         idle = list(self._idle) if len(self._idle) == 1 else [w for w in self.workers if w in self._idle]
-        self.allocation = self.partitioner.grant_each(self.allocation, self.seconds, idle)
+        self._settle()
+        if any(self.allocation.granted[worker] < self.partitioner.increments for worker in idle):
+            self.allocation = self.partitioner.grant_each(self.allocation, self._like_rounds(), idle)
         if self.allocation.free and self._too_late(idle):
-            self.allocation = self.partitioner.give_rest(self.allocation, self.seconds, idle)
+            self.allocation = self.partitioner.give_rest(self.allocation, self._like_rounds(), idle)
         done = self.done
         # while a worker makes its round, the others make about one of theirs
         end = min(1.0, (done + self.allocation.given) / self.presentations)
@@ -243,6 +268,7 @@ class Rounds:
             "seconds": dict(self.seconds),
             "left": self.presentations - self.done,
             "numbers": {w: n - (w in self.running) for w, n in self.numbers.items()},
+            "joined": [*self._joined],
         }
 
     def restore(self, state: Mapping[str, Any], workers: Iterable[str], *, done: int | None = None) -> None:
@@ -257,10 +283,28 @@ class Rounds:
         left = int(state["left"]) if done is None else max(0, self.presentations - done)
         self.budget, self.running = Budget(left), {}
         self._idle, self._under_way = dict.fromkeys(self.seconds), 0
-        for worker, seconds in now.items():
-            if worker in self.seconds:
-                self.seconds[worker] = seconds
-            else:
-                self.join(worker, seconds)
-        for worker in [w for w in self.workers if w not in now]:
+        stay = [worker for worker in self.workers if worker in now]
+        gone = [worker for worker in self.workers if worker not in now]
+        self._calibrated, self._unmeasured = {worker: now[worker] for worker in stay}, set(self.seconds)
+        self.seconds |= self._calibrated
+        self._joined = {worker: None for worker in state.get("joined", ()) if worker in self.seconds}
+        for worker in gone if stay else ():  # first: they were measured, those that stay are calibrated
             self.lost(worker)
+        for worker in now:
+            if worker not in self.seconds:
+                self.join(worker, now[worker])
+        for worker in () if stay else gone:
+            self.lost(worker)
+
+
+def _like_rounds(
+    seconds: Mapping[str, float], calibrated: Mapping[str, float], unmeasured: Set[str]
+) -> Mapping[str, float]:
+    """Return the seconds of every worker as rounds take them: calibrations scaled by the median of the others."""
+    if not unmeasured:
+        return seconds
+    ratios = [seconds[worker] / each for worker, each in calibrated.items() if worker not in unmeasured]
+    if not ratios:
+        return seconds
+    scale = median(ratios)
+    return {worker: each * scale if worker in unmeasured else each for worker, each in seconds.items()}

@@ -34,12 +34,13 @@ class _StateFields(BaseModel):
 
 
 class _Rounds(_StateFields):
-    """The samples of each worker, and how often each was presented."""
+    """The samples of each worker, and how often each was presented. joined: workers whose share is to be corrected."""
 
     allocation: dict[str, Any]
     seconds: dict[str, PositiveFloat]
     numbers: dict[str, NonNegativeInt]
     left: Count
+    joined: list[str] = Field(default_factory=list)
 
 
 class _Book(_StateFields):
@@ -104,7 +105,7 @@ def _check_count(state: Mapping[str, Any]) -> None:
     book = state.get("book")
     rounds = book.get("rounds") if isinstance(book, Mapping) else None
     for table in rounds.values() if isinstance(rounds, Mapping) else ():
-        if isinstance(table, Mapping) and len(table) > _MOST_WORKERS:
+        if isinstance(table, Mapping | list) and len(table) > _MOST_WORKERS:
             raise ValueError(f"{len(table):,} workers, at most {_MOST_WORKERS:,}")
 
 

@@ -171,6 +171,15 @@ def test_leave_and_join_move_only_to_the_joiner_and_from_the_leaver(
         assert bool(joined.size(worker)) == bool(allocation.size(worker))
     assert joined.size("new") or allocation.given <= len(seconds)
 
+    settled = partitioner.settle(joined, "new", {**_jittered(data, seconds), "new": data.draw(st.floats(1e-4, 1e4))})
+    settled.check()
+    assert (settled.workers, settled.given, settled.free) == (joined.workers, joined.given, joined.free)
+    grown = settled.size("new") >= joined.size("new")
+    for worker in joined.workers:
+        less, more = (settled, joined) if grown == (worker != "new") else (joined, settled)
+        assert _samples(less, worker) <= _samples(more, worker)
+        assert bool(settled.size(worker)) == bool(joined.size(worker))
+
     gone = data.draw(st.sampled_from(sorted(seconds)))
     left = partitioner.leave(joined, gone, now)
     left.check()

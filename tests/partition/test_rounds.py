@@ -96,11 +96,14 @@ class Life(RuleBasedStateMachine):
     @rule()
     def due(self) -> None:
         idle, before = set(self.rounds.workers) - set(self.rounds.running), self.rounds.allocation
+        joined = self.rounds.to_dict()["joined"]
         begun = self.rounds.due()
         assert {each.worker for each in begun} <= idle
         assert not (self.rounds.barrier and begun) or idle == set(self.rounds.workers)
         for each in begun:
             self._check(each)
+        if self.rounds.to_dict()["joined"] != joined:  # a share is corrected: samples move to it or from it
+            return
         for worker in before.workers:
             assert _samples(before.ranges[worker]) <= _samples(self.rounds.allocation.ranges[worker])
 
@@ -332,6 +335,52 @@ def test_a_joined_worker_repeats_no_presentation() -> None:
         rounds.due()
     rounds.join("w2", 1.0)
     assert [(each.worker, each.number) for each in rounds.due()] == [("w2", 3)]
+
+
+@both
+@pytest.mark.parametrize("load", [1.0, 1.36, 4.0])
+def test_equal_workers_have_equal_shares_however_late_one_joins(barrier: bool, load: float) -> None:
+    """Rounds take longer than a calibration: the other's rounds and the newcomer's calibration are no comparison."""
+    rounds = _rounds("idpa", [0.01], barrier, total=1200, epochs=9, increments=1)
+    rounds.due()
+    rounds.finished("w0", 0.01 * load)
+    rounds.join("w1", 0.01)
+    assert rounds.allocation.sizes() == {"w0": 600, "w1": 600}
+    _simulate(rounds, {"w0": 0.01 * load, "w1": 0.01 * load})
+    assert rounds.allocation.sizes() == {"w0": 600, "w1": 600}
+
+
+@both
+@pytest.mark.parametrize(("slower", "share"), [(3.0, 300), (1 / 3, 900)])
+def test_a_newcomer_s_share_goes_by_its_first_round_from_then_on(barrier: bool, slower: float, share: int) -> None:
+    rounds = _rounds("idpa", [0.01], barrier, total=1200, epochs=9, increments=1)
+    rounds.due()
+    rounds.finished("w0", 0.02)
+    rounds.join("w1", 0.01)
+    record = json.loads(json.dumps(rounds.to_dict()))
+    _simulate(rounds, {"w0": 0.02, "w1": 0.02 * slower})
+    assert rounds.allocation.sizes() == {"w0": 1200 - share, "w1": share}
+    resumed = _rounds("idpa", [0.01, 0.01], barrier, total=1200, epochs=9, increments=1)
+    resumed.restore(record, ["w0", "w1"])
+    _simulate(resumed, {"w0": 0.02, "w1": 0.02 * slower})
+    assert resumed.allocation.sizes() == {"w0": 1200 - share, "w1": share}
+
+
+def test_increments_compare_like_with_like_while_some_have_no_round_yet() -> None:
+    rounds = _rounds("idpa", [1.0, 1.0, 1.0], False, total=1200, epochs=9, increments=2)
+    rounds.due()
+    rounds.finished("w0", 1.4)
+    rounds.due()
+    assert rounds.allocation.sizes() == {"w0": 400, "w1": 200, "w2": 200}
+
+
+def test_a_resume_compares_the_calibrations_of_those_that_are_there() -> None:
+    rounds = _rounds("idpa", [1.0, 1.0], True, total=1200, increments=1)
+    for each in rounds.due():
+        rounds.finished(each.worker, 4.0)
+    resumed = Rounds(rounds.partitioner, 1200, {"w1": 1.0, "w2": 1.0}, epochs=3, barrier=True)
+    resumed.restore(rounds.to_dict(), ["w2", "w1"])
+    assert resumed.allocation.sizes() == {"w1": 600, "w2": 600}
 
 
 # --- checkpoints ---
