@@ -30,7 +30,8 @@ NARROW, WRAPPED = 340, ":host { flex-wrap: wrap; }"
 _PLOT: dict[str, Any] = {"height": HEIGHT, "sizing_mode": "stretch_width", "toolbar_location": "above"}
 UNDIVIDED = "#dddddd"
 NOTHING = "No run has sent an event yet. A job sends them where run.dashboard is true, which is the default."
-_CURVE, _POINT = ("xs", "ys", "name", "colour"), ("x", "y", "name", "colour")
+_CURVE, _POINT = ("xs", "ys", "name", "colour", "dash"), ("x", "y", "name", "colour")
+DASHES = ("solid", "dashed", "dotdash", "dotted")  # of curves, so that one behind another stays visible
 _BAR = ("row", "left", "right", "colour", "name", "text")
 LAYER_COLUMNS = ("layer", "kind", "output", "parameters", "kernels of")
 Columns = dict[str, list[Any]]
@@ -47,7 +48,7 @@ class CurveFigure:
         tools = "pan,wheel_zoom,box_zoom,reset"
         self.root = plot(title=title, x_axis_label=x, y_axis_label=y, tools=tools, **ranges, **_PLOT)
         drawn: tuple[Any, ...] = (
-            self.root.multi_line("xs", "ys", source=self.lines, line_color="colour", line_width=2),
+            self.root.multi_line("xs", "ys", source=self.lines, line_color="colour", line_dash="dash", line_width=2),
             self.root.scatter("x", "y", source=self.points, color="colour", size=5),
         )
         items = [LegendItem(label={"field": "name"}, renderers=[each]) for each in drawn]
@@ -65,7 +66,8 @@ class CurveFigure:
         single = [(name, x, y) for name, xs, ys in curves if len(xs) == 1 for x, y in zip(xs, ys, strict=True)]
         single += [(name, x, y) for name, (xs, ys) in figure.points.items() for x, y in zip(xs, ys, strict=True)]
         colours = _colours([name for name, *_ in curves] + list(figure.points))
-        lined = [(xs, ys, name, colours[name]) for name, xs, ys in curves if len(xs) > 1]
+        dashes = {name: DASHES[i % len(DASHES)] for i, name in enumerate(colours)}
+        lined = [(xs, ys, name, colours[name], dashes[name]) for name, xs, ys in curves if len(xs) > 1]
         update(self.lines, _columns(_CURVE, lined))
         update(self.points, _columns(_POINT, [(x, y, n, colours[n]) for n, x, y in single]))
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from daskcnn.errors import DataError, UserError
-from daskcnn.events import EpochEnded, Event, RunStarted
+from daskcnn.events import Event
 from daskcnn.job.method import method_of
 from daskcnn.runs.directory import RunDirectory, is_written
 from daskcnn.runs.log import followed, read_events
 from daskcnn.runs.summary import checked_summary, kept_evaluation
 from daskcnn.show.comparison import Comparison
 from daskcnn.show.comparison import compare as compare_reports
-from daskcnn.show.history import ROUND_COLUMNS
+from daskcnn.show.history import ROUND_COLUMNS, History
 from daskcnn.show.lines import stamped
 from daskcnn.show.renderers.drawing import need_matplotlib
 from daskcnn.show.renderers.run_text import RunRow
@@ -50,19 +50,18 @@ def _row(run: Path) -> RunRow:
         checked = checked_summary(summary, run / "summary.json")
     except DataError:
         return RunRow(str(run), "damaged")
-    accuracy = (checked["test"] or checked["validation"] or {}).get("accuracy")
-    return RunRow(str(run), checked["status"], checked["strategy"], checked["epochs"], accuracy, checked["seconds"])
+    accuracies = [(checked[part] or {}).get("accuracy") for part in ("test", "validation")]
+    return RunRow(str(run), checked["status"], checked["strategy"], checked["epochs"], *accuracies, checked["seconds"])
 
 
 def _by_log(run: Path, state: str, events: list[Event], until: float | None = None) -> RunRow:
-    """The row of a run without a summary, with seconds since its last start. until: now, if it goes on."""
-    start = next((event for event in reversed(events) if isinstance(event, RunStarted)), RunStarted())
-    epochs = [event for event in events if isinstance(event, EpochEnded)]
-    judged = [event.validation.accuracy for event in epochs if event.validation]
-    ends = until if until is not None else max((event.at or 0.0 for event in events), default=0.0)
-    seconds = None if start.at is None else ends - start.at
-    epoch, accuracy = epochs[-1].epoch if epochs else 0.0, judged[-1] if judged else None
-    return RunRow(str(run), state, start.strategy, epoch, accuracy, seconds)
+    """The row of a run without a summary. until: now, if it goes on."""
+    course = History()
+    for event in events:
+        course.take(event)
+    validation = course.looks[-1].validation_accuracy if course.looks else None
+    seconds = course.attendance.seconds_at(until) if events else None
+    return RunRow(str(run), state, course.start.strategy, course.epoch, None, validation, seconds)
 
 
 def log_lines(run: str, *, follow: bool) -> Iterator[str]:

@@ -53,6 +53,7 @@ class Attendance:
                 self.end(event.seconds)
             case _:
                 self._take_of_workers(event)
+        self._training |= isinstance(event, _TRAINED)
 
     def _take_of_workers(self, event: events.Event) -> None:
         match event:

@@ -96,6 +96,7 @@ class Board:
         match event:
             case events.RunStarted():
                 self.run, self.strategy, self.epochs = event.run, event.strategy, event.epochs
+                self.status = CALIBRATING
             case events.WorkersCalibrated():
                 self._calibrated(event)
             case events.RunResumed():
@@ -117,8 +118,6 @@ class Board:
     def _take_of_workers(self, event: events.Event) -> None:
         match event:
             case events.Calibrating():
-                if self.status == STARTING:
-                    self.status = CALIBRATING
                 parts = f" {event.done}/{event.of}" if event.of else ""
                 self.worker(event.worker).doing = f"{event.doing}{parts}"
             case events.GroupsFormed():

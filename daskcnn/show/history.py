@@ -242,7 +242,7 @@ class History:
             numbers = events.RoundNumbers(worker=part.name, round=number - 1, pushes=0, **measured)
             self._add(RoundRow(self._life, number, None, self.now, event.epoch, numbers, apart=False))
             self.conv_seconds.setdefault(part.name, Counter()).update(part.conv_seconds)
-        self.looks = [look for look in self.looks if look.epoch <= event.epoch and look.step < event.step]  # not undone
+        self._forget_undone(event)
         if event.step <= self._step:  # the run went back
             self._step = self.looks[-1].step if self.looks else 0
         made_steps = max(0, event.step - self._step)
@@ -267,6 +267,12 @@ class History:
             )
         )
         self.epoch = event.epoch
+
+    def _forget_undone(self, event: events.EpochEnded) -> None:
+        """Drop evaluations from behind this one: the run went back."""
+        at = event.epoch, event.step
+        kept = [look for look in self.looks if look.epoch <= event.epoch and look.step <= event.step]
+        self.looks = [look for look in kept if (look.epoch, look.step) != at]
 
     def _add(self, row: RoundRow) -> None:
         if row.number <= self._numbers.get(row.worker, 0):  # made again: the run went back

@@ -174,7 +174,7 @@ _LOOKS: list[Column[EvaluationRow]] = [
     _field("time", "at", duration),
     _field("step", "step", count),
     _field("training loss", "loss", number),
-    _field("accuracy", "accuracy", percent),
+    _field("training accuracy", "accuracy", percent),
     _field("validation loss", "validation_loss", number),
     _field("validation accuracy", "validation_accuracy", percent),
     _field("AUC", "auc", "{:.3f}".format),

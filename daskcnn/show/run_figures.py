@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from daskcnn.errors import DataError
 from daskcnn.show.history import EvaluationRow
@@ -33,6 +34,8 @@ class Figure:
     points: Mapping[str, Curve] = field(default_factory=dict)  # curves of which each point stands by itself
     colours: Mapping[str, int] = field(default_factory=dict)  # numbers of colours, in place of the curves' order
     top: float | None = None  # the largest y that is shown, in place of the largest one
+    unit: str = ""  # of levels
+    counted: bool = False  # an x in whole numbers, where there is room for two
 
 
 PARTS = ("communication", "convolutions", "the rest")
@@ -108,17 +111,30 @@ def _accuracies(reports: Reports) -> Iterator[Figure]:
     for by, name, like, x, of in axes:
         if by == "bytes" and not any(look.moved for report in reports.values() for look in report.looks):
             continue
-        curves = _looks(reports, of, "accuracy", PERCENT)
-        yield Figure(f"accuracy-by-{by}", f"Accuracy by {name}", like, x, "accuracy, %", curves, levels=levels)
+        curves, what = _looks(reports, of, "accuracy", PERCENT), _judged(reports, "accuracy")
+        more: dict[str, Any] = {"levels": levels, "unit": "%", "counted": by == "epoch"}
+        yield Figure(f"accuracy-by-{by}", f"{capital(what)} by {name}", like, x, f"{what}, %", curves, **more)
 
 
 def _losses(reports: Reports) -> Iterator[Figure]:
     for by, x, of in (("time", "seconds", lambda look: look.at), ("epoch", "epoch", lambda look: look.epoch)):
         curves = _looks(reports, of, "loss")
-        title, top = f"Mean loss per sample by {by}", top_of(curves.values())
-        yield Figure(f"loss-by-{by}", title, "", x, "loss", curves, top=top)
+        what, top = _judged(reports, "loss"), top_of(curves.values())
+        title = f"{capital(what)} by {by}, mean of the samples"
+        yield Figure(f"loss-by-{by}", title, "", x, what, curves, top=top, counted=by == "epoch")
     curves = _looks(reports, lambda look: look.epoch, "auc")
-    yield Figure("auc-by-epoch", "Area under the ROC curve", "BPT-CNN fig. 11", "epoch", "AUC", curves)
+    title = "Area under the ROC curve, of validation"
+    yield Figure("auc-by-epoch", title, "BPT-CNN fig. 11", "epoch", "validation AUC", curves, counted=True)
+
+
+def _judged(reports: Reports, what: str) -> str:
+    """The name of what several runs are compared by; curves of one run name their samples themselves."""
+    return what if len(reports) == 1 else f"validation {what}"
+
+
+def capital(text: str) -> str:
+    """Return the text with its first letter large, and the others as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def top_of(curves: Collection[Curve]) -> float | None:
@@ -198,13 +214,14 @@ def _rounds(reports: Reports) -> Iterator[Figure]:
     pooled = [r.balance.balance for r in several.values() if r.balance and r.balance.balance is not None]
     levels = {"of all rounds": pooled[0]} if one and pooled else {}
     title, like = "Balance of the rounds (mean busy by longest)", "BPT-CNN fig. 15 b"
-    yield Figure("balance-by-round", title, like, "round", "balance", balance, levels=levels)
+    yield Figure("balance-by-round", title, like, "round", "balance", balance, levels=levels, counted=True)
     wait: dict[str, Curve] = {}
     for name, report in several.items():
         wait["measured" if one else clean(name)] = _of_rounds(report, lambda b: b.waited)
         if one:
             wait["by Eq. 8"] = _of_rounds(report, lambda b: b.wait)
-    yield Figure("wait-by-round", "Wait of all workers in a round", "BPT-CNN eq. 8", "round", "seconds", wait)
+    title = "Wait of all workers in a round"
+    yield Figure("wait-by-round", title, "BPT-CNN eq. 8", "round", "seconds", wait, counted=True)
 
 
 def _of_rounds(report: RunReport, y: Callable[[RoundBalance], float | None]) -> Curve:

@@ -90,6 +90,11 @@ def shard_texts(kernels: Mapping[str, int], divided: Mapping[str, str], of: Mapp
     }
 
 
+def epochs(value: float) -> str:
+    """Return epochs with at most two decimals: '3', '0.75', '2.33'."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
 def plural(amount: int | str, thing: str) -> str:
     """Return '1 core', '2 cores', '0.5 epochs'."""
     return f"{amount} {thing}" if str(amount) == "1" else f"{amount} {thing}s"

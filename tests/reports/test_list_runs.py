@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from daskcnn.cli import main as daskcnn
-from daskcnn.events import EpochEnded, Event, Judged, RunStarted, WorkerLost
+from daskcnn.events import EpochEnded, Event, Judged, RunResumed, RunStarted, WorkerLost
 from daskcnn.reports import report as listing
 from daskcnn.reports.report import list_runs, log_lines
 from daskcnn.runs.directory import RunDirectory, is_written
@@ -53,10 +53,19 @@ def test_each_run_has_its_state_accuracy_and_duration(tmp_path: Path) -> None:
         shown = CliRunner().invoke(daskcnn, ["runs", str(tmp_path)])
     assert [Path(row.run).name for row in rows] == ["done", "killed", "damaged", "going-on"]
     assert [row.state for row in rows] == ["done", "broken off", "damaged", "running"]
-    assert [row.accuracy for row in rows] == [0.5, 0.25, None, 0.25]
+    assert [(row.test, row.validation) for row in rows] == [(0.5, None), (None, 0.25), (None, None), (None, 0.25)]
     assert [row.seconds for row in rows][:3] == [61.0, 30.0, None]
     assert (shown.exit_code, len(shown.stdout.splitlines())) == (0, 5)
-    assert shown.stdout.splitlines()[1].split()[1:] == ["done", "agwu", "3", "50.0", "%", "1", "min", "01", "s"]
+    assert "test accuracy  validation accuracy  " in shown.stdout.splitlines()[0]
+    assert shown.stdout.splitlines()[1].split()[1:] == ["done", "agwu", "3", "50.0", "%", "-", "1", "min", "01", "s"]
+
+
+def test_a_resumed_run_that_calibrates_has_the_epoch_and_the_seconds_of_its_checkpoint(tmp_path: Path) -> None:
+    again = [(500.0, RunStarted(run="x", epochs=3)), (501.0, RunResumed(step=4, epoch=1.0))]
+    events = [*EVENTS, (160.0, EpochEnded(epoch=2.0, step=8)), *again]
+    with make(tmp_path, "it", events):
+        (row,) = list_runs(str(tmp_path))
+    assert (row.state, row.epochs, row.validation, row.seconds) == ("running", 1.0, 0.25, 30.0)
 
 
 def test_a_resumed_run_is_running_whatever_its_last_summary_says(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def _colour(figure: Figure, name: str, place: int) -> str:
 
 
 def _curves(axes: Axes, figure: Figure) -> None:
-    from matplotlib.ticker import LogFormatter
+    from matplotlib.ticker import LogFormatter, MaxNLocator
 
     styles = zip(cycle(MARKERS), cycle(STROKES), strict=False)
     drawn = [(curve, True) for curve in figure.curves.items()] + [(curve, False) for curve in figure.points.items()]
@@ -170,6 +170,8 @@ def _curves(axes: Axes, figure: Figure) -> None:
         for axis in (axes.xaxis, axes.yaxis):  # plain numbers, the minor ones only where there are few others
             axis.set_major_formatter(LogFormatter())
             axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
+    if figure.counted:
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if figure.doubling:
         axes.set_xscale("log", base=2)
         ticks = next(iter(figure.curves.values()))[0]
@@ -195,8 +197,10 @@ def _cut(name: str, most: int) -> str:
 
 
 def _lines(axes: Axes, figure: Figure) -> None:
+    unit = f" {figure.unit}" if figure.unit else ""
     for name, level in figure.levels.items():
-        axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=f"{_label(name)}: {level:.4g}")
+        label = f"{_label(name)}: {level:.4g}{unit}"
+        axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=label)
     for name, mark in figure.marks.items():
         axes.axvline(mark, color="#555555", linestyle=":", linewidth=1.2, label=name)
     if figure.rates:
@@ -244,9 +248,8 @@ def _cells(axes: Axes, counts: np.ndarray) -> None:
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if len(counts) <= MOST_NUMBERS:
         for (row, column), n in np.ndenumerate(counts):
-            if n:
-                shade = "white" if shares[row, column] > 0.5 else "black"
-                axes.text(column, row, str(n), ha="center", va="center", fontsize=7, color=shade)
+            shade = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(n), ha="center", va="center", fontsize=7, color=shade)
 
 
 SAMPLE_CELL = 96

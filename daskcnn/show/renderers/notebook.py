@@ -12,7 +12,7 @@ from daskcnn.events import Event, RunEnded, Warned, WorkerIgnored, WorkerLeftOut
 from daskcnn.markup import as_lines, as_table
 from daskcnn.show.board import Board, WorkerLine
 from daskcnn.show.lines import describe
-from daskcnn.show.text import count, number, percent
+from daskcnn.show.text import count, epochs, number, percent
 
 EVERY = 0.5  # seconds between two drawings, at least: each is a message to the browser
 _LISTED = (Warned, WorkerLost, WorkerIgnored, WorkerLeftOut)
@@ -68,8 +68,8 @@ class NotebookProgress:
 
     def _title(self) -> str:
         board = self._board
-        epochs = f"epoch {board.epoch:.1f}/{board.epochs:g}" if board.epochs else ""
-        return " · ".join(filter(None, [board.run or "daskcnn", board.strategy, board.status, epochs]))
+        epoch = f"epoch {epochs(board.epoch)}/{board.epochs:g}" if board.epochs else ""
+        return " · ".join(filter(None, [board.run or "daskcnn", board.strategy, board.status, epoch]))
 
     def _html(self) -> str:
         board = self._board

@@ -106,7 +106,8 @@ def in_words(figure: Figure) -> str:
         elif len(xs):
             ends = f"{number(ys[0])} at {number(xs[0])}, {number(ys[-1])} at {number(xs[-1])}"
             told.append(f"{name}: {ends}; between {number(min(ys))} and {number(max(ys))}.")
-    return " ".join([*told, *(f"{name}: {number(level)} throughout." for name, level in figure.levels.items())])
+    unit = f" {figure.unit}" if figure.unit else ""
+    return " ".join([*told, *(f"{name}: {number(level)}{unit} throughout." for name, level in figure.levels.items())])
 
 
 MOST_ROWS = 240  # rows of a table that is not asked for in full

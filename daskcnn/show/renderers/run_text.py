@@ -40,15 +40,15 @@ def format_report(report: RunReport, *, full: bool = False) -> str:
 class RunRow:
     """One run. state: how it ended, or "running", "broken off" (killed) or "damaged".
 
-    accuracy: on the test samples once it has ended, before that on the validation samples; None if unknown. seconds: of
-    training; of a run without a summary since it was last started.
+    test, validation: accuracies on these samples; None if unknown. seconds: of training.
     """
 
     run: str
     state: str
     strategy: str = ""
     epochs: float = 0.0
-    accuracy: float | None = None
+    test: float | None = None
+    validation: float | None = None
     seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,10 +60,11 @@ def readable_runs(rows: Sequence[RunRow], folder: str) -> str:
     """Return a line a run, under a heading."""
     if not rows:
         return f"{clean(folder)}: no runs here"
-    cells = [("run", "state", "strategy", "epochs", "accuracy", "duration")]
+    cells = [("run", "state", "strategy", "epochs", "test accuracy", "validation accuracy", "duration")]
     for row in rows:
         texts = clean(row.run), clean(row.state), clean(row.strategy)
-        cells.append((*texts, f"{row.epochs:.4g}", percent(row.accuracy), duration(row.seconds)))
+        accuracies = percent(row.test), percent(row.validation)
+        cells.append((*texts, f"{row.epochs:.4g}", *accuracies, duration(row.seconds)))
     return "\n".join(aligned(cells, left=3))
 
 

@@ -24,7 +24,7 @@ from rich.text import Text
 from daskcnn.events import Event, RunResumed, Warned, WorkerIgnored, WorkerJoined, WorkerLeftOut, WorkerLost
 from daskcnn.show.board import Board, WorkerLine
 from daskcnn.show.lines import describe, stamped
-from daskcnn.show.text import clean, clock, count, number, percent, plain
+from daskcnn.show.text import clean, clock, count, epochs, number, percent, plain
 
 _SCROLLED = (Warned, WorkerLost, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunResumed)
 _GOOD = (WorkerJoined, RunResumed)
@@ -83,11 +83,11 @@ class TerminalProgress:
         line = Table.grid(expand=True, padding=(0, 1))
         for ratio in (None, 1, None, None):
             line.add_column(ratio=ratio, no_wrap=True)
-        epochs = f"{board.epochs:g}" if board.epochs else "-"
+        of = f"{board.epochs:g}" if board.epochs else "-"
         remaining = board.remaining(now) if board.fraction < 1 else None
         left = "" if remaining is None else f" · {clock(remaining)} left"
         line.add_row(
-            Text.assemble(("epoch ", "dim"), (f"{board.epoch:.1f}/{epochs}", "bold")),
+            Text.assemble(("epoch ", "dim"), (f"{epochs(board.epoch)}/{of}", "bold")),
             ProgressBar(total=1.0, completed=board.fraction),
             f"{100 * board.fraction:.0f} %",
             Text(f"{clock(now - self._began)}{left}", style="dim"),
