@@ -24,10 +24,13 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+from daskcnn.show.renderers.drawing import COLOURS
+from daskcnn.show.run_figures import COLOUR_OF
+
 HERE = Path(__file__).parent
 RUNS = {"udpa": "equal parts (udpa)", "idpa": "parts in proportion to speed (idpa)"}
 WORKERS = {"cpu-0": "fast", "cpu-1": "middle", "cpu-2": "slow"}
-TRAINS, JUDGES, WAITS = "#2a6f97", "#a9d6e5", "#e07a5f"
+TRAINS, JUDGES, WAITS = (COLOURS[COLOUR_OF[part]] for part in ("compute", "evaluation", "wait"))
 LINES = {"udpa": WAITS, "idpa": TRAINS}
 
 

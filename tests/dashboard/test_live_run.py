@@ -144,6 +144,15 @@ def test_a_worker_that_is_calibrated_has_a_lane_that_says_so() -> None:
     assert shown(heard(timed(log))).lanes == ("w0, compiling 3/40",)
 
 
+def test_a_run_says_that_it_calibrates_from_its_start_to_its_first_calibration() -> None:
+    log = [run_events.start()]
+    assert heading(heard(timed(log)), 5.0).splitlines()[1].startswith("calibrating: epoch 0 of 10")
+    log += [{"event": "resume", "step": 2, "epoch": 2.75}]
+    assert heading(heard(timed(log)), 5.0).splitlines()[1].startswith("calibrating: epoch 2.75 of 10")
+    log += [run_events.calibration("w0"), {"event": "calibrating", "worker": "w1", "doing": "compiling"}]
+    assert heading(heard(timed(log)), 5.0).splitlines()[1].startswith("training: epoch 2.75 of 10")
+
+
 def test_the_heading_says_how_far_the_run_is_and_when_nothing_is_heard() -> None:
     run = heard(LOGS["sgwu"])
     assert "training: epoch 3.4 of 10" in heading(run, run.heard) or "training: epoch 0.4 of 10" in heading(run, 5.0)

@@ -87,6 +87,23 @@ def test_a_session_has_the_figures_of_the_latest_run(client: Client, said: list[
         session.close()
 
 
+def test_curves_that_lie_on_one_another_can_be_told_apart(client: Client, said: list[str]) -> None:
+    """As those of traffic do: what goes up comes down."""
+    from bokeh.client import pull_session
+    from bokeh.models.renderers import GlyphRenderer
+
+    session = pull_session(url=url(client))
+    try:
+        found: Any = session.document.select_one({"name": "loss-curves"})
+        assert len({*found.data["dash"]}) == len(found.data["name"]) > 1
+        (lines,) = [
+            each.glyph for each in session.document.select({"type": GlyphRenderer}) if each.data_source is found
+        ]
+        assert lines.line_dash == "dash"
+    finally:
+        session.close()
+
+
 @pytest.mark.skipif(chromium() is None, reason=f"none of {', '.join(NAMES)} is installed")
 def test_a_reader_sees_the_run_without_an_error(client: Client, said: list[str], tmp_path: Path) -> None:
     with Tab(tmp_path / "profile") as tab:

@@ -11,7 +11,7 @@ import pytest
 from daskcnn.events import parse
 from daskcnn.launch.jobs import progress_from_python
 from daskcnn.show.renderers.notebook import EVERY, NotebookProgress, NotebookView, in_notebook
-from tests.show.run_events import asynchronous, data_parallel, layer_sharded, round_of
+from tests.show.run_events import asynchronous, calibration, data_parallel, layer_sharded, round_of, start
 
 
 class Notebook:
@@ -48,6 +48,10 @@ def test_figures_progress_and_losses_are_shown() -> None:
     assert 'value="0.3400"' in html
     assert "validation 57.3 %" in html
     assert "killed" in html.partition("Out of the ordinary")[2]
+
+
+def test_a_part_of_an_epoch_is_told_as_it_is() -> None:
+    assert "epoch 0.75/1" in Notebook().show(start(epochs=1), calibration("w0"), round_of("w0", epoch=0.75))
 
 
 def test_names_cannot_write_html() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daskcnn.show.renderers.drawing import draw, draw_confusion
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.run_figures import FIGURES, MOST_BARS, Figure, run_figures, thinned, top_of
 from tests.show.run_events import Event, calibration, epoch, round_of, start, tables
@@ -94,6 +98,31 @@ def test_of_several_runs_each_has_a_curve_and_bars_apart_from_the_others() -> No
     first, second, third, _ = found["time-by-worker"].curves["compute"][0]
     assert third - second > second - first == 1
     assert set(found["wait-by-round"].curves) == {"a", "b"}
+
+
+def test_of_several_runs_it_is_said_that_they_are_compared_on_validation_samples() -> None:
+    one, several = figures(a=run(0.2)), figures(a=run(0.2), b=run(0.3))
+    assert [one[name].y for name in ("accuracy-by-time", "loss-by-epoch")] == ["accuracy, %", "loss"]
+    for name in ("accuracy-by-time", "accuracy-by-epoch", "loss-by-time", "loss-by-epoch"):
+        assert several[name].title.startswith("Validation ")
+        assert several[name].y.startswith("validation ")
+    assert one["auc-by-epoch"].y == several["auc-by-epoch"].y == "validation AUC"
+
+
+def test_a_picture_names_the_unit_of_its_levels_and_counts_in_whole_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = figures(mine=run(0.2, 0.4))
+    drawn = draw(found["accuracy-by-epoch"], tmp_path / "a.svg").read_text()
+    assert ">test: 75 %<" in drawn
+    assert not {">0.5<", ">0.25<", ">1.5<"} & set(re.findall(">[^<>]+<", drawn)), "no epoch is a part of one"
+    short = replace(found["accuracy-by-epoch"], curves={"validation": ([0.25, 0.75], [10.0, 20.0])})
+    assert ">0.6<" in draw(short, tmp_path / "b.svg").read_text(), "a run of less than an epoch has parts of one"
+
+
+def test_a_confusion_matrix_shows_its_zeros(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = draw_confusion(["a", "b"], [[5, 0], [0, 7]], tmp_path / "a.svg", title="t").read_text()
+    assert drawn.count(">0<") == 2
 
 
 def test_of_very_many_workers_some_have_a_bar() -> None:
