@@ -50,8 +50,9 @@ def _row(run: Path) -> RunRow:
         checked = checked_summary(summary, run / "summary.json")
     except DataError:
         return RunRow(str(run), "damaged")
-    accuracies = [(checked[part] or {}).get("accuracy") for part in ("test", "validation")]
-    return RunRow(str(run), checked["status"], checked["strategy"], checked["epochs"], *accuracies, checked["seconds"])
+    test, validation = ((checked[part] or {}).get("accuracy") for part in ("test", "validation"))
+    status, strategy, epochs = checked["status"], checked["strategy"], checked["epochs"]
+    return RunRow(str(run), status, strategy, epochs, test, validation, checked["seconds"])
 
 
 def _by_log(run: Path, state: str, events: list[Event], until: float | None = None) -> RunRow:

@@ -99,7 +99,7 @@ def test_curves_that_lie_on_one_another_can_be_told_apart(client: Client, said: 
         (lines,) = [
             each.glyph for each in session.document.select({"type": GlyphRenderer}) if each.data_source is found
         ]
-        assert lines.line_dash == "dash"
+        assert lines.line_dash.field == "dash"
     finally:
         session.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
@@ -80,9 +80,9 @@ class Recorder(Shell):
         spent = at - self.started[order.round.worker]
         parts = [self.random.random() for _ in range(4)]
         busy, wait, communication, evaluation = (spent * each / max(1.0, sum(parts)) for each in parts)
-        measured = {"busy": busy, "load": busy / 2, "wait": wait, "communication": communication}
-        sent = {"bytes_up": self.random.randrange(100), "bytes_down": self.random.randrange(100)}
-        report = fact.report._replace(**measured, **sent, evaluation=evaluation)
+        report = fact.report._replace(busy=busy, load=busy / 2, wait=wait, communication=communication)
+        up, down = (self.random.randrange(100) for _ in range(2))
+        report = report._replace(evaluation=evaluation, bytes_up=up, bytes_down=down)
         return replace(fact, report=report)
 
 
@@ -125,7 +125,13 @@ class Recorded(Course):
         self.shell.ruins = True
 
     def run(self) -> orders.End:
-        happenings = {self.answer: 60, self.report_again: 5, self.come: 8, self.go: 8, self.lose_server: 3}
+        happenings: dict[Callable[[], None], float] = {
+            self.answer: 60,
+            self.report_again: 5,
+            self.come: 8,
+            self.go: 8,
+            self.lose_server: 3,
+        }
         happenings |= {self.get_out_of_step: 2, self.hang: 2, self.interrupt: 0.3, self.ruin: 1, self.kill: 2}
         for _ in range(STEPS):
             if self.coordinator.ended:
