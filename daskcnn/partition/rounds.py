@@ -201,9 +201,9 @@ class Rounds:
     def _settle(self) -> None:
         """Correct the shares of workers that joined, once all that have samples were measured."""
         if self._joined and not any(self.allocation.ranges[worker] for worker in self._unmeasured):
-            for worker in self._joined.keys() - self._unmeasured:
+            for worker in [worker for worker in self._joined if worker not in self._unmeasured]:
                 self.allocation = self.partitioner.settle(self.allocation, worker, self._like_rounds())
-            self._joined = {worker: None for worker in self._joined if worker in self._unmeasured}
+                del self._joined[worker]
 
     def _together(self) -> list[Round]:
         self._settle()
