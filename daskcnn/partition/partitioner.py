@@ -130,7 +130,10 @@ class Partitioner(ABC):
         Each worker keeps a sample. Raises ValueError for a worker that is not there.
         """
         has, given, place = allocation.size(worker), allocation.given, allocation.workers.index(worker)
-        weights, have = self.weights(self._times(seconds_per_sample, allocation.workers)), [*allocation.sizes().values()]
+        weights, have = (
+            self.weights(self._times(seconds_per_sample, allocation.workers)),
+            [*allocation.sizes().values()],
+        )
         share = given * weights[place] / sum(weights)
         if abs(has - share) < 1:
             return allocation
