@@ -1,8 +1,7 @@
 """Workers of a layer-sharded run within this process: the driver's tasks run one by one, with the workers' functions.
 
-A task runs once all that it hangs on has run. As Dask has it, a worker runs what was submitted first before what was
-submitted later; otherwise chance says which task of which worker is next. What another worker, or the
-driver, has made arrives as it would over the network: pickled, so that it is what the wire's dtype leaves of it. Parts
+A task runs once all that it hangs on has run. Chance says which task of which worker is next: Dask may run tasks of a
+later step before one of an earlier step that hangs on the same results. What another worker, or the driver, has made arrives as it would over the network: pickled, so that it is what the wire's dtype leaves of it. Parts
 that are called for are answered by the handler that a worker registers for them.
 """
 
@@ -243,15 +242,12 @@ class Tasks:
         self.made[key] = Made(task.worker, value)
 
     def _next(self) -> tuple[str, int] | None:
-        """A task of any worker that has some to run, of those that were submitted to it first."""
-        ready: dict[str, dict[int, list[tuple[str, int]]]] = {}
+        """A task of any worker that has some to run."""
+        ready: dict[str, list[tuple[str, int]]] = {}
         for key, task in self._waiting.items():
             if all(each in self.made for each in task.inputs):
-                ready.setdefault(task.worker, {}).setdefault(task.batch, []).append(key)
-        if not ready:
-            return None
-        batches = self._chance.choice([*ready.values()])
-        return self._chance.choice(batches[min(batches)])
+                ready.setdefault(task.worker, []).append(key)
+        return self._chance.choice(self._chance.choice([*ready.values()])) if ready else None
 
     def _given(self, args: Iterable[Any], worker: str) -> list[Any]:
         return [
@@ -409,7 +405,7 @@ class LocalWorker:
             raise self.problem
         named = convolutions(network_of(job, dataset), dataset.shape, 1, job.model.dtype)
         seconds = {name: 1 / self.speed for name, _ in named}
-        return Calibration(sum(seconds.values()), seconds, {}, 1, "", 0, 0.0)
+        return Calibration(sum(seconds.values()) or 1 / self.speed, seconds, {}, 1, "", 0, 0.0)
 
 
 @dataclass(frozen=True)

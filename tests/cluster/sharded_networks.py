@@ -58,6 +58,22 @@ NORMALISED: list[dict[str, Any]] = [
 ]
 """Its shards need their neighbours' channels, it draws masks, and it has state besides parameters."""
 
+DENSE: list[dict[str, Any]] = [
+    {"layer": "averagepool", "size": 2},
+    {"layer": "dense", "units": 12},
+    {"layer": "relu"},
+    {"layer": "dense", "units": 10},
+]
+"""It has no convolution: each step is a task of one worker."""
+UNDIVIDED: dict[str, list[dict[str, Any]]] = {
+    "dense": DENSE,
+    "one layer": [{"layer": "dense", "units": 10}],
+    "normalised": [{"layer": "flatten"}, {"layer": "batchnorm"}, {"layer": "dense", "units": 10}],
+    "block": [{"layer": "residual", "path": [{"layer": "relu"}]}, {"layer": "dense", "units": 10}],
+    "no dense": [{"layer": "conv", "kernels": 10, "size": 3, "pad": 1}, {"layer": "globalpool"}],
+}
+"""Networks of which a step is a task or two."""
+
 BLOCKS: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
     {"layer": "relu"},

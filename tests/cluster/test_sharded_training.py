@@ -30,10 +30,12 @@ from tests.cluster.in_process import InProcess, LocalWorker, Tasks, TrainedHere,
 from tests.cluster.references import reference
 from tests.cluster.sharded_networks import (
     BLOCKS,
+    DENSE,
     INCEPTION,
     MERGED,
     REACHING,
     TOGETHER,
+    UNDIVIDED,
     layer_job,
     step_bytes,
     step_plan,
@@ -144,12 +146,24 @@ def test_convolutions_inside_of_blocks_and_branches_are_sharded(
     assert all(sum(own[name] > 0 for own in found.kernels.values()) > 1 for name in first)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("layers", UNDIVIDED.values(), ids=UNDIVIDED)
+def test_a_network_with_little_or_nothing_to_divide_follows_one_process(
+    toy: str, layers: list[dict[str, Any]], workers: int
+) -> None:
+    """Its steps hang on each other by a task or two, so that those of later steps come before earlier scores."""
+    job = toy_job(toy, data={"limit": 94}, model=model_of(layers), train={"epochs": 2})
+    found = train_here(job, [EQUAL] * workers)
+    assert not [event for event in found.of(Warned) if "back to step" in event.text]
+    assert_follows(found, job)
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[dict[str, Any], list[LocalWorker]]:
     """Sections of a job of a few steps, and its workers."""
-    layers: list[dict[str, Any]] = draw(st.sampled_from([LAYERS, REACHING, TOGETHER, MERGED, BLOCKS, INCEPTION]))
+    layers: list[dict[str, Any]] = draw(st.sampled_from([LAYERS, REACHING, TOGETHER, MERGED, BLOCKS, INCEPTION, DENSE]))
     whole = layers is MERGED
-    by = ["kernels"] if layers in (MERGED, BLOCKS, INCEPTION) else ["auto", "kernels", "samples"]
+    by = ["kernels"] if layers in (MERGED, BLOCKS, INCEPTION, DENSE) else ["auto", "kernels", "samples"]
     train = {
         "sub_batches": 1 if whole else draw(st.integers(1, 4)),
         "first_conv": draw(st.sampled_from(by)),

@@ -218,7 +218,7 @@ def merge_bwd(context: TaskContext, part: StagePart, sources: Sources, *behind: 
 
 def take_score(context: TaskContext, head: TaskResult) -> Score:
     """Return the minibatch's score."""
-    score: Score = context.shelf.take("score", context.step)
+    score: Score = context.shelf.take(("score", context.step), context.step)
     return score
 
 
@@ -245,7 +245,8 @@ def _judged(context: TaskContext, part: StagePart, ys: Sequence[Array]) -> Array
         dy, grads = passes.merged_backward(*args, need_dx=_is_fed(stage))
         if piece is not None:
             _step(context, part, piece, grads, state, replica)
-    shelf.put("score", context.step, score + shelf.take("score", context.step) if context.sub else score)
+    name = "score", context.step  # the next step's may be there before this one is taken
+    shelf.put(name, context.step, score + shelf.take(name, context.step) if context.sub else score)
     return dy
 
 
