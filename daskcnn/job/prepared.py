@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from daskcnn.conv import ConvSpec, plan
 from daskcnn.errors import JobError
 from daskcnn.job.network import convolutions, layout_of, network_of, reconstructs, training_samples
 from daskcnn.job.tables import Job
-from daskcnn.nn import Layout
-from daskcnn.nn.layers import Sigmoid
+from daskcnn.nn import Layout, walk
+from daskcnn.nn.layers import BatchNorm, Sigmoid
 from daskcnn.nn.network import views_problem
 from daskcnn.nn.optimizers.descent import layers_of, unmet
 from daskcnn.store import Dataset
@@ -115,6 +116,17 @@ def pixels_misfit(job: Job, dataset: Dataset) -> Iterator[str]:
         C, most = dataset.shape[-1], np.iinfo(dataset.dtype).max
         remedy = f"set data.scale to mean = {[0.0] * C} and deviation = {[float(most)] * C}"
         yield f"train.loss = {loss!r}: {lies}, and those of the data set become {low:.3g} to {high:.3g}; {remedy}"
+
+
+def single_numbers(job: Job, dataset: Dataset) -> Iterator[str]:
+    """Layers that would normalise a channel over a single number: of minibatches of one sample, behind the pixels."""
+    inside = walk(network_of(job, dataset), dataset.shape) if job.train.batch_size == 1 else ()
+    mixing = ((path, shape) for path, layer, shape in inside if isinstance(layer, BatchNorm) and layer.mixes_samples)
+    if names := [path for path, shape in mixing if prod(shape[:-1]) == 1]:
+        yield (
+            f"train.batch_size = 1: {', '.join(names)} normalises each channel over a minibatch, which has one number "
+            "of it there; use 2 or more, or a network without batch normalising behind its pixels"
+        )
 
 
 def too_little_workspace(job: Job, dataset: Dataset) -> Iterator[str]:

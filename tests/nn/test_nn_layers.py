@@ -185,6 +185,21 @@ def test_batch_norm_in_evaluation_uses_its_statistics_and_keeps_them(rng: np.ran
     np.testing.assert_equal(new, state)
 
 
+@pytest.mark.parametrize("shape", [(1, 3), (1, 1, 1, 3)])
+def test_batch_norm_of_one_number_a_channel_uses_its_statistics(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    """As a fixed layer does, forward and back: a single number has no variance, and would come out as 0."""
+    layer, (x, dy) = BatchNorm(), (values(rng, shape) for _ in range(2))
+    params = {"scale": np.array([2.0, 1.0, 0.5]), "shift": np.array([0.0, 5.0, 1.0])}
+    state = {"mean": np.array([1.0, -1.0, 0.3]), "variance": np.array([4.0, 0.25, 1.0])}
+    found, expected = (
+        (y, new, *each.backward(params, residual, dy, context()))
+        for each in (layer, BatchNorm(fixed=True))
+        for y, new, residual in [each.forward(params, state, x, context())]
+    )
+    np.testing.assert_equal(found, expected)
+    assert np.abs(found[2]).min() > 0
+
+
 def test_batch_norm_survives_a_negative_running_variance(rng: np.random.Generator) -> None:
     layer = BatchNorm()
     params, state, _ = layer.init(rng, (2,))

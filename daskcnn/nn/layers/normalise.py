@@ -73,8 +73,9 @@ class BatchNorm(ScalingLayer):
 
     Parameters: scale and shift (C,). State: running mean and (unbiased) variance (C,). A training batch contributes
     `momentum` of its own values to them; outside training they replace the batch's. Ioffe and Szegedy 2015, Alg. 1, 2.
-    A `fixed` layer normalises by the running values in training too, and leaves them as they are. Without `scale` or
-    `shift` it has no such parameter: it scales by 1, shifts by 0.
+    A `fixed` layer normalises by the running values in training too, and leaves them as they are. So does any layer for
+    a batch with one number a channel, such as a vector of one sample: it has no variance. Without `scale` or `shift` it
+    has no such parameter: it scales by 1, shifts by 0.
     """
 
     momentum: float = 0.1
@@ -107,12 +108,12 @@ class BatchNorm(ScalingLayer):
 
     def scaling(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Scaling, State]:
         """Return what normalises x: the batch's moments in training unless fixed, else the running ones."""
-        xp = ctx.device.xp
+        xp, count = ctx.device.xp, x.size // x.shape[-1]
         mean, rest, variance = state["mean"], xp.zeros_like(state["mean"]), state["variance"]
-        if ctx.training and not self.fixed:
-            count, kept, part = x.size // x.shape[-1], 1 - self.momentum, self.momentum
+        if ctx.training and not self.fixed and count > 1:
+            kept, part = 1 - self.momentum, self.momentum
             mean, rest, variance = moments(x, ctx.device)
-            unbiased = variance * (count / max(1, count - 1))
+            unbiased = variance * (count / (count - 1))
             state = {"mean": kept * state["mean"] + part * mean, "variance": kept * state["variance"] + part * unbiased}
         # Merging replicas' statistics out of order may leave a running variance below 0.
         deviation = 1 / xp.sqrt(xp.maximum(variance, 0) + self.epsilon)
@@ -126,13 +127,13 @@ class BatchNorm(ScalingLayer):
         """Return gradients, and what else dx is made of by Alg. 1's chain rule.
 
         dx = factor · (dy - mean(dy) - normal · mean(dy · normal)) with normal = (x - mean) · deviation. Where the layer
-        is fixed, dx = factor · dy: its moments do not depend on x.
+        is fixed, or the batch has one number a channel, dx = factor · dy: its moments do not depend on x.
         """
         s, dtype = scaling, scaling.mean.dtype
         moment = (product - s.rest * total) * s.deviation
         grads = {"scale": moment.astype(dtype, copy=False)} if self.scale else {}
         grads |= {"shift": total.astype(dtype, copy=False)} if self.shift else {}
-        share = 0 if self.fixed else -1 / count
+        share = 0 if self.fixed or count == 1 else -1 / count
         by_x = share * s.factor * s.deviation * moment
         shift = (share * s.factor * total - by_x * s.rest).astype(dtype, copy=False)
         return grads, replace(s, factor=by_x.astype(dtype, copy=False), shift=shift)
