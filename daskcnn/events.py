@@ -256,10 +256,12 @@ class WorkerLeftOut(Event):
 
 
 class WorkerIgnored(Event):
-    """A worker came too late to take part."""
+    """A worker came while the run was going on, and takes no part."""
 
     kind = "worker-ignored"
-    address: Annotated[str, "Its Dask address."]
+    address: Annotated[str, "Its name, or its Dask address."]
+    reason: Annotated[str, "Why."] = ""
+    remedy: Annotated[str, "What to do about it."] = ""
 
 
 class WorkerLost(Event):

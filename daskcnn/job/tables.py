@@ -341,7 +341,8 @@ class Cluster(Options):
     scheduler_file: Location | None = None
     """File that the scheduler wrote its address to."""
     workers: Annotated[Workers, BeforeValidator(counted_workers)] = Workers()
-    """Workers to wait for and use: a table or cpu=N,gpu=N. Default: all that there are."""
+    """Workers to wait for and use: a table or cpu=N,gpu=N. More are not used, also where they come during the run.
+    Default: all that there are."""
     wait: float = Field(60.0, ge=0)
     """Seconds to wait for the scheduler and the workers."""
     stall_timeout: float = Field(300.0, gt=0)

@@ -96,7 +96,7 @@ def _line(e: events.Event) -> str | None:
         case events.WorkerLeftOut():
             return f"warning: {told(f'worker {e.worker} is left out', e.reason, e.remedy)}"
         case events.WorkerIgnored():
-            return f"warning: worker {e.address} joined late and is ignored"
+            return f"warning: {told(f'worker {e.address} joined late and is ignored', e.reason, e.remedy)}"
         case events.Warned():
             return f"warning: {e.text}"
         case events.CheckpointWritten():

@@ -90,7 +90,6 @@ def test_a_newcomer_is_taken_if_it_is_like_the_others(first: dict[str, float], s
     events: list[Event] = []
     scheduler = Scheduler(there(a=first))
     workers = RunWorkers(scheduler, chosen(advertised(scheduler.known), Workers()), events.append)
-    workers.takes_newcomers = True
     scheduler.known = there(a=first, b=second)
     workers.look_round()
     assert kinds(workers.newcomers) == {"b": "cpu"}
@@ -100,7 +99,6 @@ def test_a_newcomer_without_is_no_news_where_the_others_advertise() -> None:
     events: list[Event] = []
     scheduler = Scheduler(there(a={"CPU": 1}))
     workers = RunWorkers(scheduler, chosen(advertised(scheduler.known), Workers()), events.append)
-    workers.takes_newcomers = True
     scheduler.known = there(a={"CPU": 1}, b={})
     workers.look_round()
     assert (workers.newcomers, [e for e in events if isinstance(e, WorkerIgnored)]) == ([], [])

@@ -254,7 +254,7 @@ def test_a_plain_run_is_a_line_an_epoch_and_what_is_out_of_the_ordinary() -> Non
         "epoch 3.4/10  step 1,275  loss 1.234  accuracy 55.1 %  validation 57.3 % (loss 1.100)  "
         "2,345 images/s  lr 0.013  20.0 s",
         "warning: worker w2 lost: killed; 8,000 samples moved to the others",
-        "warning: worker tcp://10.0.0.9:40123 joined late and is ignored",
+        "warning: worker tcp://10.0.0.9:40123 joined late and is ignored: the job asks for 2 cpu workers; name 3",
         "warning: killed [/bold][red]\\x1b[31m\\r by \\x07OOM\\x9b2J",
         "checkpoint of step 375: runs/x/checkpoints/step-000000375",
         "resumed from step 375: runs/x/checkpoints/step-000000375",

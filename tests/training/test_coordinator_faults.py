@@ -74,8 +74,12 @@ def test_a_worker_that_comes_takes_its_share_and_every_sample_is_presented(which
 def test_a_worker_that_the_job_does_not_want_is_mentioned_and_ignored() -> None:
     shell = Shell(settings_of(("sgwu", {}), "udpa", wanted={"cpu": 2}))
     shell.start("cpu-0", "cpu-1")
-    found = shell.tell(facts.WorkerReady("cpu-2", "cpu", 3.0))
-    assert found == [orders.Log(WorkerIgnored(address="cpu-2"))]
+    for worker, kind, asked in (("cpu-2", "cpu", "cpu = 2, and the run has as many"), ("gpu-0", "gpu", "no gpu")):
+        (log,) = shell.tell(facts.WorkerReady(worker, kind, 3.0))
+        assert isinstance(log, orders.Log)
+        assert isinstance(ignored := log.event, WorkerIgnored)
+        assert (ignored.address, ignored.reason) == (worker, f"cluster.workers (--workers) asks for {asked}")
+        assert "leave it out to use all" in ignored.remedy
 
 
 def test_a_worker_that_comes_for_a_lost_one_is_wanted() -> None:
@@ -200,6 +204,15 @@ def test_the_last_group_is_lost() -> None:
     assert end.status == "lost"
     assert isinstance(end.error, Lost)
     assert "it was the last group of the run" in str(end.error)
+
+
+def test_a_worker_that_comes_when_groups_are_formed_is_told_when_it_is_used() -> None:
+    shell = training("sgwu", workers=4, **GROUPS)
+    shell.tell(facts.WorkerReady("cpu-4", "cpu", shell.now))
+    assert shell.finish().status == "done"
+    assert [event.text for event in shell.of(Warned)] == [
+        "worker cpu-4 waits: groups are formed at a run's start; stop it and resume it"
+    ]
 
 
 def test_the_slowest_are_in_no_group_and_named() -> None:

@@ -245,7 +245,10 @@ def test_no_usable_worker_ends_the_run() -> None:
 
 def test_a_worker_that_comes_in_mid_run_is_mentioned() -> None:
     shell = begun()
-    assert shell.then(facts.WorkerReady, "c", "cpu") == [orders.Log(WorkerIgnored(address="c"))]
+    (log,) = shell.then(facts.WorkerReady, "c", "cpu")
+    assert isinstance(log, orders.Log)
+    assert isinstance(log.event, WorkerIgnored)
+    assert (log.event.address, log.event.remedy) == ("c", "stop the run and resume it")
     assert shell.then(facts.WorkerReady, "a", "cpu") == []
 
 

@@ -28,14 +28,13 @@ class RunWorkers:
     members : the workers that it was admitted with, and those set apart for the server.
     needs_server : True if the run ends without the hosts of its server.
     hosts : addresses of workers that hold a part of the server.
-    takes_newcomers : True if workers that come in mid-run are of use.
     newcomers : workers that came, until they are taken from here.
     """
 
     def __init__(self, connection: Connection, members: Members, emit: Callable[[Event], None]) -> None:
         self.connection, self.members, self._emit = connection, members, emit
         self.alive = {member.name: member for member in members.workers}
-        self.needs_server = self.takes_newcomers = False
+        self.needs_server = False
         self.hosts: frozenset[str] = frozenset()
         self.newcomers: list[Member] = []
         self.news = News()
@@ -44,7 +43,7 @@ class RunWorkers:
         self._looked = 0.0
 
     def look_round(self) -> bool:
-        """See which workers are there; False where that was a moment ago. New ones are noted, or logged as ignored.
+        """See which workers are there; False where that was a moment ago. New ones are noted.
 
         Raises WorkersLost or ServerLost where a worker of the run or a host of its server is gone, Lost where the
         scheduler is, and Interrupted after a signal.
@@ -57,10 +56,11 @@ class RunWorkers:
         now = self.connection.workers()
         new = {address: info for address, info in now.items() if address not in self._known}
         for member in advertised(new, plain=self._plain):
-            if self.takes_newcomers and member.kind != "ps":
+            if member.kind != "ps":
                 self.newcomers.append(member)
             else:
-                self._emit(WorkerIgnored(address=member.address))
+                reason = "it is set apart for a parameter server (PS=1), and this run's has its place"
+                self._emit(WorkerIgnored(address=member.address, reason=reason))
         self._known |= now.keys()
         if gone := [name for name, member in self.alive.items() if member.address not in now]:
             raise WorkersLost(gone)

@@ -41,7 +41,6 @@ class DataParallel:
         self.context, self.coordinator, self.life = context, Coordinator(self._settings, kept), 0
         self._optimizers: dict[str, OptimizerState] = dict(state.optimizers)
         self._exchange: Exchange
-        context.workers.takes_newcomers = True
         if not (context.workers.members.server_alone or self._settings.peers):
             host = context.workers.members.server.name
             message = f"no worker is set apart for the parameter server (--resources PS=1): {host} holds it as well"

@@ -13,7 +13,7 @@ from daskcnn.events import WorkerIgnored, WorkerLeftOut, WorkerLost, WorkersCali
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order, Outbox
-from daskcnn.training.coordinator.roster import Measured, Roster
+from daskcnn.training.coordinator.roster import Measured, Refusal, Roster
 from daskcnn.training.coordinator.settings import RunSettings
 
 
@@ -63,8 +63,8 @@ class Coordinating(ABC):
         """Return handlers of the facts that this strategy decides by itself."""
 
     @abstractmethod
-    def _takes_workers(self) -> bool:
-        """Return True if a worker that becomes ready is of use now."""
+    def _closed(self) -> Refusal | None:
+        """Return the refusal of any worker that becomes ready now; None if it is of use."""
 
     @abstractmethod
     def _begin(self, now: float) -> None:
@@ -94,11 +94,14 @@ class Coordinating(ABC):
     # --- workers come ---
 
     def _on_worker_ready(self, fact: facts.WorkerReady) -> None:
-        if self._takes_workers() and self.roster.wants(fact.worker, fact.kind):
+        if self.roster.knows(fact.worker):
+            return
+        if (refusal := self._closed() or self.roster.full(fact.kind)) is not None:
+            reason, remedy = refusal
+            self._out.log(WorkerIgnored(address=fact.worker, reason=reason, remedy=remedy))
+        else:
             self.roster.calibrate(fact.worker, fact.kind, fact.at)
             self._out.put(orders.Calibrate(fact.worker))
-        elif fact.worker not in self.roster.alive and fact.worker not in self.roster.calibrating:
-            self._out.log(WorkerIgnored(address=fact.worker))
 
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
         if fact.worker in self.roster.calibrating:

@@ -33,6 +33,7 @@ from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer_records import REPLICA, LayerRecords, LayerSnapshot
+from daskcnn.training.coordinator.roster import Refusal
 from daskcnn.training.coordinator.settings import PATIENCE, LayerSettings
 from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Sharing
 
@@ -83,8 +84,10 @@ class LayerCoordinator(Coordinating):
         """The state to go on from."""
         return self.records.snapshot
 
-    def _takes_workers(self) -> bool:
-        return self.phase is Phase.CALIBRATING
+    def _closed(self) -> Refusal | None:
+        if self.phase is Phase.CALIBRATING:
+            return None
+        return "strategy 'layer' shares out kernels among the workers of its beginning", "stop the run and resume it"
 
     def _begin(self, now: float) -> None:
         self.records.begin_epoch(now)

@@ -37,6 +37,7 @@ from daskcnn.training.coordinator.evaluations import Evaluations
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.life import Life, too_few
 from daskcnn.training.coordinator.records import Kept, Records
+from daskcnn.training.coordinator.roster import Refusal
 from daskcnn.training.coordinator.settings import Settings
 
 # Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
@@ -96,18 +97,20 @@ class Coordinator(Coordinating):
 
     # --- workers come ---
 
-    def _takes_workers(self) -> bool:
-        return self.phase not in (Phase.JUDGING, Phase.STOPPING, Phase.CLOSING)
+    def _closed(self) -> Refusal | None:
+        return ("the run is about to end", "") if self.phase in (Phase.JUDGING, Phase.STOPPING, Phase.CLOSING) else None
 
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
         late = self.phase is not Phase.CALIBRATING and fact.worker in self.roster.calibrating
         super()._on_calibrated(fact)
         if late:
             self._out.log(WorkersCalibrated(workers=[fact.row]))
-            if self.settings.replica_size == 1:
-                self._alive.newcomers.append(fact.worker)
-                if self.phase is _TRAINING:
-                    self._alive.issue(fact.at)
+            if self.settings.replica_size > 1:
+                self._out.warn(f"worker {fact.worker} waits: groups are formed at a run's start; stop it and resume it")
+                return
+            self._alive.newcomers.append(fact.worker)
+            if self.phase is _TRAINING:
+                self._alive.issue(fact.at)
 
     def _begin(self, now: float) -> None:
         if (problem := too_few(self.settings, len(self.roster.alive))) is not None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 from daskcnn.events import CalibratedWorker
 
@@ -17,6 +17,10 @@ class Measured:
 
     seconds: float
     row: CalibratedWorker
+
+
+Refusal: TypeAlias = tuple[str, str]
+"""The reason why a worker is of no use, and the remedy."""
 
 
 class Roster:
@@ -37,11 +41,18 @@ class Roster:
         self.calibrating: dict[str, float] = {}
         self.alive: dict[str, Measured] = {}
 
-    def wants(self, worker: str, kind: str) -> bool:
-        """Return True if a worker of this kind is of use: each is asked once, and a job may name how many it wants."""
-        if worker in self._kinds:
-            return False
-        return not self._wanted or Counter(self._kinds.values())[kind] < self._wanted.get(kind, 0)
+    def knows(self, worker: str) -> bool:
+        """Return True if the run has the worker: it measures itself, or is calibrated."""
+        return worker in self._kinds
+
+    def full(self, kind: str) -> Refusal | None:
+        """Return the refusal of a worker of this kind if the run has as many as the job names; else None."""
+        most = self._wanted.get(kind, 0)
+        if not self._wanted or Counter(self._kinds.values())[kind] < most:
+            return None
+        asked = f"{kind} = {most}, and the run has as many" if most else f"no {kind}"
+        remedy = "name as many as there will be, or leave it out to use all; a resumed run may name others"
+        return f"cluster.workers (--workers) asks for {asked}", remedy
 
     def calibrate(self, worker: str, kind: str, now: float) -> None:
         """Let the worker measure itself."""
