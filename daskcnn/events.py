@@ -106,6 +106,9 @@ class RunStarted(Event):
     batch_size: Annotated[int | None, "Samples in a minibatch."] = None
     optimizer: Annotated[str | None, "The optimizer (`train.optimizer`)."] = None
     lr: Annotated[float | None, "The learning rate at the start (`train.lr`)."] = None
+    replicas: Annotated[int | None, "Replicas that step together, or whose number scales the learning rate."] = None
+    scaled_lr: Annotated[float | None, "The learning rate at the start with this number of replicas."] = None
+    step_samples: Annotated[int | None, "Samples of a step of all that step together."] = None
     seed: Annotated[int | None, "The run's seed."] = None
     samples: Annotated[NonNegativeInt | None, "Training samples, without those for validation."] = None
     validation_samples: Annotated[NonNegativeInt | None, "Samples held back for validation."] = None

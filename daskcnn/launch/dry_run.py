@@ -13,12 +13,14 @@ from daskcnn.job.network import network_of
 from daskcnn.job.prepared import Prepared, conv_specs, planning_device
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.prepared_job import fitted, prepare_job
+from daskcnn.launch.recorder import start_event
 from daskcnn.launch.resume import begins, job_to_run
 from daskcnn.nn import describe, walk
 from daskcnn.partition.proportions import kernel_shards
 from daskcnn.sharded.balance import explained
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.step_plan import StepPlan
+from daskcnn.show.lines import step_text
 from daskcnn.show.renderers.terminal import say, shown, warn
 from daskcnn.show.text import plural
 from daskcnn.store.augmentation import described
@@ -61,7 +63,7 @@ def readable_plan(prepared: Prepared, before: Sequence[str] = ()) -> str:
         f"validation, {len(dataset.test):,} to test; augment {described(job.data.augment or 'none')}",
         f"workers   {_workers(job)}",
         f"strategy  {_strategy(prepared)}",
-        f"training  {_training(job)}",
+        f"training  {_training(prepared)}",
         *(f"warning   {doubt}" for doubt in prepared.doubts),
         *_weights(prepared),
         *_sums(prepared),
@@ -83,6 +85,13 @@ def _workers(job: Job) -> str:
     return f"{counts or f'{cpu_count()} cpu'}, and 1 for the parameter server, as processes on this machine"
 
 
+def _worker_count(job: Job) -> int | None:
+    """Return the number of workers that the job will have; None if it takes all that a scheduler has."""
+    if given := sum(job.cluster.workers.given.values()):
+        return given
+    return None if job.cluster.scheduler or job.cluster.scheduler_file else cpu_count()
+
+
 def _strategy(prepared: Prepared) -> str:
     train = prepared.job.train
     batches = -(-prepared.samples // train.batch_size)
@@ -95,13 +104,13 @@ def _strategy(prepared: Prepared) -> str:
     )
 
 
-def _training(job: Job) -> str:
-    train, schedule = job.train, job.train.schedule
+def _training(prepared: Prepared) -> str:
+    train, schedule = prepared.job.train, prepared.job.train.schedule
+    workers = _worker_count(prepared.job)
+    start = start_event(prepared, workers or train.replica_size)
     warmup = f" behind a warm-up of {plural(f'{schedule.warmup:g}', 'epoch')}" if schedule.warmup else ""
-    return (
-        f"{train.optimizer.name}, learning rate {train.lr:g} ({schedule.name}{warmup}), minibatches of "
-        f"{train.batch_size}"
-    )
+    more = " (more with more replicas: all workers of the scheduler are used)" if start.replicas and not workers else ""
+    return f"{train.optimizer.name}, {step_text(start)}{more}, schedule {schedule.name}{warmup}"
 
 
 def _weights(prepared: Prepared) -> Iterator[str]:

@@ -36,6 +36,7 @@ from daskcnn.runs.summary import Evaluated, Summary, Traffic, WorkerSummary
 from daskcnn.runs.totals import worker_totals
 from daskcnn.show.renderers.terminal import Progress
 from daskcnn.store.array_index import INDEX, write_index
+from daskcnn.training.coordinator.settings import Settings
 
 OnEvent = Callable[[Event], object]
 
@@ -326,11 +327,11 @@ def _reason(error: OSError | DataError) -> str:
 
 @contextmanager
 def recorded(
-    prepared: Prepared, resume: EarlierRun | None, progress: Progress
+    prepared: Prepared, resume: EarlierRun | None, progress: Progress, workers: int
 ) -> Iterator[tuple[Recorder, Checkpoint | None]]:
     """Record a run in a new directory, or in that of the run to resume, which is open to be written.
 
-    Yields the recorder, and the checkpoint to go on from if any.
+    workers: those that the run begins with. Yields the recorder, and the checkpoint to go on from if any.
     """
     job = prepared.job
     if resume is None:
@@ -351,7 +352,7 @@ def recorded(
         if resume is not None and resume.kept.train.epochs != job.train.epochs:
             directory.lengthen(job.model_dump(mode="json"))
         directory.write_environment(sys.argv)
-        recorder.emit(_start_event(recorder))
+        recorder.emit(start_event(prepared, workers, run=str(recorder.directory.path)))
         if checkpoint:
             recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step, epoch=checkpoint.state["epoch"]))
         try:
@@ -360,10 +361,11 @@ def recorded(
             recorder.directory.close()  # another one, where the run had to be kept elsewhere
 
 
-def _start_event(recorder: Recorder) -> RunStarted:
-    prepared, job = recorder.prepared, recorder.prepared.job
+def start_event(prepared: Prepared, workers: int, *, run: str = "") -> RunStarted:
+    """Return the first event of a run on this number of workers."""
+    job = prepared.job
     return RunStarted(
-        run=str(recorder.directory.path),
+        run=run,
         strategy=job.train.strategy,
         partition=job.train.partition,
         increments=job.train.increments,
@@ -375,6 +377,7 @@ def _start_event(recorder: Recorder) -> RunStarted:
         batch_size=job.train.batch_size,
         optimizer=job.train.optimizer.name,
         lr=job.train.lr,
+        **(Settings.of(job, prepared.samples).pace(workers, job.train.lr) if job.rule is not None else {}),
         seed=job.train.seed,
         samples=prepared.samples,
         validation_samples=job.data.validation,

@@ -143,7 +143,7 @@ def train_job(
         layers = summarise(network_of(job, prepared.dataset), prepared.dataset.shape)
         display = fed(progress or Silent(), there, layers, say, wanted=job.run.dashboard)
         listener = Listener(display, on_event, feeds)
-        recorder, checkpoint = stack.enter_context(recorded(prepared, resume, listener))
+        recorder, checkpoint = stack.enter_context(recorded(prepared, resume, listener, len(members.workers)))
         followed = FollowedRun(job, there, lambda: recorder.directory.path)
         stack.enter_context(feeds.following(followed, recorder.emit))
         if prepared.start is not None and prepared.start.new:

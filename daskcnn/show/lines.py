@@ -58,8 +58,17 @@ def _start(e: events.RunStarted) -> list[str]:
         f"{count(e.validation_samples)} for validation, {count(e.parameters)} parameters"
     ]
     if e.optimizer is not None and e.lr is not None:
-        lines.append(f"training by {e.optimizer}, learning rate {e.lr:g}, minibatches of {count(e.batch_size)}")
+        lines.append(f"training by {e.optimizer}, {step_text(e)}")
     return lines
+
+
+def step_text(e: events.RunStarted) -> str:
+    """Return the learning rate and the minibatches that a run begins with."""
+    if e.replicas is None or e.scaled_lr is None:
+        return f"learning rate {e.lr:g}, minibatches of {count(e.batch_size)}"
+    scaled = "" if e.scaled_lr == e.lr else f" ({e.lr:g} for one replica)"
+    together = f"{plural(e.replicas, 'replica')}: {plural(count(e.step_samples), 'sample')} a step"
+    return f"learning rate {e.scaled_lr:.4g}{scaled}, minibatches of {count(e.batch_size)} on {together}"
 
 
 def _epoch(e: events.EpochEnded) -> str:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.deploy.manifests import DEPLOY, build, of_kind, pods
-from tests.docs.pages import blocks, name, told
+from tests.docs.pages import Block, blocks, name, told
 from tests.docs.tutorials import OUTPUT, TUTORIALS, Reader, missing_line, steps
 
 KUBERNETES = next(page for page in TUTORIALS if page.stem == "kubernetes")
@@ -48,6 +48,23 @@ def test_output_is_shown_behind_what_prints_it(page: Path) -> None:
     assert shown
     assert shown == [step.shown for step in steps(page) if step.shown]
     assert all(block.text.strip() for block in shown)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=name)
+def test_no_command_waits_for_processes_that_stay(page: Path) -> None:
+    """In a reader's terminal `wait` alone waits for scheduler and workers too, for ever."""
+    bare = [block.line for block in blocks(page) if re.search(r"^\s*wait\s*(#.*)?$", block.text, re.MULTILINE)]
+    assert not [line for line in bare if any("&" in block.text for block in blocks(page) if block.language == "sh")]
+
+
+def test_commands_run_in_one_terminal(tmp_path: Path) -> None:
+    def sh(text: str) -> Block:
+        return Block("sh", frozenset(), text, 1)
+
+    with Reader(tmp_path) as reader:
+        assert reader.run(sh("name=here\nsleep 60 &\n: & wait $!")) == (0, "")
+        assert reader.run(sh("echo $name $(jobs -r | wc -l)")) == (0, "here 1\n")
+        assert reader.run(sh("false\necho more")) == (1, "")
 
 
 def test_lines_are_found_whatever_their_numbers() -> None:

@@ -8,9 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.docs.pages import ROOT, Block, blocks
 
@@ -49,11 +51,12 @@ def environment() -> dict[str, str]:
 
 
 class Reader:
-    """A reader who gives the commands of a tutorial in one folder. Use as a context: at its end all processes end."""
+    """A reader who gives the commands of a tutorial in one terminal. Use as a context: at its end all processes end."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.printed = folder, folder / "printed.log"
         self._started: list[subprocess.Popen[bytes]] = []
+        self._terminal = self._start(["bash", "-e"])
 
     def __enter__(self) -> Reader:
         return self
@@ -62,21 +65,36 @@ class Reader:
         for process in self._started:  # each leads a group: what it left in the background is in it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
     def run(self, block: Block) -> tuple[int, str]:
-        """Run a block as a script of its own. Returns its exit code and all that it printed."""
-        command = ["bash", "-e", "-c", block.text]
+        """Run a block: Python as a script, commands in the terminal. Returns its exit code and all that it printed.
+
+        A command that fails ends the terminal, and the test with it.
+        """
+        self.printed.write_bytes(b"")
         if block.language == "python":
             (self.folder / "example.py").write_text(block.text, encoding="utf-8")
-            command = [sys.executable, "example.py"]
-        printed = self.folder / "printed.log"
-        with printed.open("wb") as file:  # a pipe would stay open as long as what is left in the background
-            process = subprocess.Popen(
-                command, cwd=self.folder, env=environment(), stdout=file, stderr=file, start_new_session=True
-            )
-            self._started.append(process)
-            code = process.wait(timeout=LONGEST)
-        return code, printed.read_text(encoding="utf-8")
+            code = self._start([sys.executable, "example.py"]).wait(timeout=LONGEST)
+            return code, self.printed.read_text(encoding="utf-8")
+        done = self.folder / "done"
+        done.unlink(missing_ok=True)
+        (self.folder / "block.sh").write_text(block.text, encoding="utf-8")
+        assert self._terminal.stdin is not None, "a pipe"
+        self._terminal.stdin.write(b". ./block.sh < /dev/null\n: > done\n")
+        self._terminal.stdin.flush()
+        deadline = time.monotonic() + LONGEST
+        while not done.exists() and self._terminal.poll() is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{block.text}\n{self.printed.read_text(encoding='utf-8')}")
+            time.sleep(0.05)
+        return 0 if done.exists() else self._terminal.returncode, self.printed.read_text(encoding="utf-8")
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with self.printed.open("ab") as file:  # a pipe would stay open as long as what is left in the background
+            options: Any = {"cwd": self.folder, "env": environment(), "stdin": subprocess.PIPE, "start_new_session": True}
+            self._started.append(subprocess.Popen(command, stdout=file, stderr=file, **options))
+        return self._started[-1]
 
 
 def missing_line(shown: str, printed: str) -> str | None:

@@ -16,8 +16,10 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.prepared_job import prepare_job
+from daskcnn.launch.recorder import start_event
 from daskcnn.ps import RULES
 from daskcnn.runs.directory import RunDirectory, kept_job
+from daskcnn.show.lines import describe
 from tests.tiny_runs import LAYERS, tiny_data, tiny_job, tiny_run
 
 
@@ -415,3 +417,30 @@ def test_train_takes_tables_jobs_and_files(tmp_path: Path) -> None:
 def test_the_package_has_no_other_names() -> None:
     with pytest.raises(AttributeError, match="trian"):
         daskcnn.trian  # noqa: B018
+
+
+BSP = {"strategy": "bsp", "lr": 0.02, "batch_size": 32}
+FOUR = {"workers": {"cpu": 4}}
+
+
+@pytest.mark.parametrize(
+    ("train", "cluster", "words"),
+    [
+        (BSP, FOUR, "sgd, learning rate 0.08 (0.02 for one replica), minibatches of 32 on 4 replicas: 128 samples a step"),
+        (BSP | {"optimizer": "adamw"}, FOUR, "learning rate 0.04 (0.02 for one replica)"),
+        (BSP | {"replica_size": 2}, FOUR, "learning rate 0.04 (0.02 for one replica), minibatches of 32 on 2 replicas"),
+        (BSP, {"scheduler": "tcp://h:1"}, "1 replica: 32 samples a step (more with more replicas: all workers"),
+        (BSP | {"strategy": "sgwu"}, FOUR, "sgd, learning rate 0.02, minibatches of 32, schedule poly"),
+        (BSP | {"strategy": "layer"}, FOUR, "sgd, learning rate 0.02, minibatches of 32, schedule poly"),
+    ],
+)
+def test_plan_and_first_line_say_the_rate_that_replicas_step_by(
+    path: str, train: dict[str, Any], cluster: dict[str, Any], words: str
+) -> None:
+    ready = prepared(tiny_job(path, train=train, cluster=cluster))
+    assert words in readable_plan(ready)
+    line = describe(start_event(ready, 4))[1]
+    if "workers" in cluster:
+        assert words.partition("sgd, ")[2].partition(", schedule")[0] in line
+    else:
+        assert "learning rate 0.08 (0.02 for one replica)" in line

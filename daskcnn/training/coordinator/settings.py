@@ -103,6 +103,17 @@ class Settings(RunSettings):
         """Return the factor of the learning rate if this number of replicas trains."""
         return self.rule.rate(replicas) ** self.rate_power
 
+    def pace(self, workers: int, lr: float) -> dict[str, Any]:
+        """Return the fields of `RunStarted` on the steps of replicas that step together, or whose number scales the rate.
+
+        workers, lr: those that are there at the start, and the job's learning rate.
+        """
+        replicas, together = max(1, workers // self.replica_size), self.meets_within_rounds
+        if not together and self.rule.rate(2) == 1:
+            return {}
+        step_samples = self.batch_size * (replicas if together else 1)
+        return {"replicas": replicas, "scaled_lr": lr * self.rate_scale(replicas), "step_samples": step_samples}
+
     @property
     def peers(self) -> bool:
         """True if replicas merge peer to peer, without a server."""
