@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,10 +153,36 @@ def test_a_run_that_learns_or_that_has_just_begun_is_not_told(found: Evaluation,
     assert told(found, **known) is None
 
 
-def test_a_run_is_told_once() -> None:
+@pytest.mark.parametrize(
+    ("found", "steps", "reasons"),
+    [
+        (evaluation(100, 100), 21.0, ["few steps (21 so far", "too high a learning rate (training loss 1"]),
+        (evaluation(100, 100), 900.0, ["too high a learning rate"]),
+        (Evaluation(Score(140.0, 100, 200), Score(140.0, 100, 200), 200, 1.0), 900.0, ["three times train.lr"]),
+        (evaluation(100, 190), 900.0, ["95.0 % right", "few training images (180;", "data.augment", "model.from"]),
+    ],
+)
+def test_a_run_is_told_the_reasons_that_apply(found: Evaluation, steps: float, reasons: list[str]) -> None:
     evaluations = Evaluations({}, None, 10, 0.0, 0.0)
+    text = evaluations.guesses(found, replace(HALF, samples=180), epoch=3.0, steps=steps)
+    assert text is not None
+    every = ["few steps", "too high a learning rate", "three times train.lr", "few training images"]
+    assert [reason for reason in every if reason in text] == [
+        reason for reason in every if any(reason in part for part in reasons)
+    ]
+    assert "labels that belong to other images" in text
+
+
+def test_a_run_is_told_once() -> None:
+    """And once more if it knows its training images since; a resumed run remembers."""
+    evaluations, by_heart = Evaluations({}, None, 10, 0.0, 0.0), evaluation(100, 190)
+    assert evaluations.guesses(by_heart, HALF, epoch=3.0, steps=21.0) is None, "running statistics may not be settled"
     assert evaluations.guesses(evaluation(100, 100), HALF, epoch=3.0, steps=21.0)
     assert evaluations.guesses(evaluation(100, 100), HALF, epoch=4.0, steps=21.0) is None
+    assert evaluations.guesses(by_heart, HALF, epoch=5.0, steps=80.0)
+    resumed = Evaluations(evaluations.book(), None, 10, 5.0, 0.0)
+    for each in (evaluations, resumed):
+        assert each.guesses(by_heart, HALF, epoch=6.0, steps=80.0) is None
 
 
 def test_guessing_is_rarely_taken_for_learning_and_learning_not_for_guessing() -> None:

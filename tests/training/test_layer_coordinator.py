@@ -30,7 +30,7 @@ from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.shares import REPORTS
 from tests.training.layer_shell import Shell, balancing, row_of, settings_of, spent_by
 
-BOOK = {"best": 0.0, "worse": 0, "epochs": 2, "told": False, "rate_scale": 1.0}
+BOOK = {"best": 0.0, "worse": 0, "epochs": 2, "told": False, "by_heart": False, "rate_scale": 1.0}
 
 
 def kinds(out: list[Order]) -> list[type]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,14 @@ _FEW = 10
 """Fewest validation samples on which guessing can be recognized."""
 _FAR = 2.0
 """A network that guesses has diverged if its loss is more than this many times that of guessing."""
+_HIGH = 1.2
+"""A network that guesses with a training loss of more than this many times that of guessing has too high a rate."""
+_APART = 3.0
+"""Training images are known by heart if their accuracy lies this many standard errors above that on others."""
+FEW_STEPS, SETTLED = 300, 50
+"""Steps of a replica below which there may have been too few, and from which running statistics are settled."""
+_FEW_IMAGES = 10_000
+"""Training samples below which there may be too few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +39,12 @@ class Guessing:
     """A guess that goes by the classes' shares alone.
 
     share: of the commonest class, the accuracy of naming it always. loss: of giving each class its share as
-    probability; None if the loss is not the softmax's.
+    probability; None if the loss is not the softmax's. samples: those that are trained on.
     """
 
     share: float
     loss: float | None = None
+    samples: int = 0
 
     def like(self, *scores: Score) -> bool:
         """Return True if no score is clearly better. Without samples it is not known, and counts as better."""
@@ -53,31 +62,67 @@ class Guessing:
         far = all(not score.loss <= _FAR * self.loss for score in (center, trained))
         return far and self.like(center)
 
-    def warning(self, center: Score, epoch: float, steps: float) -> str:
-        """Return the warning of a run that guesses. steps: those that each replica has made so far."""
+    def by_heart(self, center: Score, trained: Score) -> bool:
+        """Return True if the network knows its training images, and guesses on others."""
+        if self.like(trained) or not self.like(center) or trained.accuracy is None or center.accuracy is None:
+            return False
+        return trained.accuracy - center.accuracy > _APART * 0.5 / math.sqrt(center.samples)
+
+    def warning(self, center: Score, trained: Score, epoch: float, steps: float) -> str:
+        """Return the warning of a run that guesses, with the reasons that apply.
+
+        steps: those that each replica has made so far.
+        """
         assert center.accuracy is not None, "asked of scores that have one"
-        reasons = (
-            f"too few steps ({steps:.0f} so far; train more epochs, or lower train.batch_size)",
-            "an unsuitable learning rate (try a third of train.lr, and three times)",
-            "labels that belong to other images (look with `daskcnn data show`)",
-        )
+        begin, reasons = "the network is no better than guessing", self._of_training(trained, steps)
+        if self.by_heart(center, trained):
+            begin = f"the network is no better than guessing, but on its training images ({_percent(trained)} right)"
+            reasons = self._of_images()
         return (
-            f"after {epoch:.3g} epochs the network is no better than guessing: {100 * center.accuracy:.1f} % of the "
-            f"validation samples are right, and {100 * self.share:.1f} % are of the commonest class. "
-            f"Likely reasons: {', '.join(reasons)}"
+            f"after {epoch:.3g} epochs {begin}: {_percent(center)} of the validation samples are right, and "
+            f"{100 * self.share:.1f} % are of the commonest class. Likely reasons: {', '.join(reasons)}"
         )
+
+    def _of_training(self, trained: Score, steps: float) -> Iterator[str]:
+        """Yield reasons why a network does not even learn its training images."""
+        if steps < FEW_STEPS:
+            yield (
+                f"few steps ({steps:.0f} so far on each replica; train more epochs, lower train.batch_size, or use "
+                "fewer workers)"
+            )
+        if self.loss is not None and trained.loss > _HIGH * self.loss:
+            high = f"training loss {trained.loss:.3g}, that of guessing {self.loss:.3g}"
+            yield f"too high a learning rate ({high}; try a third of train.lr)"
+        else:
+            yield "an unsuitable learning rate (try three times train.lr, and a third)"
+        yield "labels that belong to other images (look with `daskcnn data show`)"
+
+    def _of_images(self) -> Iterator[str]:
+        """Yield reasons why a network learns its training images alone."""
+        if self.samples < _FEW_IMAGES:
+            yield f"few training images ({self.samples:,}; give more, or let data.augment change them)"
+            yield (
+                "a network with too many weights for them (try one with batch normalising and globalpool, such as "
+                "resnet20, or start from a trained one: model.from)"
+            )
+        yield "labels that belong to other images (look with `daskcnn data show`)"
+
+
+def _percent(score: Score) -> str:
+    return "-" if score.accuracy is None else f"{100 * score.accuracy:.1f} %"
 
 
 def guessing_on(job: Job, dataset: Dataset) -> Guessing | None:
     """Return the guess on the job's validation samples; None if they are few, or are not of several classes."""
     if dataset.labels != "classes" or reconstructs(job):
         return None
-    labels = np.asarray(dataset.train.labels()[training_samples(job, dataset) :])
+    samples = training_samples(job, dataset)
+    labels = np.asarray(dataset.train.labels()[samples:])
     shares = np.unique(labels, return_counts=True)[1] / len(labels)
     if len(labels) < _FEW or len(shares) < 2:
         return None
     softmax = (job.train.loss or USUAL[dataset.labels]) == "softmax"
-    return Guessing(float(shares.max()), math.log(len(dataset.classes)) if softmax else None)
+    return Guessing(float(shares.max()), math.log(len(dataset.classes)) if softmax else None, samples)
 
 
 NOTHING = Score(0.0, 0, 0)
@@ -130,19 +175,21 @@ class Evaluations:
     best : The best quality on the validation samples so far (`Score.quality`).
     worse : Evaluations since.
     mark : The next whole epoch; an asynchronous run judges its center when rounds up to there are given out.
-    told : True once the run was told that it is no better than guessing.
+    told : True once the run was told that it is no better than guessing. by_heart: that but on its training images.
     """
 
     def __init__(self, book: Mapping[str, Any], patience: int | None, epochs: int, epoch: float, now: float) -> None:
         self.patience, self._epochs = patience, epochs
         self.best, self.told = float(book.get("best", 0.0)), bool(book.get("told", False))
+        self.by_heart = bool(book.get("by_heart", False))
         self.worse = int(book.get("worse", 0)) if book.get("epochs", epochs) == epochs else 0
         self.mark = math.floor(epoch) + 1
         self.restart(now)
 
     def book(self) -> dict[str, Any]:
         """Return the entries of a checkpoint."""
-        return {"best": self.best, "worse": self.worse, "epochs": self._epochs, "told": self.told}
+        told = {"told": self.told, "by_heart": self.by_heart}
+        return {"best": self.best, "worse": self.worse, "epochs": self._epochs, **told}
 
     def restart(self, now: float) -> None:
         """Begin an interval: the counts since the last evaluation are logged, or trained again."""
@@ -181,16 +228,19 @@ class Evaluations:
         self.judged = True
 
     def guesses(self, found: Evaluation, guess: Guessing | None, *, epoch: float, steps: float) -> str | None:
-        """Return a warning, once, if the run is no better than guessing after some epochs.
+        """Return a warning if the run is no better than guessing after some epochs: once, and once if but by heart.
 
         steps: those that each replica has made so far.
         """
-        if guess is None or self.told or epoch < min(_SOON, max(2, self._epochs)):
+        if guess is None or epoch < min(_SOON, max(2, self._epochs)):
             return None
-        if not guess.like(found.center, found.trained):
+        if not self.told and guess.like(found.center, found.trained):
+            self.told = True
+        elif not self.by_heart and steps >= SETTLED and guess.by_heart(found.center, found.trained):
+            self.by_heart = True
+        else:
             return None
-        self.told = True
-        return guess.warning(found.center, epoch, steps)
+        return guess.warning(found.center, found.trained, epoch, steps)
 
     def end_interval(self, now: float) -> tuple[Evaluation, bool]:
         """Begin the next interval. Returns the evaluation, and True if the center is better than all before."""
