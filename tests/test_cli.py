@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import psutil
 import pytest
@@ -889,3 +890,30 @@ def test_dask_finds_the_command_line() -> None:
 def test_it_is_a_plug_in_of_dask() -> None:
     found = process("dask", "cnn", "--version")
     assert (found.returncode, found.stdout) == (0, f"daskcnn, version {__version__}\n")
+
+
+def every_command(command: click.Command, path: tuple[str, ...] = ("daskcnn",)) -> Iterator[tuple[str, click.Command]]:
+    """The command and those below it, by the words that call them."""
+    yield " ".join(path), command
+    if isinstance(command, click.Group):
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            inner = command.get_command(ctx, name)
+            assert inner is not None
+            yield from every_command(inner, (*path, name))
+
+
+@pytest.mark.parametrize(
+    ("words", "command"), [*every_command(daskcnn), ("run", run)], ids=lambda given: str(given)[:40]
+)
+def test_help_cuts_no_sentence(words: str, command: click.Command) -> None:
+    found = CliRunner().invoke(command, ["--help"], prog_name=words, terminal_width=80)
+    assert found.exit_code == 0
+    lines = [line for line in found.output.splitlines() if not line.startswith("Usage:")]
+    assert not [line for line in lines if line.endswith(("...", "…"))]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            inner = command.get_command(click.Context(command), name)
+            assert inner is not None
+            sentence = str(inner.help).partition("\n\n")[0].split(". ")[0].removesuffix(".")
+            assert " ".join(sentence.split()) in " ".join(found.output.split())

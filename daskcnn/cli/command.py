@@ -58,6 +58,10 @@ import_option = click.option(
 settings = click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any key of the job.")
 
 
+_WHOLE = 1000
+"""Characters of a command's first sentence, more than any has."""
+
+
 class NobodyReads(BrokenPipeError):
     """The reader of the output has ended, as `head` does. Click ends the process without a word."""
 
@@ -122,6 +126,13 @@ class CommandGroup(click.Group):
                 hint = f"; did you mean {self.meant.get(close[0], close[0])!r}?"
             ctx.fail(f"no such command '{plain(args[0])}'{hint}")
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, each with the first sentence of its help. Click would cut it at the end of the line."""
+        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, each.get_short_help_str(_WHOLE)) for name, each in found if each is not None and not each.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 def _say(message: str, verbose: Any) -> None:

@@ -49,7 +49,7 @@ def _named(name: str) -> click.Command:
     return click.command(name, cls=Command, help=f"Prepare the data set {name}.")(named)
 
 
-class _Sources(click.Group):
+class _Sources(CommandGroup):
     """The sources of data sets: commands of their own, and the data sets that have a name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -1,8 +1,9 @@
 """Workers of a layer-sharded run within this process: the driver's tasks run one by one, with the workers' functions.
 
 A task runs once all that it hangs on has run. Chance says which task of which worker is next: Dask may run tasks of a
-later step before one of an earlier step that hangs on the same results. What another worker, or the driver, has made arrives as it would over the network: pickled, so that it is what the wire's dtype leaves of it. Parts
-that are called for are answered by the handler that a worker registers for them.
+later step before one of an earlier step that hangs on the same results. What another worker, or the driver, has made
+arrives as it would over the network: pickled, so that it is what the wire's dtype leaves of it. Parts that are called
+for are answered by the handler that a worker registers for them.
 """
 
 from __future__ import annotations

@@ -92,7 +92,12 @@ class Reader:
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         with self.printed.open("ab") as file:  # a pipe would stay open as long as what is left in the background
-            options: Any = {"cwd": self.folder, "env": environment(), "stdin": subprocess.PIPE, "start_new_session": True}
+            options: Any = {
+                "cwd": self.folder,
+                "env": environment(),
+                "stdin": subprocess.PIPE,
+                "start_new_session": True,
+            }
             self._started.append(subprocess.Popen(command, stdout=file, stderr=file, **options))
         return self._started[-1]
 

@@ -426,7 +426,11 @@ FOUR = {"workers": {"cpu": 4}}
 @pytest.mark.parametrize(
     ("train", "cluster", "words"),
     [
-        (BSP, FOUR, "sgd, learning rate 0.08 (0.02 for one replica), minibatches of 32 on 4 replicas: 128 samples a step"),
+        (
+            BSP,
+            FOUR,
+            "sgd, learning rate 0.08 (0.02 for one replica), minibatches of 32 on 4 replicas: 128 samples a step",
+        ),
         (BSP | {"optimizer": "adamw"}, FOUR, "learning rate 0.04 (0.02 for one replica)"),
         (BSP | {"replica_size": 2}, FOUR, "learning rate 0.04 (0.02 for one replica), minibatches of 32 on 2 replicas"),
         (BSP, {"scheduler": "tcp://h:1"}, "1 replica: 32 samples a step (more with more replicas: all workers"),

@@ -186,7 +186,9 @@ def test_batch_norm_in_evaluation_uses_its_statistics_and_keeps_them(rng: np.ran
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (1, 1, 1, 3)])
-def test_batch_norm_of_one_number_a_channel_uses_its_statistics(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+def test_batch_norm_of_one_number_a_channel_uses_its_statistics(
+    shape: tuple[int, ...], rng: np.random.Generator
+) -> None:
     """As a fixed layer does, forward and back: a single number has no variance, and would come out as 0."""
     layer, (x, dy) = BatchNorm(), (values(rng, shape) for _ in range(2))
     params = {"scale": np.array([2.0, 1.0, 0.5]), "shift": np.array([0.0, 5.0, 1.0])}

@@ -86,7 +86,12 @@ def asynchronous() -> list[Event]:
         *data_parallel()[1:],
         round_of("w1", staleness=2),
         {"event": "worker-lost", "worker": "w2", "reason": "killed", "samples_moved": 8000},
-        {"event": "worker-ignored", "address": "tcp://10.0.0.9:40123", "reason": "the job asks for 2 cpu workers", "remedy": "name 3"},
+        {
+            "event": "worker-ignored",
+            "address": "tcp://10.0.0.9:40123",
+            "reason": "the job asks for 2 cpu workers",
+            "remedy": "name 3",
+        },
     ]
 
 

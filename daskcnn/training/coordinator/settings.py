@@ -104,7 +104,7 @@ class Settings(RunSettings):
         return self.rule.rate(replicas) ** self.rate_power
 
     def pace(self, workers: int, lr: float) -> dict[str, Any]:
-        """Return the fields of `RunStarted` on the steps of replicas that step together, or whose number scales the rate.
+        """Return the fields of `RunStarted` on replicas that step together, or whose number scales the rate.
 
         workers, lr: those that are there at the start, and the job's learning rate.
         """
