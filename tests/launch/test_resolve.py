@@ -426,16 +426,12 @@ FOUR = {"workers": {"cpu": 4}}
 @pytest.mark.parametrize(
     ("train", "cluster", "words"),
     [
-        (
-            BSP,
-            FOUR,
-            "sgd, learning rate 0.08 (0.02 for one replica), minibatches of 32 on 4 replicas: 128 samples a step",
-        ),
+        (BSP, FOUR, "learning rate 0.08 (0.02 for one replica), minibatches of 32 on 4 replicas: 128 samples a step"),
         (BSP | {"optimizer": "adamw"}, FOUR, "learning rate 0.04 (0.02 for one replica)"),
         (BSP | {"replica_size": 2}, FOUR, "learning rate 0.04 (0.02 for one replica), minibatches of 32 on 2 replicas"),
         (BSP, {"scheduler": "tcp://h:1"}, "1 replica: 32 samples a step (more with more replicas: all workers"),
-        (BSP | {"strategy": "sgwu"}, FOUR, "sgd, learning rate 0.02, minibatches of 32, schedule poly"),
-        (BSP | {"strategy": "layer"}, FOUR, "sgd, learning rate 0.02, minibatches of 32, schedule poly"),
+        (BSP | {"strategy": "sgwu"}, FOUR, "learning rate 0.02, minibatches of 32"),
+        (BSP | {"strategy": "layer"}, FOUR, "learning rate 0.02, minibatches of 32"),
     ],
 )
 def test_plan_and_first_line_say_the_rate_that_replicas_step_by(
@@ -445,6 +441,6 @@ def test_plan_and_first_line_say_the_rate_that_replicas_step_by(
     assert words in readable_plan(ready)
     line = describe(start_event(ready, 4))[1]
     if "workers" in cluster:
-        assert words.partition("sgd, ")[2].partition(", schedule")[0] in line
+        assert words in line
     else:
         assert "learning rate 0.08 (0.02 for one replica)" in line
