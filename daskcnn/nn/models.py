@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,23 @@ def quick(in_shape: Shape, classes: int) -> Spec:
         *(conv(64, 5, pad=2), *only("relu"), pool("averagepool")),
         dense(classes),
     ]
+
+
+def compact(in_shape: Shape, classes: int) -> Spec:
+    """Few weights and batch normalising, for a few hundred images: 3×3 convolutions of 16, 32, 64, 64, … kernels.
+
+    A pool follows each while maps are larger than 8 by 8; two convolutions and the mean of each map end it, so that it
+    matters little where in the image a thing is.
+    """
+    layers: Spec = []
+    kernels, size = 16, min(in_shape[:2])
+    for _ in range(max(0, math.ceil(math.log2(size / 8)))):
+        layers += [*normalised(kernels, 3, pad=1), *only("relu"), pool("maxpool")]
+        kernels = min(64, 2 * kernels)
+    for _ in range(2):
+        layers += [*normalised(kernels, 3, pad=1), *only("relu")]
+        kernels = min(64, 2 * kernels)
+    return [*layers, *only("globalpool"), dense(classes)]
 
 
 def lenet5(in_shape: Shape, classes: int) -> Spec:
@@ -259,6 +277,7 @@ PHOTOGRAPHS = (224, 224, 3), 1000
 
 MODELS: Mapping[str, NamedModel] = {
     "quick": NamedModel(quick, "cuda-convnet and Caffe, CIFAR-10"),
+    "compact": NamedModel(compact, "here, for a few hundred images (docs/own-images.md)"),
     "lenet5": NamedModel(lenet5, "LeCun et al. 1998, Fig. 2", (28, 28, 1)),
     "fast": NamedModel(fast, "airbench94 (Jordan 2024, section 3)"),
     **{

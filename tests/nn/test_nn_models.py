@@ -34,6 +34,8 @@ def count(model: Sequential, in_shape: Shape) -> int:
     ("name", "in_shape", "parameters"),
     [
         ("quick", CIFAR, 89_578),
+        ("compact", CIFAR, 27 * 16 + 9 * 16 * 32 + 9 * 32 * 64 + 9 * 64 * 64 + 2 * (16 + 32 + 64 + 64) + 650),
+        ("compact", (8, 8, 3), 27 * 16 + 9 * 16 * 32 + 2 * (16 + 32) + 330),
         ("lenet5", MNIST, 61_706),
         ("lenet5", (32, 32, 1), 61_706),
         ("50:500", CIFAR, 25 * 3 * 50 + 50 + 25 * 50 * 500 + 500 + 64 * 500 * 10 + 10),
