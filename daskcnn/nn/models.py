@@ -277,9 +277,9 @@ PHOTOGRAPHS = (224, 224, 3), 1000
 
 MODELS: Mapping[str, NamedModel] = {
     "quick": NamedModel(quick, "cuda-convnet and Caffe, CIFAR-10"),
-    "compact": NamedModel(compact, "here, for a few hundred images (docs/own-images.md)"),
     "lenet5": NamedModel(lenet5, "LeCun et al. 1998, Fig. 2", (28, 28, 1)),
     "fast": NamedModel(fast, "airbench94 (Jordan 2024, section 3)"),
+    "compact": NamedModel(compact, "here, for a few hundred images (docs/own-images.md)"),
     **{
         f"case{i}": NamedModel(partial(case, scale), f"BPT-CNN (Chen et al. 2019), Table 2, case {i}")
         for i, scale in enumerate(_CASES, 1)
