@@ -78,12 +78,10 @@ def initial_weights(job: Job, images: Described) -> tuple[Layout, Array]:
 
 
 def _checked_network(job: Job, images: Described) -> Sequential:
-    """Return the network. Raise JobError if it has no weights, or exceeds this machine's memory by them or a map."""
+    """Return the network. Raise JobError if its weights, or its maps of one image, exceed this machine's memory."""
     network = network_of(job, images)
     memory, itemsize = virtual_memory().total, np.dtype(job.model.dtype).itemsize
     numbers = network.numbers(images.shape)
-    if not numbers:
-        raise JobError(["model: no layer has weights to train; add one that has, such as dense"])
     problem = None
     if numbers * (8 + 2 * itemsize) > memory:  # they are drawn in float64, rounded, and copied into one vector
         problem = f"{numbers:.4g} weights take {numbers * (8 + 2 * itemsize) / 1e9:,.1f} GB"

@@ -233,7 +233,6 @@ def test_a_job_that_fits_is_prepared(path: str) -> None:
         ({"model": {"layers": [{"layer": "dense", "units": 9}]}}, "end it with a dense layer of 10 units"),
         ({"model": {"layers": [{"layer": "conv", "kernels": 2, "size": 9}, *LAYERS[-1:]]}}, "9"),
         ({"model": {"layers": [{"layer": "maxpool", "size": 16}, *LAYERS[-1:]]}}, "16"),
-        ({"model": {"layers": [{"layer": "pad", "channels": 7}, {"layer": "globalpool"}]}}, "no layer has weights"),
         (
             {"train": {"batch_size": 1}, "model": {"layers": [*LAYERS, {"layer": "batchnorm"}]}},
             "train.batch_size = 1: batchnorm2 normalises each channel over a minibatch, which has one number of it",
