@@ -2,7 +2,7 @@
 
 The names for use from Python. Each is imported when it is first used:
 
-CNNClassifier   a network as an estimator of scikit-learn's kind
+CNNClassifier   a network as an estimator of scikit-learn's kind; listed where scikit-learn is installed
 train           train a job on a cluster
 dry_run         say what a job would do
 prepare         write images and labels as a data set
@@ -18,6 +18,7 @@ errors, events  modules: what a user can mend; the events of a run
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
@@ -47,6 +48,8 @@ __all__ = [
     "prepare_folder",
     "train",
 ]
+if find_spec("sklearn") is None:  # what walks over the names, as completion and `help` do, would end there
+    __all__.remove("CNNClassifier")
 
 _HOMES = {
     "CNNClassifier": "daskcnn.estimator.classifier",

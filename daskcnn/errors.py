@@ -62,6 +62,10 @@ class UserError(Exception):
         self.value, self.reason, self.remedy = ("", value, remedy) if whole else (value, reason, remedy)
 
 
+class NotInstalled(UserError, ImportError):
+    """A package that an optional part needs is missing; the remedy is the command that installs it."""
+
+
 class JobError(UserError):
     """The job file or its flags are wrong: every problem at once, one a line; of very many the first ones."""
 

@@ -22,16 +22,7 @@ from daskcnn.cluster.link.own_process import SHARED, apart_from_tasks
 from daskcnn.datasets.array_sources import channels_elsewhere
 from daskcnn.datasets.given_arrays import array_of, labels_of, with_coordinates
 from daskcnn.datasets.own_data import OwnData, new_path, stored
-from daskcnn.errors import JobError, UserError, installing
-from daskcnn.estimator.samples import (
-    as_images,
-    checked_weights,
-    class_names,
-    encode_labels,
-    held_out,
-    image_shape_of,
-    stored_dtype,
-)
+from daskcnn.errors import JobError, NotInstalled, installing
 from daskcnn.job.network import reconstructs
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import LAYER, Job
@@ -46,7 +37,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 except ModuleNotFoundError as error:
-    raise UserError("package scikit-learn", "it is not installed", installing("sklearn")) from error
+    raise NotInstalled("package scikit-learn", "it is not installed", installing("sklearn")) from error
 
 
 def checked_array(estimator: Any, X: Any, *, reset: bool, nodata: float | None, own: bool = False) -> npt.NDArray[Any]:

@@ -327,16 +327,20 @@ def test_help_has_an_example_that_runs() -> None:
 
 def test_without_scikit_learn_all_else_works_and_the_remedy_is_named() -> None:
     code = """
-import sys
+import inspect, pydoc, sys
 sys.modules["sklearn"] = None
 import daskcnn
-from daskcnn.errors import UserError
-print(daskcnn.load.__name__, "CNNClassifier" in dir(daskcnn))
+from daskcnn import *
+print(train.__name__, len(inspect.getmembers(daskcnn)) > 10, "prepare" in pydoc.render_doc(daskcnn))
+try:
+    from daskcnn import CNNClassifier
+except ImportError as error:
+    print(error)
 try:
     daskcnn.CNNClassifier
-except UserError as error:
-    print(error)
+except daskcnn.errors.UserError as error:
+    print(error.remedy)
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     missing = f"package scikit-learn: it is not installed; {installing('sklearn')}"
-    assert told.stdout.splitlines() == ["load True", missing], told.stderr
+    assert told.stdout.splitlines() == ["train True True", missing, installing("sklearn")], told.stderr
