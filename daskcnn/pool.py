@@ -6,6 +6,7 @@ tasks of the first levels of the graph go first, each to the least loaded thread
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from queue import SimpleQueue
 from threading import Lock
 from timeit import repeat
 from typing import Any, TypeVar
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 import numpy as np
 
@@ -149,13 +150,18 @@ class Pool:
         if threads < 1:
             raise ValueError(f"threads={threads}: a pool needs at least one; set train.threads to 1 or more")
         self.threads = threads
+        self._without_helpers()
+        _POOLS.add(self)
+
+    def _without_helpers(self) -> None:
+        """Begin without helping threads, as a forked process does too: they are its parent's."""
         self._local = threading.local()
         # locks and a queue in C begin and end sooner than futures of the standard library
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._helpers: list[threading.Thread] = []
         self._starting = Lock()
         self._signals: _Signals | None = None
-        self._end = finalize(self, _end, self._calls, threads - 1)
+        self._end = finalize(self, _end, self._calls, self.threads - 1)
 
     @property
     def thread(self) -> int:
@@ -244,6 +250,18 @@ class Pool:
     def slices(self, size: int, *, at_least: int = 1) -> list[slice]:
         """Cut range(size) into one slice per thread, nearly equal, none shorter than `at_least` (if size allows)."""
         return equal_slices(size, max(1, min(self.threads, size // at_least)))
+
+
+_POOLS: WeakSet[Pool] = WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in _POOLS:
+        pool._end.detach()
+        pool._without_helpers()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _end(calls: SimpleQueue[_Call | None], helpers: int) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import hypothesis.strategies as st
@@ -120,6 +121,22 @@ def test_helpers_are_there_whether_they_watch_or_sleep(idle: float) -> None:
         together = threading.Barrier(2, timeout=60)
         assert sorted(pool.map(threading.Barrier.wait, [together] * 2)) == [0, 1]
         time.sleep(idle)
+    pool.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_has_helpers_of_its_own() -> None:
+    pool = Pool(2)
+
+    def together() -> None:
+        pool.map(threading.Barrier.wait, [threading.Barrier(2, timeout=20)] * 2)
+
+    together()
+    forked = get_context("fork").Process(target=together)
+    forked.start()
+    forked.join()
+    assert forked.exitcode == 0
+    together()
     pool.close()
 
 

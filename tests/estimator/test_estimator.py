@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def test_the_seed_decides_the_weights(images: np.ndarray, y: np.ndarray) -> None
     assert not np.array_equal(weights(None), weights(None))
 
 
-@pytest.mark.parametrize("strategy", ["bsp", "agwu", "layer"])
+@pytest.mark.parametrize("strategy", ["bsp", "agwu", "easgd", "downpour", "layer"])
 def test_other_strategies(images: np.ndarray, y: np.ndarray, strategy: str) -> None:
     model = [{"layer": "conv", "kernels": 2, "size": 3, "pad": 1}, {"layer": "dense"}]
     assert small(model=model, strategy=strategy).fit(images, y).score(images, y) == 1
@@ -293,6 +294,22 @@ def test_fits_on_threads_take_turns(images: np.ndarray, y: np.ndarray) -> None:
     for thread in threads:
         thread.join()
     assert [each.score(images, y) for each in found] == [1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_fits_after_its_parent_has(images: np.ndarray, y: np.ndarray) -> None:
+    """As joblib's backend `multiprocessing` has it."""
+    fitted = small().fit(images, y)
+
+    def fit() -> None:
+        np.testing.assert_array_equal(small().fit(images, y).model_.vector, fitted.model_.vector)
+
+    forked = get_context("fork").Process(target=fit)
+    forked.start()
+    forked.join(60)
+    forked.kill()
+    assert forked.exitcode == 0
+    assert fitted.fit(images, y).score(images, y) == 1, "the parent goes on"
 
 
 def test_a_clone_has_the_client_and_a_pickle_has_none(images: np.ndarray, y: np.ndarray) -> None:

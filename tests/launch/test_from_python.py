@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -570,6 +571,21 @@ def test_a_wrong_job_is_told_before_an_image_is_read(client: Client, own: np.nda
     unreadable = da.from_array(own, chunks=20).map_blocks(_fail, dtype=own.dtype, meta=own[:0])
     with pytest.raises(daskcnn.errors.JobError, match=r"train\.epoch: unknown key"):
         daskcnn.train(client, {"train": {"epoch": 3}}, data=(unreadable, labels))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_client_of_the_parent_is_refused_in_a_forked_process(client: Client, job: dict[str, Any]) -> None:
+    """None of the threads that serve it are there: whatever asked it would wait for ever."""
+
+    def train() -> None:
+        with pytest.raises(ClusterError, match=r"belongs to the process .* forked from; connect one here"):
+            daskcnn.train(client, job)
+
+    forked = get_context("fork").Process(target=train)
+    forked.start()
+    forked.join(60)
+    forked.kill()
+    assert forked.exitcode == 0
 
 
 def _fail(block: Any) -> Any:

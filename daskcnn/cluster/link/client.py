@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
-from distributed import Client, default_client, get_worker
+from distributed import Client, default_client, get_worker, utils
 from distributed.comm import CommClosedError
 
 from daskcnn.cluster.link.calls import Check, answer_to, ask_scheduler, no_check, silent_among
@@ -85,9 +87,10 @@ def given_or_default(client: Any) -> Client | None:
     if client is not None:
         return checked_client(client)
     try:
-        return default_client()
+        found = default_client()
     except ValueError:
         return None
+    return None if found in _OF_PARENT else found
 
 
 def checked_client(client: Any) -> Client:
@@ -98,8 +101,22 @@ def checked_client(client: Any) -> Client:
         raise ClusterError("client", "it is asynchronous, and cannot be waited with", "give one that is not")
     if client.status in ("closed", "closing"):
         raise ClusterError("client", "it is closed", "give one that is connected, such as Client(cluster)")
+    if client in _OF_PARENT:
+        reason = "it belongs to the process that this one was forked from"
+        raise ClusterError("client", reason, "connect one here: Client(address)")
     return client
 
+
+_OF_PARENT: WeakSet[Client] = WeakSet()
+
+
+def _after_fork() -> None:
+    """Let this forked process use Dask: it has the objects of its parent, and none of the threads that serve them."""
+    _OF_PARENT.update(Client._instances)
+    utils._offload_executor = ThreadPoolExecutor(1, thread_name_prefix="Dask-Offload")
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 _LENT: WeakSet[Client] = WeakSet()
 _one_at_a_time = threading.Lock()  # `as_current` sets Dask's settings too: two that overlap would leave them set

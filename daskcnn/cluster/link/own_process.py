@@ -59,7 +59,6 @@ class SharedCluster:
     turn: threading.RLock = field(default_factory=threading.RLock)  # its worker can be in one run only
     _cluster: SpecCluster | None = None
     _client: Client | None = None
-    _process: int = 0
 
     @contextmanager
     def client(self) -> Iterator[Client]:
@@ -68,8 +67,7 @@ class SharedCluster:
             yield self._started()
 
     def _started(self) -> Client:
-        if self._client is None or self._client.status != "running" or self._process != os.getpid():
-            # a forked process has none of the threads of the cluster that it remembers
+        if self._client is None or self._client.status != "running":
             quiet_refusals()
             settings = {"distributed.worker.profile.enabled": False, "distributed.scheduler.allowed-failures": 0}
             nowhere = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
@@ -83,18 +81,22 @@ class SharedCluster:
                     silence_logs=logging.ERROR,
                 )
             self._client = Client(self._cluster, set_as_default=False)
-            self._process = os.getpid()
         return self._client
 
     def close(self) -> None:
-        """Stop the cluster if this process has started it. The next use starts another one."""
+        """Stop the cluster. The next use starts another one."""
         with self.turn:
-            client, cluster, own = self._client, self._cluster, self._process == os.getpid()
+            client, cluster = self._client, self._cluster
             self._client = self._cluster = None
-            if own and client is not None and cluster is not None:
+            if client is not None and cluster is not None:
                 client.close()
                 cluster.close()
+
+    def forget(self) -> None:
+        """Take no notice of the cluster: this process was forked, and has none of the cluster's threads."""
+        self.turn, self._client, self._cluster = threading.RLock(), None, None
 
 
 SHARED = SharedCluster()  # the cluster of this process
 atexit.register(SHARED.close)
+os.register_at_fork(after_in_child=SHARED.forget)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import closing
+from contextvars import copy_context
 from functools import partial
 
 from daskcnn.arrays import Array, DeviceKind, device_profile, single_threaded_blas
@@ -147,7 +148,8 @@ class ServedRound(ReplicaRound):
             push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy)
         if order.meanwhile is None:
             return self._taken_in(self._call(push, order.pull))
-        self._calls = self._session.sender.submit(self._call, push, order.pull)
+        # the task's context has its worker, through which the server is called
+        self._calls = self._session.sender.submit(copy_context().run, self._call, push, order.pull)
         return order.meanwhile
 
     def _call(self, push: Push | None, pull: bool) -> list[Reply]:
