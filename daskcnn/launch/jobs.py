@@ -15,7 +15,7 @@ from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.link.connect import check_scheduler
 from daskcnn.datasets.own_data import check_kept, with_own_data
 from daskcnn.errors import ClusterError, DataError, JobError
-from daskcnn.events import EpochEnded, Event, Warned
+from daskcnn.events import EpochEnded, Event
 from daskcnn.job.resolve import read_job_file, resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import planned, readable_plan
@@ -24,6 +24,7 @@ from daskcnn.launch.resume import EarlierRun, job_to_run
 from daskcnn.launch.training import Result, Silent, train_job
 from daskcnn.markup import as_lines
 from daskcnn.runs.summary import checked_summary
+from daskcnn.show.lines import WARNINGS, describe
 from daskcnn.show.renderers.notebook import in_notebook
 from daskcnn.show.renderers.terminal import Progress, choose, say, say_warnings, shown, warn
 from daskcnn.trained.trained_model import load
@@ -58,8 +59,9 @@ class Warnings(Silent):
 
     def handle(self, event: Event) -> None:
         """Show a warning."""
-        if isinstance(event, Warned):
-            warn(event.text)
+        if isinstance(event, WARNINGS):
+            for line in describe(event):
+                say(line)
 
 
 def progress_from_python() -> Progress:
@@ -126,7 +128,8 @@ def train(
         write()
         if earlier:
             check_kept(resolved.data, earlier.directory.path)
-        return train_job(resolved, client=client, resume=earlier, progress=progress_from_python(), on_event=on_event)
+        how: Any = {"progress": progress_from_python(), "say": say_warnings}
+        return train_job(resolved, client=client, resume=earlier, on_event=on_event, **how)
 
 
 def _no_job(client: object) -> object:

@@ -8,6 +8,9 @@ from daskcnn import events
 from daskcnn.errors import told
 from daskcnn.show.text import clean, count, duration, measured, number, percent, plural, size
 
+WARNINGS = (events.Warned, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut)
+"""Events that are shown where nothing but warnings is."""
+
 
 def describe(event: events.Event) -> list[str]:
     """Return the event in a line or a few, ASCII but for names and messages; none for those that come too often."""

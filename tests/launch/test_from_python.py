@@ -18,6 +18,7 @@ import zarr
 from distributed import Client, LocalCluster, default_client
 
 import daskcnn
+from daskcnn.cluster.run import admission
 from daskcnn.errors import ClusterError, DataError, JobError, UserError
 from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.launch.training import Result
@@ -571,6 +572,27 @@ def test_a_wrong_job_is_told_before_an_image_is_read(client: Client, own: np.nda
     unreadable = da.from_array(own, chunks=20).map_blocks(_fail, dtype=own.dtype, meta=own[:0])
     with pytest.raises(daskcnn.errors.JobError, match=r"train\.epoch: unknown key"):
         daskcnn.train(client, {"train": {"epoch": 3}}, data=(unreadable, labels))
+
+
+def lacking(*_: Any) -> None:
+    raise ModuleNotFoundError("No module named 'my_rules'")
+
+
+def test_the_error_says_why_no_worker_is_usable(
+    client: Client, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(admission, "calibrate", lacking)
+    with pytest.raises(ClusterError, match=r"(?s)no worker is usable:.*lacks the module 'my_rules'; install it"):
+        daskcnn.train(client, job)
+    assert "left out: it or the scheduler lacks the module 'my_rules'" in capsys.readouterr().err
+
+
+def test_a_worker_that_lacks_a_module_is_named(
+    client: Client, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "check_dataset", lacking)
+    with pytest.raises(ClusterError, match=r"worker cpu-0 \(inproc://.* lacks the module 'my_rules'.*; install it"):
+        daskcnn.train(client, job)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

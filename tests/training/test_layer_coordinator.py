@@ -236,11 +236,14 @@ def test_a_worker_that_hangs_while_it_calibrates_is_left_out() -> None:
 
 def test_no_usable_worker_ends_the_run() -> None:
     shell = Shell()
-    shell.then(facts.WorkerReady, "a", "cpu")
-    end = end_of(shell.then(facts.CalibrationFailed, "a", "no GPU", "start it elsewhere"))
+    for worker in "abc":
+        shell.then(facts.WorkerReady, worker, "cpu")
+    shell.then(facts.CalibrationFailed, "a", "no GPU", "start it elsewhere")
+    shell.then(facts.CalibrationFailed, "b", "needs 3 GB", "")
+    end = end_of(shell.then(facts.CalibrationFailed, "c", "no GPU", "start it elsewhere"))
     assert end.status == "unusable"
     assert isinstance(end.error, ClusterError)
-    assert "no worker is usable" in str(end.error)
+    assert str(end.error) == "no worker is usable:\n  a, c: no GPU; start it elsewhere\n  b: needs 3 GB"
 
 
 def test_a_worker_that_comes_in_mid_run_is_mentioned() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -132,11 +133,25 @@ def check_versions(client: Client, members: Iterable[Member], check: Check = no_
 def _sound(answers: calls.Answers, members: Mapping[str, Member]) -> Mapping[str, Any]:
     """The answers. Raises ClusterError naming a worker that was lost meanwhile."""
     for address, error in answers.failed.items():
+        where = f"worker {members[address].name} ({address})"
+        if lacked := missing_module(error):
+            raise ClusterError(where, f"lacks the module {lacked!r}, which the job is made of", HAVE) from error
         if not isinstance(error, OSError | KeyError | ValueError):
             raise error
-        where = f"worker {members[address].name} ({address})"
         raise ClusterError(f"{where}: was lost while it was looked at ({error}); start it again") from error
     return answers.given
+
+
+HAVE = "install it on every machine, or put its folder on PYTHONPATH there, and start scheduler and workers again"
+
+
+def missing_module(error: BaseException | None) -> str | None:
+    """Return the name of the module that a process lacked, by the error or its causes; None for other errors."""
+    while error is not None:
+        if found := re.search(r"No module named '([^']+)'", str(error)):
+            return found[1]
+        error = error.__cause__
+    return None
 
 
 def unanswering(worker: str, within: float) -> str:
@@ -262,6 +277,8 @@ def calibrated(context: RunContext, worker: str, future: Future, at: float) -> F
     except UserError as error:
         return CalibrationFailed(worker, told(error.value, error.reason, ""), error.remedy, at)
     except Exception as error:
+        if lacked := missing_module(error):
+            return CalibrationFailed(worker, f"it or the scheduler lacks the module {lacked!r}", HAVE, at)
         reason = f"calibration failed: {type(error).__name__}: {error}"
         return CalibrationFailed(worker, reason, "mend that on the worker, and start it again", at)
     context.calibrations[worker] = found

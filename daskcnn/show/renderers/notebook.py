@@ -8,14 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
-from daskcnn.events import Event, RunEnded, Warned, WorkerIgnored, WorkerLeftOut, WorkerLost
+from daskcnn.events import Event, RunEnded
 from daskcnn.markup import as_lines, as_table
 from daskcnn.show.board import Board, WorkerLine
-from daskcnn.show.lines import describe
+from daskcnn.show.lines import WARNINGS, describe
 from daskcnn.show.text import count, epochs, number, percent
 
 EVERY = 0.5  # seconds between two drawings, at least: each is a message to the browser
-_LISTED = (Warned, WorkerLost, WorkerIgnored, WorkerLeftOut)
 _MOST = 20  # lines that are kept of what is out of the ordinary
 _HEAD = ("worker", "device", "samples", "loss", "images/s", "busy", "wait", "comm", "state")
 
@@ -52,7 +51,7 @@ class NotebookProgress:
     def handle(self, event: Event) -> None:
         """Take in the event, and draw, unless that was done a moment ago."""
         self._board.apply(event, self._now())
-        if isinstance(event, _LISTED):
+        if isinstance(event, WARNINGS):
             self._lines = [*self._lines, *describe(event)][-_MOST:]
         if isinstance(event, RunEnded) or self._now() - self._drawn >= EVERY:
             self._draw()

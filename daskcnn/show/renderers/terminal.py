@@ -21,12 +21,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from daskcnn.events import Event, RunResumed, Warned, WorkerIgnored, WorkerJoined, WorkerLeftOut, WorkerLost
+from daskcnn.events import Event, RunResumed, WorkerJoined
 from daskcnn.show.board import Board, WorkerLine
-from daskcnn.show.lines import describe, stamped
+from daskcnn.show.lines import WARNINGS, describe, stamped
 from daskcnn.show.text import clean, clock, count, epochs, number, percent, plain
 
-_SCROLLED = (Warned, WorkerLost, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunResumed)
+_SCROLLED = (*WARNINGS, WorkerJoined, RunResumed)
 _GOOD = (WorkerJoined, RunResumed)
 _STATE_STYLES = {"lost": "bold red", "ignored": "dim"}
 _STATUS_STYLES = {"starting": "yellow", "calibrating": "yellow", "training": "cyan", "done": "bold green"}
@@ -237,7 +237,7 @@ class WarningsOnly(PlainProgress):
 
     def handle(self, event: Event) -> None:
         """Write the event's lines if it is a warning."""
-        if isinstance(event, Warned | WorkerLost | WorkerIgnored | WorkerLeftOut):
+        if isinstance(event, WARNINGS):
             super().handle(event)
 
 

@@ -49,6 +49,7 @@ class Coordinating(ABC):
         self.phase = Phase.CALIBRATING
         self.life = 0
         self._interrupted: errors.Interrupted | None = None
+        self._unfit: dict[str, list[str]] = {}  # workers that were left out, by the reason and the remedy
         self._handlers: dict[type[Fact], Callable[[Any], None]] = {
             facts.WorkerReady: self._on_worker_ready,
             facts.Calibrated: self._on_calibrated,
@@ -127,6 +128,7 @@ class Coordinating(ABC):
         """Go on without workers that were not calibrated."""
         for worker in workers:
             self.roster.drop(worker)
+            self._unfit.setdefault(errors.told("", reason, remedy), []).append(worker)
             self._out.log(WorkerLeftOut(worker=worker, reason=reason, remedy=remedy))
             self._out.put(orders.Dismiss(worker))
         if workers:
@@ -137,7 +139,8 @@ class Coordinating(ABC):
         if self.phase is not Phase.CALIBRATING or self.roster.calibrating:
             return
         if not self.roster.alive:
-            self._end("unusable", ClusterError("no worker is usable; see the warnings above"))
+            lines = [f"  {', '.join(workers)}: {reason}" for reason, workers in self._unfit.items()]
+            self._end("unusable", ClusterError("\n".join(["no worker is usable:", *lines])))
             return
         self._out.log(WorkersCalibrated(workers=[measured.row for measured in self.roster.alive.values()]))
         self._begin(now)
