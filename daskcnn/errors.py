@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Self
 from unicodedata import category
 from urllib.parse import unquote, urlsplit
 
@@ -125,6 +127,9 @@ class NotKept(UserError):
         return type(self), (str(self), self.place)
 
 
+_SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C (SIGINT)", signal.SIGTERM: "a request to end (SIGTERM)"}
+
+
 class Interrupted(UserError):
     """A signal ended the run; what was trained before it is saved. The exit code is 128 plus the signal's number."""
 
@@ -132,6 +137,11 @@ class Interrupted(UserError):
         super().__init__(message)
         self.signum = signum
         self.exit_code = 128 + signum
+
+    @classmethod
+    def by(cls, signum: int, more: str = "") -> Self:
+        """Return the error of a signal, in words. more: what follows them."""
+        return cls(f"interrupted by {_SIGNALS.get(signum, f'signal {signum}')}{more}", signum)
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int]]:
         return type(self), (str(self), self.signum)

@@ -35,7 +35,7 @@ def travelled(error: Any) -> Any:
     "error",
     [
         SpecError(["layers[0]: size: 3", "layers[1]: no such layer"]),
-        Interrupted("interrupted by signal 2", 2),
+        Interrupted.by(2, "; nothing was written"),
         NotKept("the network is in a", Path("a")),
         NotKept("nowhere", None),
     ],

@@ -156,7 +156,7 @@ def test_where_nobody_listens_is_said_in_one_line(command: str, address: str, po
     ("command", "words"),
     [
         ("doctor", ""),
-        pytest.param("run", "error: interrupted by signal 2 before training began\n", marks=pytest.mark.slow),
+        pytest.param("run", "error: interrupted by Ctrl-C (SIGINT) before training began\n", marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c_while_it_connects_ends_it_without_a_traceback(command: str, words: str) -> None:

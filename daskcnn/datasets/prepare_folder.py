@@ -156,7 +156,7 @@ def _interruptible() -> Iterator[Check]:
 
     def check() -> None:
         if signals.first is not None:
-            raise Interrupted(f"interrupted by signal {signals.first}; nothing was written", signals.first)
+            raise Interrupted.by(signals.first, "; nothing was written")
 
     with signals.installed():
         yield check

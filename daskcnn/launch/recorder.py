@@ -6,6 +6,7 @@ A run that cannot be kept in its directory is kept elsewhere.
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -61,13 +62,14 @@ class Listener:
     Attributes
     ----------
     stopped, reason : whether the function raised `Stop`, and what that says.
+    interrupted : whether it raised KeyboardInterrupt: the run ends as by Ctrl-C.
     error : any other exception. The function is not called again.
     training : whether the workers are calibrated. What is raised before waits: nothing could judge the network.
     """
 
     def __init__(self, display: Progress, function: OnEvent | None = None, tools: Feeds | None = None) -> None:
         self._display, self._function, self._tools = display, function, tools
-        self.stopped = self.training = False
+        self.stopped = self.training = self.interrupted = False
         self.reason: str | None = None
         self.error: Exception | None = None
 
@@ -90,12 +92,16 @@ class Listener:
             self._function(event)
         except Stop as stop:
             self.stopped, self.reason = True, str(stop) or None
+        except KeyboardInterrupt:
+            self.interrupted = True
         except Exception as error:
             self.error = error
 
     @property
     def signal(self) -> int | None:
         """The number in place of a signal's, once the function has ended the run; else None."""
+        if self.interrupted:
+            return signal.SIGINT
         return ENDED_BY_LISTENER if self.training and (self.stopped or self.error is not None) else None
 
     def raise_error(self) -> None:

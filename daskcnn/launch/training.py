@@ -45,7 +45,7 @@ from daskcnn.trained.trained_model import TrainedModel
 from daskcnn.training.coordinator.layer_records import REPLICA
 from daskcnn.training.trained_network import Classifier
 
-STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
+STATUS: dict[type[BaseException], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,17 @@ def train_job(
 ) -> Result:
     """Run a resolved job, or go on with the run in `resume`, on the client's cluster or the job's own.
 
+    handle_signals : the process is a command's, which SIGINT and SIGTERM end. In Python code, where they are
+        KeyboardInterrupt and SystemExit, the run is kept first, too.
     heard : is told every fact of the run's coordinator with the orders that it led to: what a replay needs.
     on_event : is told every event. Where it raises, the run keeps its state and ends: with status "stopped" for `Stop`.
 
     Raises UserError for bad data or a bad job (nothing has started then), an unusable cluster, or a run that ended
     early: then the run directory has its summary, and the message names the last checkpoint.
     """
-    signals = Signals()
+    signals = Signals(of_command=handle_signals)
     with ExitStack() as stack:
-        if handle_signals:
-            stack.enter_context(signals.installed())
+        stack.enter_context(signals.installed())
         if client is None:
             check_scheduler(job.cluster)
         if resume is None:
@@ -206,8 +207,8 @@ def _train(
             recorder.save(final)
         handed = recorder.hand_back(final)
         test = context.scoring.score(handed.weights, "test", 0, len(context.dataset.test))
-    except Exception as error:
-        status = STATUS.get(type(error), "failed")
+    except BaseException as error:
+        status = STATUS.get(type(error), "failed" if isinstance(error, Exception) else "interrupted")
         reached = shell.state if shell else TrainingState(0, 0.0, np.zeros(0), {}, {})
         recorder.finish(status, reached, recorder.seconds, None)
         if error is listener.error:

@@ -49,7 +49,7 @@ def interrupted_after(seconds: float) -> Callable[[], None]:
 
     def check() -> None:
         if time.monotonic() - begun > seconds:
-            raise Interrupted("interrupted by signal 15", 15)
+            raise Interrupted.by(15)
 
     return check
 

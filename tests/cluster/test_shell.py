@@ -63,7 +63,7 @@ def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
     [
         (WorkersLost(["a", "b"]), facts.WorkerGone.match(workers=("a", "b"), reason="connection lost")),
         (GONE, facts.SchedulerGone.match(error=GONE)),
-        (Interrupted("interrupted by signal 15", 15), facts.Interrupted.match(signum=15)),
+        (Interrupted.by(15), facts.Interrupted.match(signum=15)),
     ],
 )
 def test_losses_and_signals_are_told(broken: Exception, told: Any) -> None:
@@ -73,7 +73,7 @@ def test_losses_and_signals_are_told(broken: Exception, told: Any) -> None:
 
 
 def test_a_signal_is_told_once() -> None:
-    shell, strategy = shell_of(Interrupted("interrupted by signal 15", 15))
+    shell, strategy = shell_of(Interrupted.by(15))
     shell.look()
     shell.look()
     shell.train()

@@ -333,7 +333,7 @@ def test_a_signal_leaves_nothing_behind(
 
     monkeypatch.setattr("daskcnn.store.making.folder_plan.decode_piece", interrupted)
     out = str(tmp_path / "out.zarr") if kind == "local" else "memory://interrupted/x.zarr"
-    with pytest.raises(UserError, match="interrupted by signal 2; nothing was written") as caught:
+    with pytest.raises(UserError, match=r"interrupted by Ctrl-C \(SIGINT\); nothing was written") as caught:
         prepare(Request(str(folder), out, Appearance(SIZE)), say=print, warn=print, quiet=True, handle_signals=True)
     assert caught.value.exit_code == 130
     assert left_behind(tmp_path) == []
@@ -461,6 +461,6 @@ def test_a_local_cluster_prepares_and_ctrl_c_leaves_nothing(folder: Path, tmp_pa
         os.killpg(process.pid, signal.SIGINT)
         _, told = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "interrupted by signal 2; nothing was written" in told
+    assert "interrupted by Ctrl-C (SIGINT); nothing was written" in told
     assert "Traceback" not in told
     assert left_behind(tmp_path) == ["a.zarr"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import doctest
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,42 @@ def test_stop_at_the_first_event_leaves_a_run_that_can_be_resumed(client: Client
     result = daskcnn.train(client, job, on_event=look)
     assert (result.summary["status"], result.summary["epochs"]) == ("stopped", 0)
     assert daskcnn.train(client, resume=result.run).summary["status"] == "done"
+
+
+def by_signal(event: Event) -> None:
+    if isinstance(event, EpochEnded):
+        signal.raise_signal(signal.SIGINT)
+
+
+def by_itself(event: Event) -> None:
+    if isinstance(event, EpochEnded):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_keeps_the_run_as_the_command_does(client: Client, job: dict[str, Any]) -> None:
+    """Also where nothing is due to be kept, as a notebook's button has it."""
+    job["train"] |= {"epochs": 400}
+    job["run"] |= {"checkpoint_every": 1000}
+    with pytest.raises(KeyboardInterrupt, match=r"(?s)interrupted by Ctrl-C \(SIGINT\).*--resume"):
+        daskcnn.train(client, job, on_event=by_signal)
+    run = RunDirectory.open(Path(job["run"]["dir"]) / "it")
+    summary = run.summary()
+    assert summary is not None
+    assert (summary["status"], summary["epochs"] > 0) == ("interrupted", True)
+    assert isinstance([*run.events()][-1], RunEnded)
+    assert daskcnn.train(client, resume=run.path, on_event=stop_after(2, daskcnn.Stop())).summary["epochs"] >= 2
+
+
+def test_a_function_that_raises_it_ends_the_run_as_ctrl_c_does_on_any_thread(
+    client: Client, job: dict[str, Any]
+) -> None:
+    """On other threads than the first one Python lets nobody handle signals."""
+    job["train"] |= {"epochs": 400}
+    with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt, match=r"Ctrl-C \(SIGINT\)"):
+        pool.submit(daskcnn.train, client, job, on_event=by_itself).result()
+    summary = RunDirectory.open(Path(job["run"]["dir"]) / "it").summary()
+    assert summary is not None
+    assert summary["status"] == "interrupted"
 
 
 def test_an_error_of_the_function_ends_the_run_resumably(client: Client, job: dict[str, Any]) -> None:

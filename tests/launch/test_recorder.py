@@ -183,7 +183,7 @@ def test_an_interrupted_run_names_the_place_and_keeps_its_exit_code(
 
             def train(self) -> None:
                 recorder.save(self.state)
-                raise Interrupted("interrupted by signal 15", 15)
+                raise Interrupted.by(15)
 
         monkeypatch.setattr(runner, "DataParallel", lambda *_: None)
         monkeypatch.setattr(runner, "Shell", Ending)

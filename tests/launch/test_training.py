@@ -34,7 +34,7 @@ from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_before_training_a_signal_interrupts_at_once(signum: signal.Signals) -> None:
     before = signal.getsignal(signum)
-    with pytest.raises(Interrupted, match=f"signal {int(signum)} before training") as caught, Signals().installed():
+    with pytest.raises(Interrupted, match=rf"\({signum.name}\) before training") as caught, Signals().installed():
         signal.raise_signal(signum)
     assert caught.value.exit_code == 128 + signum
     assert signal.getsignal(signum) == before
@@ -50,6 +50,40 @@ def test_during_training_the_first_signal_is_remembered_and_the_second_ends(monk
         assert (signals.first, ended) == (signal.SIGTERM, [])
         signal.raise_signal(signal.SIGINT)
     assert ended == [130]
+
+
+@pytest.mark.parametrize(("signum", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_in_python_code_a_signal_ends_in_python_s_own_way(
+    signum: signal.Signals, end: type[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No `except Exception` of a loop over runs takes it, and the process goes on if it likes to."""
+    before = signal.getsignal(signum)
+    signals = Signals(of_command=False)
+
+    def run() -> None:
+        with signals.installed():
+            signals.polled = True
+            signal.raise_signal(signum)
+            assert signals.first == signum, "it is remembered"
+            with pytest.raises(end):  # of a second one
+                signal.raise_signal(signum)
+            signals.check()
+
+    with pytest.raises(end):
+        run()
+    assert signal.getsignal(signum) == before
+    assert ("(SIGTERM) before training began" in capsys.readouterr().err) == (signum == signal.SIGTERM)
+
+
+def test_in_python_code_other_handlers_of_signals_stay() -> None:
+    told: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, _: told.append(signum))
+    try:
+        with Signals(of_command=False).installed() as signals:
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (told, signals.first) == ([signal.SIGINT], None)
 
 
 # --- where a run is kept ---

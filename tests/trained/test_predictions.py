@@ -509,7 +509,7 @@ def test_a_second_call_goes_on(run: Path, store: str, suffix: str, monkeypatch: 
 
 def test_a_signal_keeps_what_is_done(run: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpreadHere, "stop_after", 1)
-    monkeypatch.setattr(SpreadHere, "stop", Interrupted("interrupted by signal 2", 2))
+    monkeypatch.setattr(SpreadHere, "stop", Interrupted.by(2))
     assert "the same command goes on" in refused(run, store, "--out", "p.csv", code=130)
     monkeypatch.setattr(SpreadHere, "stop_after", None)
     predicted(run, store, "--out", "p.csv")

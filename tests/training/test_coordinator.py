@@ -408,7 +408,7 @@ def test_interrupted() -> None:
     assert shell.answer_to(orders.Save) == [orders.CancelAll(), orders.End("interrupted", ANY)]
     error = shell.end.error
     assert isinstance(error, Interrupted)
-    assert str(error) == "interrupted by signal 15"
+    assert str(error) == "interrupted by a request to end (SIGTERM)"
 
 
 def test_interrupted_while_workers_join() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future as Pending
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -69,14 +70,22 @@ class Signals:
     """The first SIGINT or SIGTERM, which is raised at once, or by `check` once `polled`. A second ends the process.
 
     Signals are polled while threads run: an exception as one is started would leave threads or print a traceback.
+
+    Parameters
+    ----------
+    of_command : whether the process is a command's. In other Python code a signal ends in KeyboardInterrupt or
+        SystemExit, a second one at once, and handlers that are not Python's own stay.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_command: bool = True) -> None:
         self.first: int | None = None
         self.polled = False
+        self._of_command = of_command
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if self.first is not None:
+            if not self._of_command:
+                raise _in_python(Interrupted.by(signum))
             os._exit(128 + signum)
         self.first = signum
         if not self.polled:
@@ -85,20 +94,37 @@ class Signals:
     def check(self) -> None:
         """Raise Interrupted if there was a signal."""
         if self.first is not None:
-            raise Interrupted(f"interrupted by signal {self.first} before training began", self.first)
+            raise Interrupted.by(self.first, " before training began")
 
     @contextmanager
     def installed(self) -> Iterator[Self]:
         """Handle signals inside, where this is the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        handled: Sequence[signal.Signals] = ()
+        if threading.current_thread() is threading.main_thread():
+            handled = [s for s, usual in _USUAL.items() if self._of_command or signal.getsignal(s) is usual]
+        before = {signum: signal.signal(signum, self._handle) for signum in handled}
         try:
             yield self
+        except Interrupted as error:
+            if self._of_command:
+                raise
+            raise _in_python(error) from None
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
+
+
+_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""What Python does with a signal by itself."""
+
+
+def _in_python(error: Interrupted) -> BaseException:
+    """Return the exception that a signal is in Python: no `except Exception` of a loop or a search takes it."""
+    text = str(error)
+    if error.signum == signal.SIGINT:
+        return KeyboardInterrupt(text)
+    print(text, file=sys.stderr, flush=True)
+    return SystemExit(error.exit_code)
 
 
 Check = Callable[[], None]

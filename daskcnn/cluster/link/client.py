@@ -26,7 +26,7 @@ def heed_signals(interrupted: Callable[[], int | None]) -> Check:
 
     def heed() -> None:
         if (signum := interrupted()) is not None:
-            raise Interrupted(f"interrupted by signal {signum}", signum)
+            raise Interrupted.by(signum)
 
     return heed
 

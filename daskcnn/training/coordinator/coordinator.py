@@ -160,7 +160,7 @@ class Coordinating(ABC):
 
     def _on_interrupted(self, fact: facts.Interrupted) -> None:
         if self._interrupted is None:
-            self._interrupted = errors.Interrupted(f"interrupted by signal {fact.signum}", fact.signum)
+            self._interrupted = errors.Interrupted.by(fact.signum)
             self._stop()
 
     def _end(self, status: orders.Status, error: UserError | None) -> None:
