@@ -121,6 +121,7 @@ class Recorder:
     kept : whether `checkpoint`, the last one that was written, holds it.
     choice : the weights that the run hands back, once that is decided (`hand_back`).
     handed : their state, where it is not the last.
+    finished : whether its end was to be kept.
     not_kept : the reason why the run is not kept where it was asked to be; empty where it is.
     """
 
@@ -136,6 +137,7 @@ class Recorder:
     handed: TrainingState | None = None
     not_kept: str = ""
     _handed_at: Path | None = None
+    finished: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     _training: bool = False  # the workers are calibrated
     _told: bool = False  # that the directory is gone
@@ -230,6 +232,7 @@ class Recorder:
 
         Returns the summary.
         """
+        self.finished = True
         summary = partial(self._summary, status, state, seconds, test, reason)
         try:
             return self._complete(summary)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -145,6 +146,7 @@ def train_job(
         display = fed(progress or Silent(), there, layers, say, wanted=job.run.dashboard)
         listener = Listener(display, on_event, feeds)
         recorder, checkpoint = stack.enter_context(recorded(prepared, resume, listener, len(members.workers)))
+        stack.push(partial(_ended_early, recorder, checkpoint))
         followed = FollowedRun(job, there, lambda: recorder.directory.path)
         stack.enter_context(feeds.following(followed, recorder.emit))
         if prepared.start is not None and prepared.start.new:
@@ -164,6 +166,26 @@ def train_job(
             interrupted=lambda: listener.signal if signals.first is None else signals.first,
         )
         return _train(context, recorder, checkpoint, listener, heard)
+
+
+def _ended_early(
+    recorder: Recorder, checkpoint: Checkpoint | None, _: object, error: BaseException | None, *__: object
+) -> None:
+    """Keep how a run ended that did not begin to train."""
+    if error is not None and not recorder.finished:
+        recorder.finish(_status_of(error), _reached(recorder, checkpoint), recorder.seconds, None)
+
+
+def _status_of(error: BaseException) -> str:
+    return STATUS.get(type(error), "failed" if isinstance(error, Exception) else "interrupted")
+
+
+def _reached(recorder: Recorder, checkpoint: Checkpoint | None) -> TrainingState:
+    """Return the state that a run is in which has not trained: that of its checkpoint."""
+    with suppress(DataError):
+        if checkpoint is not None:
+            return to_state(checkpoint, recorder.prepared.job)
+    return TrainingState(0, 0.0, np.zeros(0), {}, {})
 
 
 @contextmanager
@@ -208,9 +230,8 @@ def _train(
         handed = recorder.hand_back(final)
         test = context.scoring.score(handed.weights, "test", 0, len(context.dataset.test))
     except BaseException as error:
-        status = STATUS.get(type(error), "failed" if isinstance(error, Exception) else "interrupted")
-        reached = shell.state if shell else TrainingState(0, 0.0, np.zeros(0), {}, {})
-        recorder.finish(status, reached, recorder.seconds, None)
+        reached = shell.state if shell else _reached(recorder, checkpoint)
+        recorder.finish(_status_of(error), reached, recorder.seconds, None)
         if error is listener.error:
             error.add_note(f"raised by on_event; go on with the run by resume={str(recorder.directory.path)!r}")
         elif isinstance(error, UserError) and shell:

@@ -160,6 +160,18 @@ def test_ctrl_c_keeps_the_run_as_the_command_does(client: Client, job: dict[str,
     assert daskcnn.train(client, resume=run.path, on_event=stop_after(2, daskcnn.Stop())).summary["epochs"] >= 2
 
 
+def test_a_run_that_is_interrupted_before_it_trains_has_an_end(
+    client: Client, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("daskcnn.launch.training.FollowedRun", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            daskcnn.train(client, job)
+    run = RunDirectory.open(Path(job["run"]["dir"]) / "it")
+    assert (run.summary() or {})["status"] == "interrupted"
+    assert isinstance([*run.events()][-1], RunEnded)
+
+
 def test_a_function_that_raises_it_ends_the_run_as_ctrl_c_does_on_any_thread(
     client: Client, job: dict[str, Any]
 ) -> None:
