@@ -99,6 +99,10 @@ class ClusterError(UserError):
     exit_code = 3
 
 
+class DataUnseen(ClusterError):
+    """A worker does not see the data set."""
+
+
 class Diverged(UserError):
     """The loss, a gradient or a push is not finite; the message names the last good checkpoint."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from distributed import Client
 
 from daskcnn.datasets.job_dataset import is_missing
 from daskcnn.datasets.prepare_arrays import prepare
-from daskcnn.errors import DataError, JobError
+from daskcnn.errors import ClusterError, DataError, DataUnseen, JobError
 from daskcnn.job.tables import Data
 from daskcnn.store import DATASETS
 from daskcnn.store.making.writer import remove
@@ -61,10 +61,22 @@ def new_path(folder: str) -> str:
 
 
 @contextmanager
-def stored(data: OwnData, path: str, *, seed: int, client: Client | None) -> Iterator[None]:
+def _seen_nowhere_else(place: str) -> Iterator[None]:
+    """Name the remedy where a worker does not see samples that are kept while the context lasts. place: its key."""
+    try:
+        yield
+    except DataUnseen as error:
+        reason = "it does not see the folder of this machine that the samples are written to"
+        worker = error.value.removesuffix(" does not see the data set")
+        raise ClusterError(worker, reason, f"set {place} to a folder or URL that every worker sees") from error
+
+
+@contextmanager
+def stored(data: OwnData, path: str, *, seed: int, client: Client | None, place: str) -> Iterator[None]:
     """Write a data set of these samples to this path, and remove it again when the context ends.
 
     All samples are in its training part. A data set has a test part: here it is the first sample, once more.
+    place: the name of what says where it is.
     """
     first = data.images[:1], data.labels[:1]
     try:
@@ -73,7 +85,8 @@ def stored(data: OwnData, path: str, *, seed: int, client: Client | None) -> Ite
         how["nodata"] = data.nodata
         # no warnings: an estimator takes what it is given
         prepare(data.images, data.labels, path, test=first, seed=seed, client=client, warn=silent, **how)
-        yield
+        with _seen_nowhere_else(place):
+            yield
     finally:
         remove(path)
 
@@ -102,4 +115,5 @@ def with_own_data(
             how = {"seed": (tables.get("train") or {}).get("seed", 0), "name": own.get("name", NAME), **reading}
             prepare(images, labels, own["path"], client=client, **how)
 
-        yield {**tables, "data": own}, write
+        with nullcontext() if "path" in section else _seen_nowhere_else("data.path of the job"):
+            yield {**tables, "data": own}, write

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,14 +17,15 @@ from dask.base import is_dask_collection
 from distributed import Client
 
 from daskcnn.cluster.link.client import checked_client
+from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.own_process import SHARED, apart_from_tasks
 from daskcnn.datasets.array_sources import channels_elsewhere
 from daskcnn.datasets.given_arrays import array_of, labels_of, with_coordinates
 from daskcnn.datasets.own_data import OwnData, new_path, stored
-from daskcnn.errors import JobError, NotInstalled, installing
-from daskcnn.job.network import reconstructs
-from daskcnn.job.resolve import resolve
-from daskcnn.job.tables import LAYER, Job
+from daskcnn.errors import NotInstalled, installing
+from daskcnn.estimator.fit_job import FIXED, PARAMETERS, fit_job, merged, weights_by_name
+from daskcnn.job.tables import Job
+from daskcnn.launch.jobs import plain_numbers
 from daskcnn.launch.recorder import OnEvent
 from daskcnn.launch.training import Result, train_job
 from daskcnn.store.masks import filled, own_nodata
@@ -80,8 +80,6 @@ def checked_labels(estimator: Any, y: Any) -> npt.NDArray[Any]:
 
 _TRAINING = ("strategy", "epochs", "batch_size", "lr", "optimizer")
 """Parameters that are always shown."""
-_NEVER = 1e9
-"""Epochs between two checkpoints of a fit, which is more than it has: it keeps one, at its end."""
 
 
 class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
@@ -95,14 +93,15 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     epochs, lr, optimizer : as the keys of `[train]`. "sgd" wants another learning rate, such as 0.005.
     batch_size : samples in a minibatch. "auto": 32, but 16 for up to 1,000 samples to train on, and 8 for up to 200.
     image_shape : (H, W) or (H, W, C) of the images in a two-dimensional X. None: 1 × features × 1.
-    client : a client of the cluster to train on. None: one worker in this process, which all fits share.
+    client : a client of the cluster to train on. None: the scheduler that `job` names in ``{"cluster": {"scheduler":
+        ADDRESS}}``, or one worker in this process, which all fits share.
     warm_start : whether a fit starts from the weights of the fit before.
     validation_fraction : part of the samples that is not trained on; the network is judged on it after every epoch.
     nodata : value of pixels without data. With any number NaN stands for no data, too. Such pixels count as the mean of
         their channel. None: the fill value of a masked array; elsewhere NaN is refused.
     random_state : seed of weights and order: a number, a NumPy generator, or None for a new seed each time.
     job : tables of a job that are laid over those that the other parameters make, such as
-        ``{"train": {"clip": 1.0}}``.
+        ``{"train": {"clip": 1.0}}``. What a fit gives is refused there: its samples, and parameters that were set.
     data_dir : folder or URL that every worker sees, for the data set of a fit while it lasts. None: a folder for
         temporary files of this machine.
     run_dir : folder where the runs of the fits are kept. None: they are not kept.
@@ -216,42 +215,40 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return OwnData(images, labels, class_names(self.classes_), weights, validation, nodata)
 
     def _trained(self, samples: OwnData) -> Result:
-        shared = SHARED.client() if self.client is None else nullcontext(checked_client(self.client))
-        with shared as client, TemporaryDirectory(prefix="daskcnn-") as folder:
+        client = None if self.client is None else checked_client(self.client)
+        with TemporaryDirectory(prefix="daskcnn-") as folder:
             path = new_path(str(self.data_dir or folder))
             job = self._job(samples, path, Path(folder))  # before samples are written: it may be wrong
-            with stored(samples, path, seed=job.train.seed, client=client):
-                return train_job(job, client=client, on_event=self.on_event)
+            with (
+                _connected(client, job) as there,
+                stored(samples, path, seed=job.train.seed, client=there, place="data_dir"),
+            ):
+                return train_job(job, client=there, on_event=self.on_event, kept=self.run_dir is not None)
 
     def _job(self, samples: OwnData, path: str, folder: Path) -> Job:
         """Return the job of a fit on the data set at this path. Raises JobError."""
         places = {"data": {"path": path}, "run": {"dir": str(self.run_dir or folder / "runs")}}
-        tables = merged(self._tables(samples, _seed(self.random_state)), places)
-        if self.warm_start and hasattr(self, "model_"):
-            tables["model"]["from"] = str(self.model_.kept_in(folder / "before"))
-        job = resolve(merged(tables, self.job or {}))
-        if reconstructs(job):
-            raise JobError([f"train.loss = {job.train.loss!r}: a classifier has classes; use daskcnn.train"])
-        return job
-
-    def _tables(self, samples: OwnData, seed: int) -> dict[str, dict[str, Any]]:
-        """Return the tables of the fit's job without its places."""
-        numbers = {"epochs": self.epochs, "lr": self.lr}
-        numbers |= {} if self.batch_size == "auto" else {"batch_size": self.batch_size}
-        # a search over np.arange sets numbers of NumPy
-        train = {key: value.item() if isinstance(value, np.generic) else value for key, value in numbers.items()}
-        optimizer = self.optimizer if isinstance(self.optimizer, str) else dict(self.optimizer)
-        train |= {"strategy": self.strategy, "optimizer": optimizer}
-        if self.client is None and self.strategy != LAYER:
-            train["partition"] = "udpa"  # one worker has all samples
-        return {
-            "data": {"validation": samples.validation, "augment": "none"},
-            "model": self._network(len(samples.classes)),
-            "train": {**train, "seed": seed},
-            "cluster": {"settle": 0.0},
-            # a fit that was cut short is never resumed
-            "run": {} if self.run_dir is not None else {"checkpoint_every": _NEVER, "keep": 1},
+        given = merged(self._tables(samples), places)
+        defaults, own = inspect.signature(type(self)).parameters, self.get_params(deep=False)
+        chosen = {name for name in PARAMETERS.values() if own[name] != defaults[name].default}
+        fixed = FIXED | {
+            key: f"the estimator's {name} is given too; keep one" for key, name in PARAMETERS.items() if name in chosen
         }
+        if self.warm_start and hasattr(self, "model_"):
+            given["model"]["from"] = str(self.model_.kept_in(folder / "before"))
+            fixed["model.from"] = "with warm_start this fit goes on from the weights of the one before; keep one"
+        over = weights_by_name(dict(self.job or {}), dict(zip(self.classes_.tolist(), samples.classes, strict=True)))
+        how = {"client": self.client is not None, "kept": self.run_dir is not None}
+        return fit_job(plain_numbers(given), plain_numbers(over), fixed, **how)
+
+    def _tables(self, samples: OwnData) -> dict[str, dict[str, Any]]:
+        """Return the tables that the estimator's parameters stand for."""
+        train: dict[str, Any] = {"strategy": self.strategy, "epochs": self.epochs, "lr": self.lr}
+        train |= {} if self.batch_size == "auto" else {"batch_size": self.batch_size}
+        train["optimizer"] = self.optimizer if isinstance(self.optimizer, str) else dict(self.optimizer)
+        train["seed"] = _seed(self.random_state)
+        network = self._network(len(samples.classes))
+        return {"data": {"validation": samples.validation}, "model": network, "train": train}
 
     def _network(self, classes: int) -> dict[str, Any]:
         if isinstance(self.model, str):
@@ -339,8 +336,15 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return {**super().__getstate__(), "client": None}
 
 
-def _in_order(labels: Any, what: str, X: Any) -> Any:
-    return None if labels is None else labels_of(labels, what, X)
+@contextmanager
+def _connected(client: Client | None, job: Job) -> Iterator[Client]:
+    """Give the client of a fit: the estimator's, one of the scheduler that the job names, or that of this process."""
+    if client is not None:
+        yield client
+        return
+    named = job.cluster.scheduler or job.cluster.scheduler_file
+    with connect(job.cluster) if named else SHARED.client() as own:
+        yield own
 
 
 def _likeliest(proba: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -355,12 +359,3 @@ def _seed(random_state: Any) -> int:
     if random_state is None or isinstance(random_state, np.random.Generator):
         return int(np.random.default_rng(random_state).integers(2**31))
     return int(random_state.randint(2**31 - 1))
-
-
-def merged(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables with those keys laid over them, table by table."""
-    found = dict(tables)
-    for key, value in over.items():
-        below = found.get(key)
-        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return found

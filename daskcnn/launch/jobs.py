@@ -147,15 +147,15 @@ def _tables(job: JobTables | None) -> dict[str, Any]:
         return read_job_file(job)
     if job is not None and not isinstance(job, Mapping):
         raise JobError([f"job = {job!r:.60}: no job; give its tables, a daskcnn.Job, or the path of a job file"])
-    return _plain(dict(job or {}))
+    return plain_numbers(dict(job or {}))
 
 
-def _plain(value: Any) -> Any:
+def plain_numbers(value: Any) -> Any:
     """Return the tables with numbers of NumPy as numbers of Python."""
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: plain_numbers(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain_numbers(inner) for inner in value]
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -98,12 +98,14 @@ def train_job(
     say: Callable[[str], None] = lambda _: None,
     heard: Heard | None = None,
     on_event: OnEvent | None = None,
+    kept: bool = True,
 ) -> Result:
     """Run a resolved job, or go on with the run in `resume`, on the client's cluster or the job's own.
 
     handle_signals : the process is a command's, which SIGINT and SIGTERM end. In Python code, where they are
         KeyboardInterrupt and SystemExit, the run is kept first, too.
     heard : is told every fact of the run's coordinator with the orders that it led to: what a replay needs.
+    kept : the run directory stays: errors name it, and how to go on.
     on_event : is told every event. Where it raises, the run keeps its state and ends: with status "stopped" for `Stop`.
 
     Raises UserError for bad data or a bad job (nothing has started then), an unusable cluster, or a run that ended
@@ -165,7 +167,7 @@ def train_job(
             save=recorder.save,
             interrupted=lambda: listener.signal if signals.first is None else signals.first,
         )
-        return _train(context, recorder, checkpoint, listener, heard)
+        return _train(context, recorder, checkpoint, listener, heard, kept=kept)
 
 
 def _ended_early(
@@ -215,6 +217,8 @@ def _train(
     checkpoint: Checkpoint | None,
     listener: Listener,
     heard: Heard | None = None,
+    *,
+    kept: bool = True,
 ) -> Result:
     job = context.job
     shell: Shell | None = None
@@ -232,6 +236,8 @@ def _train(
     except BaseException as error:
         reached = shell.state if shell else _reached(recorder, checkpoint)
         recorder.finish(_status_of(error), reached, recorder.seconds, None)
+        if not kept:
+            raise
         if error is listener.error:
             error.add_note(f"raised by on_event; go on with the run by resume={str(recorder.directory.path)!r}")
         elif isinstance(error, UserError) and shell:
@@ -241,7 +247,8 @@ def _train(
         with suppress(Exception):  # the run has ended: workers that cannot be told are gone, or soon will be
             context.close()
     summary = recorder.finish(status, final, seconds, test, listener.reason or _stopped_early(job, status, final))
-    recorder.raise_if_not_kept()
+    if kept:
+        recorder.raise_if_not_kept()
     listener.raise_error()
     history = [event.record() for event in recorder.directory.events() if isinstance(event, EpochEnded)]
     model = TrainedModel(Classifier(job, Facts.of(context.dataset), handed.weights))

@@ -18,6 +18,7 @@ from daskcnn.estimator.samples import (
     image_shape_of,
     stored_dtype,
 )
+from daskcnn.estimator.fit_job import merged
 
 
 @pytest.mark.parametrize(

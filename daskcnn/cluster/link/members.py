@@ -265,9 +265,12 @@ def chosen(found: list[Member], wanted: Workers) -> Members:
 def _missing(client: Client, found: list[Member], wanted: Workers, wait: float, silent: Mapping[str, str]) -> str:
     address = client.scheduler.address
     lines = [f"scheduler {address}: found {_counted(found)} workers after {wait:g} s, but the job wants more:"]
+    start = f"on each machine: dask worker {address} --nthreads 1 --resources"
     for kind, n in missing_members(found, wanted).items():
-        advertising = f"{RESOURCES[kind]}=1; on each machine: dask worker {address} --nthreads 1 --resources"
-        lines.append(f"  {n} more with {advertising} {RESOURCES[kind]}=1")
+        remedy = f"{start} {RESOURCES[kind]}=1"
+        if address.startswith("inproc://"):  # no other process reaches it
+            remedy = "this cluster is one process's own: start it with more, such as LocalCluster(n_workers=…)"
+        lines.append(f"  {n} more with {RESOURCES[kind]}=1; {remedy}")
     lines += [
         f"  worker {m.name} advertises {m.declared}, and counts as {m.kind}: restart it with one of them"
         for m in found

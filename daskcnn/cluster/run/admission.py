@@ -31,7 +31,7 @@ from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.worker.session import check_dataset
 from daskcnn.cluster.worker.tasks import calibrate
-from daskcnn.errors import ClusterError, Interrupted, Lost, UserError, told
+from daskcnn.errors import ClusterError, DataUnseen, Interrupted, Lost, UserError, told
 from daskcnn.events import CalibratedWorker, Warned
 from daskcnn.job.network import replica_bytes
 from daskcnn.job.tables import Job
@@ -117,7 +117,7 @@ def _silent_members(
     for address, problem in _sound(answers, trains).items():
         if problem:
             where = f"worker {trains[address].name} ({address}) does not see the data set"
-            raise ClusterError(where, problem, "give data on storage that every worker reaches, or copy it there")
+            raise DataUnseen(where, problem, "give data on storage that every worker reaches, or copy it there")
     return {a: unanswering(a, LOOK_AT_DATA) for a in answers.silent}
 
 
