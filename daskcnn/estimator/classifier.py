@@ -23,7 +23,8 @@ from daskcnn.datasets.array_sources import channels_elsewhere
 from daskcnn.datasets.given_arrays import array_of, labels_of, with_coordinates
 from daskcnn.datasets.own_data import OwnData, new_path, stored
 from daskcnn.errors import NotInstalled, installing
-from daskcnn.estimator.fit_job import FIXED, PARAMETERS, fit_job, merged, weights_by_name
+from daskcnn.estimator.fit_job import FIXED, PARAMETERS, fit_job, merged, network_tables, seed_of, weights_by_name
+from daskcnn.estimator.going_on import Momentum, all_classes, places_among, run_to_go_on_with, tables_of
 from daskcnn.job.tables import Job
 from daskcnn.launch.jobs import plain_numbers
 from daskcnn.launch.recorder import OnEvent
@@ -169,6 +170,8 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         self.run_dir = run_dir
         self.on_event = on_event
 
+    _momentum: Momentum | None = None  # of the last call of partial_fit
+
     # --- fitting ---
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -182,8 +185,27 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             taken in the order of X.
         sample_weight : (N,) what each sample's loss counts for; None: all alike.
         """
-        samples = self._samples(X, y, sample_weight)
-        result = self._trained(samples) if self.client is not None else apart_from_tasks(lambda: self._trained(samples))
+        return self._fitted(self._samples(X, y, sample_weight))
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Train for one epoch, from the weights and the momentum of the call before.
+
+        As searches and wrappers want it that hand in the samples chunk by chunk. The learning rate stays as it is. The
+        first call decides what images are normalised by. After `fit` it goes on from the weights.
+
+        Parameters
+        ----------
+        X, y, sample_weight : samples of two classes or more, as for `fit`.
+        classes : all classes that y will ever have. The first call needs them.
+        """
+        every = all_classes(classes, getattr(self, "classes_", None))
+        return self._fitted(self._samples(X, y, sample_weight, every), one_epoch=True)
+
+    def _fitted(self, samples: OwnData, *, one_epoch: bool = False) -> Self:
+        def train() -> Result:
+            return self._trained(samples, one_epoch)
+
+        result = train() if self.client is not None else apart_from_tasks(train)
         self.model_: TrainedModel = result.model
         self.batch_size_ = result.model.job.train.batch_size
         self.history_ = result.history
@@ -191,41 +213,45 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         self.run_ = None if self.run_dir is None else result.run
         return self
 
-    def _samples(self, X: Any, y: Any, sample_weight: Any) -> OwnData:
-        """Return the checked samples. Sets the attributes that describe them."""
-        given, X = X, array_of(X)
-        if suspected := channels_elsewhere(given, "NHWC", "numpy.moveaxis(X, 1, -1)"):
-            warnings.warn(suspected, stacklevel=3)
-        nodata = self.nodata
+    def _samples(self, X: Any, y: Any, sample_weight: Any, classes: npt.NDArray[Any] | None = None) -> OwnData:
+        """Return the checked samples. Sets the attributes that describe them. classes: None for those of y."""
+        goes_on = classes is not None and hasattr(self, "model_")
+        X = array_of(X)
         if not is_dask_collection(X):
-            if nodata is None and isinstance(X, np.ma.MaskedArray):
-                nodata = own_nodata(X, stored_dtype(X.dtype))
-            X = checked_array(self, X, reset=True, nodata=nodata, own=self.nodata is None)
-        y = checked_labels(self, _in_order(y, "y", given))
+            X = checked_array(self, X, reset=not goes_on)
+        y = checked_labels(self, y.compute() if is_dask_collection(y) else y)
         if X.shape[0] != len(y):
             raise ValueError(f"Found input variables with inconsistent numbers of samples: {[int(X.shape[0]), len(y)]}")
         if len(y) < 2:
             raise ValueError(f"Found array with {len(y)} sample(s), n_samples = {len(y)}: a minimum of 2 is required")
-        self.image_shape_ = image_shape_of(X.shape, self.image_shape)
+        shape = image_shape_of(X.shape, self.image_shape)
+        if goes_on and shape != self.image_shape_:
+            raise ValueError(f"X has images of shape {shape}, those of the calls before had {self.image_shape_}")
+        self.image_shape_ = shape
         self.n_features_in_ = int(np.prod(self.image_shape_))
-        weights = checked_weights(_in_order(sample_weight, "sample_weight", given), len(y))
-        self.classes_, labels = encode_labels(y)
+        weights = checked_weights(sample_weight, len(y))
+        self.classes_, labels = encode_labels(y) if classes is None else (classes, places_among(classes, y))
         images = as_images(X, self.image_shape_)
         validation = held_out(len(y), self.validation_fraction)
         return OwnData(images, labels, class_names(self.classes_), weights, validation, nodata)
 
-    def _trained(self, samples: OwnData) -> Result:
+    def _trained(self, samples: OwnData, one_epoch: bool) -> Result:
         client = None if self.client is None else checked_client(self.client)
         with TemporaryDirectory(prefix="daskcnn-") as folder:
             path = new_path(str(self.data_dir or folder))
-            job = self._job(samples, path, Path(folder))  # before samples are written: it may be wrong
+            job = self._job(samples, path, Path(folder), one_epoch)  # before samples are written: it may be wrong
             with (
                 _connected(client, job) as there,
                 stored(samples, path, seed=job.train.seed, client=there, place="data_dir"),
             ):
-                return train_job(job, client=there, on_event=self.on_event, kept=self.run_dir is not None)
+                goes_on = one_epoch and hasattr(self, "model_")
+                before = run_to_go_on_with(self.model_, self._momentum, job) if goes_on else None
+                how: Any = {"on_event": self.on_event, "kept": self.run_dir is not None}
+                result = train_job(job, client=there, resume=before, **how)
+            self._momentum = Momentum.at_end_of(result.run, result.model.job) if one_epoch else None
+            return result
 
-    def _job(self, samples: OwnData, path: str, folder: Path) -> Job:
+    def _job(self, samples: OwnData, path: str, folder: Path, one_epoch: bool) -> Job:
         """Return the job of a fit on the data set at this path. Raises JobError."""
         places = {"data": {"path": path}, "run": {"dir": str(self.run_dir or folder / "runs")}}
         given = merged(self._tables(samples), places)
@@ -234,7 +260,14 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         fixed = FIXED | {
             key: f"the estimator's {name} is given too; keep one" for key, name in PARAMETERS.items() if name in chosen
         }
-        if self.warm_start and hasattr(self, "model_"):
+        if one_epoch:
+            once = "partial_fit trains one epoch by one rate"
+            fixed |= {"train.epochs": f"{once}; remove it", "train.schedule": f"{once}; give lr"}
+            given["train"] |= {"epochs": 1, "schedule": "constant"}
+        if one_epoch and hasattr(self, "model_"):
+            own_tables = tables_of(self.model_)
+            given["model"], given["data"] = own_tables["model"], given["data"] | own_tables["data"]
+        elif self.warm_start and hasattr(self, "model_"):
             given["model"]["from"] = str(self.model_.kept_in(folder / "before"))
             fixed["model.from"] = "with warm_start this fit goes on from the weights of the one before; keep one"
         over = weights_by_name(dict(self.job or {}), dict(zip(self.classes_.tolist(), samples.classes, strict=True)))
@@ -246,19 +279,9 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         train: dict[str, Any] = {"strategy": self.strategy, "epochs": self.epochs, "lr": self.lr}
         train |= {} if self.batch_size == "auto" else {"batch_size": self.batch_size}
         train["optimizer"] = self.optimizer if isinstance(self.optimizer, str) else dict(self.optimizer)
-        train["seed"] = _seed(self.random_state)
-        network = self._network(len(samples.classes))
+        train["seed"] = seed_of(self.random_state)
+        network = network_tables(self.model, len(samples.classes))
         return {"data": {"validation": samples.validation}, "model": network, "train": train}
-
-    def _network(self, classes: int) -> dict[str, Any]:
-        if isinstance(self.model, str):
-            return {"name": self.model}
-        if self.model is None:
-            return {}
-        given = [dict(layer) for layer in self.model]
-        if given and given[-1].get("layer") == "dense":
-            given[-1].setdefault("units", classes)
-        return {"layers": given}
 
     # --- predicting ---
 
@@ -351,11 +374,3 @@ def _likeliest(proba: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArra
     if wrong := int(np.isnan(proba).any(axis=1).sum()):
         raise ValueError(f"Input X contains NaN or infinity in {wrong} of {len(proba)} samples: these have no class")
     return classes[proba.argmax(axis=1)]
-
-
-def _seed(random_state: Any) -> int:
-    if isinstance(random_state, int | np.integer):
-        return int(random_state)
-    if random_state is None or isinstance(random_state, np.random.Generator):
-        return int(np.random.default_rng(random_state).integers(2**31))
-    return int(random_state.randint(2**31 - 1))

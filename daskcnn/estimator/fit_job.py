@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from daskcnn.errors import JobError
 from daskcnn.job.network import reconstructs
@@ -42,6 +44,27 @@ def merged(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         below = found.get(key)
         found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return found
+
+
+def network_tables(model: str | Sequence[Mapping[str, Any]] | None, classes: int) -> dict[str, Any]:
+    """Return the table of an estimator's `model`; a last dense layer without units has one for each class."""
+    if isinstance(model, str):
+        return {"name": model}
+    if model is None:
+        return {}
+    given = [dict(layer) for layer in model]
+    if given and given[-1].get("layer") == "dense":
+        given[-1].setdefault("units", classes)
+    return {"layers": given}
+
+
+def seed_of(random_state: Any) -> int:
+    """Return the seed that a number, a generator of NumPy or None stands for."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    if random_state is None or isinstance(random_state, np.random.Generator):
+        return int(np.random.default_rng(random_state).integers(2**31))
+    return int(random_state.randint(2**31 - 1))
 
 
 def fit_job(

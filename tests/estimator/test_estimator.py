@@ -375,7 +375,70 @@ def test_a_warm_start_goes_on_from_the_weights_of_the_fit_before(images: np.ndar
     assert not np.allclose(cold.fit(images, y).model_.vector, before, atol=1e-3)
 
 
+# --- chunk by chunk ---
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_calls_of_partial_fit_are_epochs_of_one_training(
+    images: np.ndarray, y: np.ndarray, strategy: str, optimizer: str
+) -> None:
+    """Of the same samples, in one minibatch: weights, momentum and its bias go on from call to call, pickled or not."""
+    tables = {"model": {"dtype": "float64"}, "train": {"schedule": "constant"}}
+    model = [{"layer": "conv", "kernels": 2, "size": 3, "pad": 1}, {"layer": "dense"}]
+    how: dict[str, Any] = {"strategy": strategy, "optimizer": optimizer, "batch_size": 64, "model": model}
+    whole = small(**how, epochs=3, job=tables).fit(images, y)
+    parts = small(**how, job={"model": {"dtype": "float64"}})
+    for _ in range(3):
+        parts = pickle.loads(pickle.dumps(parts.partial_fit(images, y, classes=["light", "dark"])))  # noqa: S301
+    np.testing.assert_allclose(parts.model_.vector, whole.model_.vector, rtol=1e-9)
+    assert parts.history_[-1]["lr"] == 0.02
+    again = parts.fit(images, y).model_.vector
+    assert not np.allclose(again, whole.model_.vector), "a fit begins anew"
+
+
+def test_chunks_may_differ_in_all_but_what_the_first_one_decides(images: np.ndarray, y: np.ndarray) -> None:
+    fitted = small(lr=0.05)
+    for begin in (0, 10, 20, 24):
+        fitted.partial_fit(images[begin : begin + 10] / 2, y[begin : begin + 10], classes=["dark", "light", "none"])
+    assert fitted.predict_proba(images / 2).shape == (40, 3)
+    assert fitted.score(images / 2, y) > 0.9
+    lazy = da.from_array(images[30:], chunks=5)
+    fitted.set_params(optimizer="adamw", lr=1e-9).partial_fit(lazy, da.from_array(y[30:]), sample_weight=np.arange(10))
+    assert fitted.score(images / 2, y) > 0.9
+
+
+def test_partial_fit_goes_on_from_a_fit(images: np.ndarray, y: np.ndarray) -> None:
+    fitted = small().fit(images, y)
+    before = np.array(fitted.model_.vector)
+    np.testing.assert_allclose(fitted.set_params(lr=1e-9).partial_fit(images, y).model_.vector, before, atol=1e-6)
+
+
+def test_what_partial_fit_does_not_take(images: np.ndarray, y: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
+        small().partial_fit(images, y)
+    with pytest.raises(JobError, match=r"train\.schedule: partial_fit trains one epoch by one rate; give lr"):
+        small(job={"train": {"schedule": "cosine"}}).partial_fit(images, y, classes=["dark", "light"])
+    fitted = small().partial_fit(images, y, classes=["dark", "light"])
+    with pytest.raises(ValueError, match="is not the same as on last call to partial_fit"):
+        fitted.partial_fit(images, y, classes=["dark", "grey", "light"])
+    with pytest.raises(ValueError, match=r"y has labels \['grey'\] that are none of the classes"):
+        fitted.partial_fit(images[:2], ["dark", "grey"])
+    with pytest.raises(ValueError, match=r"y has 1 class \('dark'\): give samples of 2 or more together"):
+        fitted.partial_fit(images[::2], y[::2])
+    with pytest.raises(ValueError, match=r"X has images of shape \(8, 7, 1\), those of the calls before had"):
+        fitted.partial_fit(images[:, :, 1:], y)
+
+
 # --- scikit-learn's tools ---
+
+
+def test_a_halving_search_gives_more_epochs_to_the_better_half(images: np.ndarray, y: np.ndarray) -> None:
+    pytest.importorskip("sklearn.experimental.enable_halving_search_cv")
+    how: dict[str, Any] = {"resource": "epochs", "min_resources": 1, "max_resources": 2, "factor": 2, "cv": 2}
+    search = model_selection.HalvingGridSearchCV(small(), {"lr": [1e-9, 0.05]}, **how, random_state=0)
+    found = search.fit(images, y).best_estimator_
+    assert (search.best_params_["lr"], found.epochs, len(found.history_)) == (0.05, 2, 2)
 
 
 def test_pipelines_searches_and_five_folds(images: np.ndarray, y: np.ndarray) -> None:
