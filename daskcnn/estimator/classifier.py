@@ -227,7 +227,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         shape = image_shape_of(X.shape, self.image_shape)
         if goes_on and shape != self.image_shape_:
             raise ValueError(f"X has images of shape {shape}, those of the calls before had {self.image_shape_}")
-        self.image_shape_ = shape
+        self.image_shape_: ImageShape = shape
         self.n_features_in_ = int(np.prod(self.image_shape_))
         weights = checked_weights(sample_weight, len(y))
         self.classes_, labels = encode_labels(y) if classes is None else (classes, places_among(classes, y))

@@ -26,7 +26,7 @@ from daskcnn.trained.trained_model import TrainedModel
 
 @dataclass(frozen=True)
 class Momentum:
-    """What a run keeps beside its weights: states of the optimizers by replica, vectors of the update rule by name.
+    """States beside a run's weights: those of the optimizers by replica, vectors of the update rule by name.
 
     method : strategy and names of the optimizers' vectors. Another method has no use for these.
     """

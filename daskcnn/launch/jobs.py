@@ -98,6 +98,7 @@ def train(
     Raises
     ------
     daskcnn.errors.UserError : the job, its data or the cluster is not usable, or the run ended early.
+    KeyboardInterrupt, SystemExit : Ctrl-C or SIGTERM, once the run is kept; it can be resumed.
 
     Examples
     --------

@@ -229,7 +229,7 @@ def test_where_a_warm_start_goes_on_from_is_not_laid_over(images: np.ndarray, y:
 
 
 def test_a_parameter_that_was_not_set_may_be_laid_over(images: np.ndarray, y: np.ndarray) -> None:
-    model = [{"layer": "conv", "kernels": 2, "size": 3, "pad": 1}, {"layer": "dense"}]
+    model: list[dict[str, Any]] = [{"layer": "conv", "kernels": 2, "size": 3, "pad": 1}, {"layer": "dense"}]
     tables = {"train": {"strategy": "layer", "lr": np.float32(0.5), "batch_size": np.int64(8)}}
     fitted = CNNClassifier(model=model, epochs=1, job=tables).fit(images, y)
     train = fitted.model_.job.train

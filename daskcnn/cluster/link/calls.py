@@ -115,7 +115,7 @@ class Signals:
 
 
 _USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-"""What Python does with a signal by itself."""
+"""Handlers that Python has by itself."""
 
 
 def _in_python(error: Interrupted) -> BaseException:
