@@ -152,9 +152,10 @@ def _tables(job: JobTables | None) -> dict[str, Any]:
 
 
 def plain_numbers(value: Any) -> Any:
-    """Return the tables with numbers of NumPy as numbers of Python."""
+    """Return the tables with numbers of NumPy as numbers of Python. A class's number may stand for its name."""
     if isinstance(value, Mapping):
-        return {key: plain_numbers(inner) for key, inner in value.items()}
+        numbers = int | np.integer
+        return {str(key) if isinstance(key, numbers) else key: plain_numbers(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain_numbers(inner) for inner in value]
     return value.item() if isinstance(value, np.generic) else value

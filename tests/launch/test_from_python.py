@@ -624,6 +624,18 @@ def test_a_wrong_job_is_told_before_an_image_is_read(client: Client, own: np.nda
         daskcnn.train(client, {"train": {"epoch": 3}}, data=(unreadable, labels))
 
 
+def test_classes_are_named_by_their_numbers(own: np.ndarray) -> None:
+    tables = {"train": {"class_weights": {1: 50.0, np.int64(0): 2}}}
+    found = daskcnn.dry_run(tables, data=(own, np.arange(len(own)) % 2)).job
+    assert found.train.class_weights == {"1": 50.0, "0": 2}
+
+
+def test_a_cluster_of_one_process_is_not_joined_by_others(client: Client, job: dict[str, Any]) -> None:
+    job["cluster"] |= {"workers": {"cpu": 2}, "wait": 0}
+    with pytest.raises(ClusterError, match=r"1 more with CPU=1; this cluster is one process's own: start it with more"):
+        daskcnn.train(client, job)
+
+
 def lacking(*_: Any) -> None:
     raise ModuleNotFoundError("No module named 'my_rules'")
 
