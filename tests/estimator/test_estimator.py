@@ -306,9 +306,16 @@ def test_a_worker_that_does_not_see_the_samples_asks_for_data_dir(
         daskcnn.train(client, data=(images, (y == "dark").astype(int)))
 
 
-def test_early_stopping_keeps_the_best_weights_without_a_run_directory(images: np.ndarray, y: np.ndarray) -> None:
+def test_early_stopping_keeps_the_best_weights_without_a_run_directory_too(
+    images: np.ndarray, y: np.ndarray, tmp_path: Path
+) -> None:
     told: list[Event] = []
-    stopped = small(epochs=20, on_event=told.append, job={"train": {"early_stopping": 2}}).fit(images, y)
+    how: dict[str, Any] = {"epochs": 20, "lr": 0.5, "job": {"train": {"early_stopping": 2}}}
+    stopped, kept = small(**how, on_event=told.append).fit(images, y), small(**how, run_dir=tmp_path).fit(images, y)
+    assert kept.run_ is not None
+    np.testing.assert_array_equal(stopped.model_.vector, daskcnn.load(kept.run_, checkpoint="best").vector)
+    best = max(event["validation"]["accuracy"] for event in stopped.history_)
+    assert stopped.summary_["validation"]["accuracy"] == best
     assert len(stopped.history_) < 20
     assert len([event for event in told if isinstance(event, CheckpointWritten)]) >= len(stopped.history_)
     told.clear()
