@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,16 @@ from daskcnn.datasets.own_data import OwnData, new_path, stored
 from daskcnn.errors import NotInstalled, installing
 from daskcnn.estimator.fit_job import FIXED, PARAMETERS, fit_job, merged, network_tables, seed_of, weights_by_name
 from daskcnn.estimator.going_on import Momentum, all_classes, places_among, run_to_go_on_with, tables_of
+from daskcnn.estimator.samples import (
+    ImageShape,
+    as_images,
+    checked_weights,
+    class_names,
+    encode_labels,
+    held_out,
+    image_shape_of,
+    stored_dtype,
+)
 from daskcnn.job.tables import Job
 from daskcnn.launch.jobs import plain_numbers
 from daskcnn.launch.recorder import OnEvent
@@ -216,10 +227,15 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     def _samples(self, X: Any, y: Any, sample_weight: Any, classes: npt.NDArray[Any] | None = None) -> OwnData:
         """Return the checked samples. Sets the attributes that describe them. classes: None for those of y."""
         goes_on = classes is not None and hasattr(self, "model_")
-        X = array_of(X)
+        given, X = X, array_of(X)
+        if suspected := channels_elsewhere(given, "NHWC", "numpy.moveaxis(X, 1, -1)"):
+            warnings.warn(suspected, stacklevel=3)
+        nodata = self.model_.classifier.facts.nodata if goes_on and self.nodata is None else self.nodata
         if not is_dask_collection(X):
-            X = checked_array(self, X, reset=not goes_on)
-        y = checked_labels(self, y.compute() if is_dask_collection(y) else y)
+            if nodata is None and isinstance(X, np.ma.MaskedArray):
+                nodata = own_nodata(X, stored_dtype(X.dtype))
+            X = checked_array(self, X, reset=not goes_on, nodata=nodata, own=self.nodata is None)
+        y = checked_labels(self, _in_order(y, "y", given))
         if X.shape[0] != len(y):
             raise ValueError(f"Found input variables with inconsistent numbers of samples: {[int(X.shape[0]), len(y)]}")
         if len(y) < 2:
@@ -229,7 +245,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             raise ValueError(f"X has images of shape {shape}, those of the calls before had {self.image_shape_}")
         self.image_shape_: ImageShape = shape
         self.n_features_in_ = int(np.prod(self.image_shape_))
-        weights = checked_weights(sample_weight, len(y))
+        weights = checked_weights(_in_order(sample_weight, "sample_weight", given), len(y))
         self.classes_, labels = encode_labels(y) if classes is None else (classes, places_among(classes, y))
         images = as_images(X, self.image_shape_)
         validation = held_out(len(y), self.validation_fraction)
@@ -368,6 +384,10 @@ def _connected(client: Client | None, job: Job) -> Iterator[Client]:
     named = job.cluster.scheduler or job.cluster.scheduler_file
     with connect(job.cluster) if named else SHARED.client() as own:
         yield own
+
+
+def _in_order(labels: Any, what: str, X: Any) -> Any:
+    return None if labels is None else labels_of(labels, what, X)
 
 
 def _likeliest(proba: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -17,7 +17,8 @@ _SAMPLES = "the samples of a fit are its X and y; remove it"
 _RUN_DIR = "the runs of fits are kept in run_dir; give that"
 FIXED = {
     **{f"data.{key}": _SAMPLES for key in ("path", "name", "archive", "order", "images", "labels")},
-    **{f"data.{key}": _SAMPLES for key in ("test", "test_images", "test_labels", "layout", "seed")},
+    **{f"data.{key}": _SAMPLES for key in ("test", "test_images", "test_labels", "layout", "labelling", "seed")},
+    "data.nodata": "what stands for no data is a parameter of the estimator; give nodata",
     "run.dir": _RUN_DIR,
 }
 """Keys that a fit itself gives, with the reason and the remedy."""

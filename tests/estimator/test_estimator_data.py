@@ -8,7 +8,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from daskcnn.estimator.classifier import merged
+from daskcnn.estimator.fit_job import merged
 from daskcnn.estimator.samples import (
     as_images,
     checked_weights,
@@ -18,7 +18,6 @@ from daskcnn.estimator.samples import (
     image_shape_of,
     stored_dtype,
 )
-from daskcnn.estimator.fit_job import merged
 
 
 @pytest.mark.parametrize(
