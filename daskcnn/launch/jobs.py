@@ -26,7 +26,7 @@ from daskcnn.markup import as_lines
 from daskcnn.runs.summary import checked_summary
 from daskcnn.show.lines import WARNINGS, describe
 from daskcnn.show.renderers.notebook import in_notebook
-from daskcnn.show.renderers.terminal import Progress, choose, say, say_warnings, shown, warn
+from daskcnn.show.renderers.terminal import Progress, choose, say, say_warnings, shown
 from daskcnn.trained.trained_model import load
 
 JobTables = Job | Mapping[str, Any] | str | Path
