@@ -50,7 +50,9 @@ def test_several_labels_are_hit_by_one_of_them() -> None:
     assert measured(["top3"], probabilities, labels) == {"top3": 1.0}
 
 
-@pytest.mark.parametrize("function", [lambda p, y: (p.argmax(1) == y).mean(), lambda p, y: p.argmax(1) == y], ids=str)
+@pytest.mark.parametrize(
+    "function", [lambda p, y: (p.argmax(1) == y).mean(), lambda p, y: p.argmax(1) == y], ids=["mean", "numbers"]
+)
 def test_function_returns_a_mean_or_a_number_for_each_sample(module: ModuleType, function: Any) -> None:
     module.right = function  # type: ignore[attr-defined]
     probabilities, labels = np.eye(4), np.array([0, 1, 0, 3])
