@@ -139,7 +139,9 @@ def refused(command: str, address: str, reason: str) -> None:
         assert stderr == ""
     else:
         assert stdout == ""
-        assert re.fullmatch(rf"(data: check\n)?error: scheduler {re.escape(address)}: {reason}; .*\n", stderr), stderr
+        assert re.fullmatch(
+            rf"(data: check\n|weights: .*\n)?error: scheduler {re.escape(address)}: {reason}; .*\n", stderr
+        ), stderr
 
 
 @pytest.mark.parametrize(("command", "address"), each((*NO_ADDRESS,)))

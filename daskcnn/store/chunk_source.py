@@ -140,12 +140,12 @@ class Renumbered:
 
     @property
     def fingerprint(self) -> str:
-        """That of the other source."""
+        """The fingerprint of the other source."""
         return self.source.fingerprint
 
     @property
     def cuts(self) -> int | Indices:
-        """Those of the other source."""
+        """The cuts of the other source."""
         return self.source.cuts
 
     @property

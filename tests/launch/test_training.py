@@ -86,6 +86,21 @@ def test_in_python_code_other_handlers_of_signals_stay() -> None:
     assert (told, signals.first) == ([signal.SIGINT], None)
 
 
+def test_a_handler_that_importing_dask_jobqueue_sets_is_nobody_s() -> None:
+    def handler(*_: object) -> None:
+        raise SystemExit
+
+    handler.__module__ = "dask_jobqueue.runner"
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Signals(of_command=False).installed() as signals:
+            signals.polled = True
+            signal.raise_signal(signal.SIGINT)
+            signals.check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # --- where a run is kept ---
 
 

@@ -101,7 +101,7 @@ class Signals:
         """Handle signals inside, where this is the main thread."""
         handled: Sequence[signal.Signals] = ()
         if threading.current_thread() is threading.main_thread():
-            handled = [s for s, usual in _USUAL.items() if self._of_command or signal.getsignal(s) is usual]
+            handled = [signum for signum in _USUAL if self._of_command or _is_nobody_s(signum)]
         before = {signum: signal.signal(signum, self._handle) for signum in handled}
         try:
             yield self
@@ -116,6 +116,12 @@ class Signals:
 
 _USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 """Handlers that Python has by itself."""
+
+
+def _is_nobody_s(signum: signal.Signals) -> bool:
+    """Return True if no code of the user's handles the signal: dask-jobqueue sets a handler when it is imported."""
+    handler = signal.getsignal(signum)
+    return handler is _USUAL[signum] or getattr(handler, "__module__", "").startswith("dask_jobqueue")
 
 
 def _in_python(error: Interrupted) -> BaseException:
