@@ -41,12 +41,12 @@ def predict(
     """
     network = find_network(place, checkpoint, say, views=views)
     classifier = network.classifier
-    say(f"weights: {network.weights}")
     for path in images:
         if os.path.isdir(path):
             reason = "a folder, a data set or an array, not an image file"
             raise DataError(path, reason, "say where to write: --out p.csv")
     seen = np.stack([pixels(path, classifier.facts, say) for path in images])
+    say(f"weights: {network.weights}")
     compile_here(classifier.job.model.dtype, say)
     if classifier.reconstructs:
         return [{"image": path, "loss": loss} for path, loss in zip(images, classifier.losses(seen), strict=True)]

@@ -83,7 +83,7 @@ def test_a_client_is_refused_and_told_why(client: str, scheduler: tuple[Pod, Aut
     with dask.config.set(dask.config.merge(dask.config.config, settings)):
         result = CliRunner().invoke(main, look)
     assert result.exit_code == 3, result.output
-    (line,) = [line for line in result.output.splitlines() if "cannot be reached" in line]
+    line = next(line for line in result.output.splitlines() if "cannot be reached" in line)
     assert re.search(reason, line), line
     assert remedy in result.output
     assert "Traceback" not in result.output
