@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from daskcnn.cluster.server.actor import ServerActor
 from daskcnn.errors import Diverged, Interrupted
 from daskcnn.job.tables import Cluster, Job, Workers
 from daskcnn.launch.training import Result
-from daskcnn.ps import RULES, Leave, ParameterServer, Reply, Request, Snapshot
+from daskcnn.ps import RULES, ParameterServer, Request, Snapshot
 from daskcnn.runs.checkpoint import load
 from tests.cluster.cluster_jobs import Watch, in_mid_round, kill_worker, run, small_job
 from tests.cluster.conftest import RuleRuns
@@ -178,7 +179,7 @@ def push_and_read(at: Any, worker: str, value: float, rounds: int, size: int) ->
     """A worker's task. Every merge leaves a center whose numbers are all the same: returns how many reads were not."""
     from daskcnn.ps import Join, Pull, Push
 
-    link, torn = at.link(wire="float32", stopped=lambda: False), 0
+    link, torn = at.link(at.stream(worker, "float32"), wire="float32", stopped=lambda: False), 0
     link.call(Join(1, worker, 1))
     for seq in range(1, rounds + 1):
         link.call(Push(1, worker, 1, seq, 0, np.full(size, value, np.float32), 1, 0.5))
@@ -195,7 +196,8 @@ def push_bad(at: Any, size: int) -> tuple[list[str], Any]:
     from daskcnn.errors import PushRefused
     from daskcnn.ps import Join, Pull, Push
 
-    link, largest, said = at.link(wire="float32", stopped=lambda: False), np.finfo(np.float32).max, []
+    link = at.link(at.stream("bad", "float32"), wire="float32", stopped=lambda: False)
+    largest, said = np.finfo(np.float32).max, []
     link.call(Join(1, "bad", 1))
     for seq, value in ((1, largest), (2, largest), (2, np.nan), (2, -largest)):
         payload = np.zeros(size, np.float32)
@@ -238,6 +240,7 @@ class Recorded(ServerActor):
 
     def __init__(self, rule: Any, snapshot: Any, *, life: int, **options: Any) -> None:
         super().__init__(rule, snapshot, life=life, **options)
+        self._noting = threading.Lock()
         self._out = open(os.environ[RECORD], "wb")  # noqa: SIM115 - open for as long as the server lives
         self._note((snapshot, life))
 
@@ -245,13 +248,10 @@ class Recorded(ServerActor):
         pickle.dump(what, self._out)
         self._out.flush()
 
-    async def handle(self, request: Request) -> Reply:
-        self._note(request)
-        return await super().handle(request)
-
-    async def leave(self, worker: str, session: int) -> None:
-        self._note(Leave(worker, session))
-        await super().leave(worker, session)
+    def serve(self, request: Request, tell: Any = None) -> None:
+        with self._noting:
+            self._note(request)
+            super().serve(request, tell)
 
 
 def write_down_at(path: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import cycle
+from secrets import token_hex
 from typing import Any
 
 from distributed import Actor, Client, Future
@@ -14,6 +15,7 @@ from distributed import Actor, Client, Future
 from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.link.client import bound_to
 from daskcnn.cluster.link.sent import sent
+from daskcnn.cluster.link.streams import PROTOCOLS
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.server.actor import ServerActor, ServerAt
 from daskcnn.cluster.server.ranges import RangeActor, RangeAt
@@ -71,11 +73,14 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     """
     server, cluster = context.workers.members.server, context.job.cluster
     ranges, futures = _start_ranges(context, rule, snapshot) if cluster.ps_shards > 1 else ((), [])
-    at = ServerAt(server.address, context.dispatch.key("parameter-server"), ranges)
+    streams = not ranges and server.address.startswith(PROTOCOLS)
+    secret = token_hex(16) if streams else ""
+    at = ServerAt(server.address, context.dispatch.key("parameter-server"), ranges, secret, len(snapshot.center))
     whole = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
     held = context.dispatch.send_to(whole, [server.address])
     kept = () if ranges else frozen_spans(context.job, context.dataset)
-    options = {"life": life, "wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout, "kept": kept}
+    options: dict[str, Any] = {"life": life, "wire": cluster.wire, "ranges": ranges, "kept": kept, "secret": secret}
+    options["limit"] = cluster.stall_timeout
     known = sent(rule, context.job)
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, known, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]

@@ -1,29 +1,31 @@
 """The parameter server as a Dask actor, whole or split, its address, and a worker's connection to it.
 
-The state machine of `ps` runs on one executor thread, request after request. The methods are coroutines on the host's
-event loop: a push behind a barrier waits there for its reply without holding a thread, so any number can wait. A whole
-server holds the center on that thread too. The ranges of a split one are actors of their own (`ranges`). When the host
-of any of these actors is lost, the server is.
+The state machine of `ps` takes one request after the other, on whichever thread brings it. The pushes and pulls of a
+whole server come over streams (`stream`), on a thread for each worker. All else are calls of the actor, whose methods
+are coroutines on the host's event loop: a push behind a barrier waits there without holding a thread. The ranges of a
+split server are actors of their own (`ranges`). When the host of any of these actors is lost, the server is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import numpy as np
-from distributed import Actor
+from distributed import Actor, get_worker
 
 from daskcnn import ps
 from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, load_merges, use_memory_again
+from daskcnn.cluster.server.stream import Answer, WorkerEnd, take_workers
 from daskcnn.errors import PushRefused
 from daskcnn.ps.split import SplitCenter, StagedPayload, StoredVector
 from daskcnn.ps.vectors import cast
@@ -41,13 +43,21 @@ class ServerLink:
     Parameters
     ----------
     ranges : The ranges of a split server, in the vector's order; none of a whole one.
+    stream : The stream to a whole server, for pushes and pulls; None: they are calls of the actor too.
     stopped : Returns True once the driver has given up the task that waits.
     """
 
     def __init__(
-        self, actor: Callable[[], Any], ranges: Sequence[RangeAt] = (), *, wire: str, stopped: Callable[[], bool]
+        self,
+        actor: Callable[[], Any],
+        ranges: Sequence[RangeAt] = (),
+        stream: WorkerEnd | None = None,
+        *,
+        wire: str,
+        stopped: Callable[[], bool],
     ) -> None:
         self._actor, self._ranges, self._wire, self._stopped = actor, ranges, np.dtype(wire), stopped
+        self._stream = stream
         self.bytes_up = 0
         self.bytes_down = 0
 
@@ -59,6 +69,30 @@ class ServerLink:
         if isinstance(request, ps.Push):
             request = replace(request, payload=cast(request.payload, self._wire))
             self.bytes_up += request.payload.nbytes
+        reply = (
+            self._streamed(request)
+            if self._stream and isinstance(request, ps.Push | ps.Pull)
+            else self._called(request)
+        )
+        self.bytes_down += reply.weights.nbytes
+        return reply
+
+    def _streamed(self, request: ps.Request) -> ps.Reply:
+        """Send a push or a pull over the stream, and again over another where it breaks."""
+        assert self._stream is not None
+        assert isinstance(request, ps.Push | ps.Pull)
+        for left in reversed(range(TRIES)):
+            try:
+                return self._stream.call(request, self._stopped)
+            except (OSError, EOFError) as error:
+                if self._stopped():
+                    raise Stopped from None
+                if not left:
+                    raise ConnectionError("the parameter server's worker is gone") from error
+        raise AssertionError("the last try returns or raises")
+
+    def _called(self, request: ps.Request) -> ps.Reply:
+        """Send a request by a call of the actor."""
         reply: ps.Reply
         (reply,) = self._ask([lambda: self._actor().handle(self._staged(request))])
         weights: Any = reply.weights
@@ -66,7 +100,6 @@ class ServerLink:
             to, number = reply.worker, weights.number
             pieces = self._ask([partial(lambda at: at.actor().read(to, number), at) for at in self._ranges])
             reply = replace(reply, weights=np.concatenate(pieces))
-        self.bytes_down += reply.weights.nbytes
         return reply
 
     def _staged(self, request: ps.Request) -> ps.Request:
@@ -116,40 +149,30 @@ class ServerLink:
 
 
 Key = tuple[str, int, int]
+Tell: TypeAlias = Callable[[Answer], None]
 
 
 class Callers:
-    """Workers that wait for the answer to a request, on the event loop. lost: why no answer will come any more."""
+    """Those who wait for the answer to a request. lost: why no answer will come any more."""
 
     def __init__(self) -> None:
-        self.waiting: dict[Key, list[asyncio.Future[Any]]] = {}
-        self.lost: Exception | None = None
+        self.waiting: dict[Key, list[Tell]] = {}
+        self.lost: ConnectionError | None = None
 
-    def expect(self, request: ps.Request) -> asyncio.Future[Any]:
-        """The answer to come: a repeated request gets that of the first."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.waiting.setdefault(_key(request), []).append(answer)
-        return answer
+    def expect(self, request: ps.Request, tell: Tell) -> None:
+        """Note who waits: a repeated request gets the answer to the first."""
+        self.waiting.setdefault(_key(request), []).append(tell)
 
-    def tell(self, instruction: ps.Instruction, answer: Any) -> None:
-        """Give everyone who waits for it the answer that the instruction stands for."""
-        for waiting in self.waiting.pop(_key(instruction), []):
-            if waiting.done():
-                continue
-            match instruction:
-                case ps.Reply():
-                    waiting.set_result(answer)
-                case ps.Refuse(code=code, reason=reason):
-                    waiting.set_exception(PushRefused(f"{instruction.worker}: {reason}", code))
+    def taken(self, instruction: ps.Instruction) -> list[Tell]:
+        """Return those who are to be told what the instruction stands for; they do not wait any longer."""
+        return self.waiting.pop(_key(instruction), [])
 
     def lose(self, error: Exception) -> None:
-        """Fail all answers: a part of the server is gone."""
-        self.lost = self.lost or error
-        for answers in self.waiting.values():
-            for answer in answers:
-                if not answer.done():
-                    answer.set_exception(ConnectionError(str(error)))
-        self.waiting.clear()
+        """Tell all that no answer will come: a part of the server is gone."""
+        self.lost = self.lost or ConnectionError(str(error))
+        for key in [*self.waiting]:
+            for tell in self.waiting.pop(key, []):
+                tell(self.lost)
 
 
 def _key(message: Any) -> Key:
@@ -166,6 +189,7 @@ class ServerActor:
     ranges : The ranges of a split server, in the vector's order. None: it holds the center itself.
     limit : Seconds after which a range that has not answered counts as lost.
     kept : Places in the center that no merge changes, as far as it is held here.
+    secret : Workers that know it may open streams; without one there are none.
     """
 
     def __init__(
@@ -178,9 +202,10 @@ class ServerActor:
         ranges: Sequence[RangeAt] = (),
         limit: float = 300.0,
         kept: Sequence[slice] = (),
+        secret: str = "",
     ) -> None:
         use_memory_again(self)
-        self._callers = Callers()
+        self._callers, self._turn = Callers(), threading.Lock()
         self._server: ps.Sequencer
         if ranges:
             lines = RangeLines(ranges, limit=limit, lost=self._callers.lose)
@@ -193,6 +218,9 @@ class ServerActor:
         beside = ThreadPoolExecutor(1, thread_name_prefix="parameter-server-merges")
         self._loaded = beside.submit(load_merges, self._dtype.name)  # while workers join and train their first round
         beside.shutdown(wait=False)
+        self.length, self.wire = len(snapshot.center), self._cast.wire
+        if secret:
+            take_workers(secret, self)
 
     async def handle(self, request: ps.Request) -> ps.Reply:
         """Join, pull or push: the reply to it, with weights as they go over the wire.
@@ -200,36 +228,54 @@ class ServerActor:
         Raises PushRefused where the server refuses the request, or ConnectionError where a range of it is gone. A
         repeated request gets the reply of the first.
         """
-        reply = self._callers.expect(request)
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[ps.Reply] = loop.create_future()
+
+        def tell(answer: Answer) -> None:
+            loop.call_soon_threadsafe(_settle, reply, answer)
+
         with suppress(ConnectionError):  # every caller is told of it, this one too
-            await self._run(request)
-        answer: ps.Reply = await reply
-        return answer
+            await loop.run_in_executor(self._thread, self.serve, request, tell)
+        return await reply
 
     async def leave(self, worker: str, session: int) -> None:
         """A worker is gone or sits out: it frees its place at the barrier."""
-        await self._run(ps.Leave(worker=worker, session=session))
+        leave = ps.Leave(worker=worker, session=session)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.serve, leave)
 
     async def snapshot(self) -> ps.Snapshot:
         """Everything a new server needs to go on; of a split one, its ranges have the vectors."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._server.snapshot)
+
+        def taken() -> ps.Snapshot:
+            with self._turn:
+                return self._server.snapshot()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, taken)
 
     async def waiting(self) -> list[str]:
         """Workers that wait for an answer now, one entry a request."""
-        return [worker for worker, _, _ in self._callers.waiting]
+        return [worker for worker, _, _ in [*self._callers.waiting]]
 
-    async def _run(self, request: ps.Request) -> None:
+    def serve(self, request: ps.Request, tell: Tell | None = None) -> None:
+        """Carry out a request, on any thread, in its turn. All whose answers are there now are told them.
+
+        Raises ConnectionError where a range of the server is gone; who waits for an answer is told that.
+        """
         request = replace(request, at=time.monotonic())  # on the one clock that all requests share
-        run = asyncio.get_running_loop().run_in_executor
-        try:
-            for instruction, answer in await run(self._thread, self._handle, request):
-                self._callers.tell(instruction, answer)
-        except ConnectionError as error:
-            self._callers.lose(error)
-            raise
+        with self._turn:
+            if tell is not None:
+                self._callers.expect(request, tell)
+            try:
+                told = [(self._callers.taken(each), answer) for each, answer in self._handle(request)]
+            except ConnectionError as error:
+                self._callers.lose(error)
+                raise
+        for those, answer in told:
+            for each in those:
+                each(answer)
 
-    def _handle(self, request: ps.Request) -> list[tuple[ps.Instruction, ps.Reply | None]]:
-        """The instructions that follow, and replies as they go over the wire."""
+    def _handle(self, request: ps.Request) -> list[tuple[ps.Instruction, Answer]]:
+        """Return the instructions that follow, each with its answer."""
         if lost := self._callers.lost:  # what the sequencer was about when it was lost is not done
             raise ConnectionError(str(lost)) from lost
         if isinstance(request, ps.Push) or self._cast.wire != self._dtype:
@@ -238,11 +284,22 @@ class ServerActor:
             request = replace(request, payload=cast(request.payload, self._dtype))
         return [(each, self._sent(each)) for each in self._server.handle(request)]
 
-    def _sent(self, instruction: ps.Instruction) -> ps.Reply | None:
-        if isinstance(instruction, ps.Refuse):
-            return None
-        stored = isinstance(instruction.weights, StoredVector)
-        return instruction if stored else replace(instruction, weights=self._cast(instruction.weights))
+    def _sent(self, instruction: ps.Instruction) -> Answer:
+        if isinstance(instruction, ps.Refuse) or isinstance(instruction.weights, StoredVector):
+            return instruction
+        return replace(instruction, weights=self._cast(instruction.weights))
+
+
+def _settle(reply: asyncio.Future[ps.Reply], answer: Answer) -> None:
+    """Give a caller its answer, on the event loop."""
+    if reply.done():
+        return
+    if isinstance(answer, ps.Refuse):
+        reply.set_exception(PushRefused(f"{answer.worker}: {answer.reason}", answer.code))
+    elif isinstance(answer, ps.Reply):
+        reply.set_result(answer)
+    else:
+        reply.set_exception(ConnectionError(str(answer)))
 
 
 @dataclass(frozen=True)
@@ -256,12 +313,18 @@ class ServerAt:
     address: str
     key: tuple[str, int]
     ranges: tuple[RangeAt, ...] = ()
+    secret: str = field(default="", repr=False)
+    length: int = 0
 
     def actor(self) -> Any:
         """A handle of the actor. Raises OSError where Dask's scheduler does not answer."""
         with lent_client():
             return Actor(ServerActor, self.address, self.key)
 
-    def link(self, *, wire: str, stopped: Callable[[], bool]) -> ServerLink:
-        """A worker's connection to it."""
-        return ServerLink(self.actor, self.ranges, wire=wire, stopped=stopped)
+    def stream(self, worker: str, wire: str) -> WorkerEnd | None:
+        """Return the stream to it from this worker, in a task of it; None where requests go by calls alone."""
+        return WorkerEnd(get_worker(), worker, self.address, self.secret, self.length, wire) if self.secret else None
+
+    def link(self, stream: WorkerEnd | None = None, *, wire: str, stopped: Callable[[], bool]) -> ServerLink:
+        """Return a worker's connection to it."""
+        return ServerLink(self.actor, self.ranges, stream, wire=wire, stopped=stopped)

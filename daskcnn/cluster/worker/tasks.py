@@ -13,6 +13,8 @@ from daskcnn.arrays import Array, DeviceKind, device_profile, single_threaded_bl
 from daskcnn.cluster.link.calls import returns_refusals
 from daskcnn.cluster.link.news import Teller
 from daskcnn.cluster.messages import Calibration, RoundOrder
+from daskcnn.cluster.server.actor import ServerLink
+from daskcnn.cluster.server.stream import WorkerEnd
 from daskcnn.cluster.worker.session import Session, check_dataset, open_session, session_of, stop_signal, stopped
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError
@@ -39,7 +41,7 @@ def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -
         cadence = Cadence(job.rule, job.train.batch_size, (end - job.data.validation, end))
         local = Local(replica.weights, replica.weights)
         session.exchange = ReplicaExchange(job.rule, local, cadence, overlap=overlap, frozen=replica.frozen)
-    link = order.server.link(wire=job.cluster.wire, stopped=stop)
+    link = _link(order, session, stop)
     reply = link.call(Join(order.life, order.worker, order.session))
     _, center = _on_device(replica, reply)
     session.exchange.joined(center, reply.version)
@@ -93,7 +95,7 @@ class ServedRound(ReplicaRound):
         session.exchange.give_up()  # a round before may have been stopped
         super().__init__(session.replica, session.exchange, order.round, order.score, order.scale)
         self.asked, self._session = order, session
-        self._link = order.server.link(wire=session.replica.job.cluster.wire, stopped=stop)
+        self._link = _link(order, session, stop)
         self._calls: Future[list[Reply]] | None = None  # under way while steps are made
 
     def train(self) -> RoundReport:
@@ -167,6 +169,14 @@ class ServedRound(ReplicaRound):
     def _replied(self, replies: list[Reply]) -> Order | None:
         answers = [_on_device(self.replica, reply) for reply in replies]
         return self.exchange.replied(answers, time.perf_counter())
+
+
+def _link(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> ServerLink:
+    """Return this worker's connection to the server, whose stream is held open from task to task."""
+    at, wire, stream = order.server, session.replica.job.cluster.wire, session.kept.find(WorkerEnd)
+    if (stream is None or not stream.leads_to(at.secret)) and (stream := at.stream(order.worker, wire)) is not None:
+        session.kept.put(stream)
+    return at.link(stream, wire=wire, stopped=stop)
 
 
 def _on_device(replica: Replica, reply: Reply) -> Answer:

@@ -1,0 +1,177 @@
+"""Streams of bytes between two workers, held open, over the port at which a worker listens for Dask.
+
+One worker calls a handler of another, as Dask's own calls do: address, TLS and contact address are Dask's, and no other
+port is needed. Both ends then take the socket off their event loops, and a thread of each uses it, blocking. What goes
+over it is fixed heads and vectors: nothing is pickled, no task is made, and no other thread has to wake up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from distributed.comm import Comm, CommClosedError, connect
+
+TURN: Final = 0.5
+"""Seconds between two looks whether a thread that waits on a socket is to stop."""
+OPENED: Final = 20.0
+"""Seconds within which a worker takes a stream."""
+PROTOCOLS: Final = ("tcp://", "tls://")
+"""Dask's protocols whose connections are sockets."""
+
+
+class Refused(ConnectionError):
+    """The other worker does not take the stream."""
+
+
+class Stream:
+    """One end. A single thread sends, a single thread receives; they may be the same.
+
+    comm: Dask's connection, whose socket this is. loop: its event loop.
+    """
+
+    def __init__(self, comm: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._socket = _taken(comm.stream)
+        self._secure = isinstance(self._socket, ssl.SSLSocket)
+        self._closing = weakref.finalize(self, _close, comm, loop)
+        self._closing.atexit = False
+
+    def send(self, *parts: Any, stopped: Callable[[], bool]) -> None:
+        """Send the bytes of these buffers. Raises OSError where the other end is gone, EOFError once stopped."""
+        self.send_rest(self.send_now(*parts), stopped)
+
+    def send_now(self, *parts: Any) -> list[memoryview]:
+        """Send the bytes that the connection takes without waiting. Returns the rest."""
+        rest = [memoryview(part).cast("B") for part in parts]
+        if self._secure:  # it has no sendmsg, and no way to send without waiting
+            return rest
+        with suppress(BlockingIOError):
+            while rest:
+                rest = _behind(rest, self._socket.sendmsg(rest, (), socket.MSG_DONTWAIT))
+        return rest
+
+    def send_rest(self, rest: list[memoryview], stopped: Callable[[], bool]) -> None:
+        """Send these bytes. Raises OSError where the other end is gone, EOFError once stopped."""
+        while rest:
+            try:
+                rest = _behind(rest, self._socket.send(rest[0]))
+            except TimeoutError:
+                if stopped():
+                    raise EOFError("stopped while sending") from None
+
+    def receive(self, buffer: Any, stopped: Callable[[], bool]) -> None:
+        """Fill the buffer. Raises OSError where the other end is gone, EOFError where it has ended, or once stopped."""
+        view = memoryview(buffer).cast("B")
+        while len(view):
+            try:
+                count = self._socket.recv_into(view)
+            except TimeoutError:
+                if stopped():
+                    raise EOFError("stopped while receiving") from None
+                continue
+            if not count:
+                raise EOFError("the other end is closed")
+            view = view[count:]
+
+    def close(self) -> None:
+        """Close it. The other end sees that."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._closing()
+
+
+def _behind(parts: list[memoryview], sent: int) -> list[memoryview]:
+    """Return the bytes of the parts that come after the first `sent`."""
+    while parts and sent >= len(parts[0]):
+        sent -= len(parts[0])
+        parts = parts[1:]
+    return [parts[0][sent:], *parts[1:]] if sent else parts
+
+
+def _taken(stream: Any) -> socket.socket:
+    """Take the socket of Tornado's stream off the event loop that this runs on.
+
+    Tornado has no public way. Raises CommClosedError where bytes were read ahead, or are still to be written.
+    """
+    if stream.closed() or stream._read_buffer_size or stream._write_buffer:
+        raise CommClosedError("the connection is not idle")
+    if stream._state is not None:
+        stream.io_loop.remove_handler(stream.fileno())
+        stream._state = None
+    end: socket.socket = stream.socket
+    end.settimeout(TURN)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return end
+
+
+def _close(comm: Any, loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # the loop is closed, and the process ends
+        loop.call_soon_threadsafe(comm.abort)
+
+
+def open_stream(worker: Any, address: str, handler: str, message: Mapping[str, Any]) -> Stream:
+    """Open a stream from this worker to the one at the address. Call it on a thread other than the event loop's.
+
+    Raises OSError, among them Refused with the reason, where there is no worker, or it does not take the stream.
+    """
+
+    async def opened() -> Stream:
+        comm: Comm = await connect(address, **worker.connection_args)
+        try:
+            await comm.write({"op": handler, "reply": False, **message})
+            answer = await comm.read()
+            if answer.get("status") != "OK":
+                raise Refused(f"{address}: {answer.get('reason', answer)}")
+            return Stream(comm, asyncio.get_running_loop())
+        except BaseException:
+            comm.abort()
+            raise
+
+    waited = asyncio.wait_for(opened(), OPENED)
+    try:
+        return asyncio.run_coroutine_threadsafe(waited, worker.loop.asyncio_loop).result()
+    except TimeoutError as error:
+        raise ConnectionError(f"{address}: no stream within {OPENED:g} s") from error
+
+
+Serve = Callable[[Stream], None]
+
+
+def take_streams(worker: Any, handler: str, take: Callable[[dict[str, Any]], Serve]) -> None:
+    """Let others open streams to this worker, by a handler of this name.
+
+    take: is given the message that a stream begins with. Returns what is to be done with the stream, on a thread of its
+    own, until it ends; raises Refused. It is called on the event loop.
+    """
+
+    async def handle(comm: Any, **message: Any) -> None:
+        try:
+            serve = take(message)
+        except Refused as error:
+            await comm.write({"status": "refused", "reason": str(error)})
+            return
+        await comm.write({"status": "OK"})  # the other end sends nothing before
+        stream, loop, ended = Stream(comm, asyncio.get_running_loop()), asyncio.get_running_loop(), asyncio.Event()
+
+        def served() -> None:
+            try:
+                with suppress(OSError, EOFError):
+                    serve(stream)
+            finally:
+                stream.close()
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=served, name=handler, daemon=True).start()
+        try:
+            await ended.wait()  # Dask reads the connection again when its handler returns
+        finally:
+            comm.abort()
+
+    worker.handlers[handler] = handle

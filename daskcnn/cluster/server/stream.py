@@ -1,0 +1,211 @@
+"""Pushes, pulls and replies between a worker and a whole server, over a stream that is held open for the server's life.
+
+On the stream are heads of fixed length, each followed by a vector as it lies in memory. The worker's name is said once,
+when the stream is opened. A head says how long the vector is. The receiver knows how long it has to be and refuses any
+other, so no number that a stranger sends makes it reserve memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol, TypeAlias
+from weakref import WeakValueDictionary, ref
+
+import numpy as np
+from distributed import get_worker
+
+from daskcnn.cluster.link.streams import TURN, Refused, Serve, Stream, open_stream, take_streams
+from daskcnn.errors import PushRefused
+from daskcnn.ps import Code, Pull, Push, Refuse, Reply, Vector
+
+Stopped: TypeAlias = Callable[[], bool]
+Answer: TypeAlias = Reply | Refuse | ConnectionError
+"""The answer to a request as it goes over the wire, or why none will come."""
+HANDLER: Final = "daskcnn_server"
+_PUSH, _PULL, _REPLY, _REFUSAL, _LOST = range(5)
+_PUSHED: Final = ("life", "session", "seq", "base_version", "n_samples", "accuracy")
+_REQUEST: Final = struct.Struct("<qqqqqqdq")  # the kind, these fields, and the vector's numbers
+_REPLIED: Final = (
+    "life", "session", "seq", "version", "base_version", "staleness", "n_samples", "gamma", "accuracy", "waited",
+)  # fmt: skip
+_ANSWER: Final = struct.Struct("<qqqqqqqqdddq")  # the kind, these fields, and the vector's numbers or a reason's bytes
+_REASON = 1 << 16  # bytes
+
+
+def send_request(stream: Stream, request: Push | Pull, stopped: Stopped) -> None:
+    """Send a push, whose payload is as it goes over the wire, or a pull. Raises OSError or EOFError."""
+    if isinstance(request, Pull):
+        stream.send(_REQUEST.pack(_PULL, request.life, request.session, 0, 0, 0, 0.0, 0), stopped=stopped)
+    else:
+        fields = [getattr(request, name) for name in _PUSHED]
+        payload = np.ascontiguousarray(request.payload)
+        stream.send(_REQUEST.pack(_PUSH, *fields, len(payload)), payload, stopped=stopped)
+
+
+def read_request(stream: Stream, worker: str, buffer: Vector, stopped: Stopped) -> Push | Pull:
+    """Read a request of this worker. A push's payload is the buffer, which has the length of the center.
+
+    Raises EOFError where the other end is closed, or OSError where it is gone or sends a vector of another length.
+    """
+    head = bytearray(_REQUEST.size)
+    stream.receive(head, stopped)
+    kind, *fields, numbers = _REQUEST.unpack(head)
+    if kind == _PULL:
+        return Pull(fields[0], worker, fields[1])
+    if kind != _PUSH or numbers != len(buffer):
+        raise ConnectionError(f"a request of kind {kind} with {numbers} numbers: {len(buffer)} are pushed")
+    stream.receive(buffer, stopped)
+    return Push(worker=worker, payload=buffer, **dict(zip(_PUSHED, fields, strict=True)))
+
+
+def reply_parts(reply: Reply) -> list[Any]:
+    """Return the buffers of a reply, whose weights are as they go over the wire."""
+    head = _ANSWER.pack(_REPLY, *[getattr(reply, name) for name in _REPLIED], len(reply.weights))
+    return [head, np.ascontiguousarray(reply.weights)]
+
+
+def refusal_parts(refused: Refuse | Exception) -> list[Any]:
+    """Return the buffers of a refusal, or of the news that no answer will come."""
+    known = isinstance(refused, Refuse)
+    reason = (f"{refused.code}\n{refused.reason}" if isinstance(refused, Refuse) else str(refused)).encode()[:_REASON]
+    return [_ANSWER.pack(_REFUSAL if known else _LOST, *(0,) * 10, len(reason)), reason]
+
+
+def read_answer(stream: Stream, request: Push | Pull, length: int, wire: np.dtype[Any], stopped: Stopped) -> Reply:
+    """Read the answer to a request, with a vector of this length, or none.
+
+    Raises PushRefused, EOFError where the server has ended, or OSError where it is gone.
+    """
+    head = bytearray(_ANSWER.size)
+    stream.receive(head, stopped)
+    kind, *fields, size = _ANSWER.unpack(head)
+    if kind in (_REFUSAL, _LOST) and 0 <= size <= _REASON:
+        words = bytearray(size)
+        stream.receive(words, stopped)
+        code, _, reason = words.decode(errors="replace").partition("\n")
+        if kind == _LOST:
+            raise ConnectionError(code)
+        raise PushRefused(f"{request.worker}: {reason}", Code(code))
+    if kind != _REPLY or size not in (0, length):
+        raise ConnectionError(f"an answer of kind {kind} with {size} numbers: the center has {length}")
+    weights = np.empty(size, wire)
+    stream.receive(weights, stopped)
+    return Reply(worker=request.worker, weights=weights, **dict(zip(_REPLIED, fields, strict=True)))
+
+
+class WorkerEnd:
+    """A worker's end, opened when it is first used, and again where it breaks.
+
+    worker: Dask's, on which this is. name: the worker's in its run. secret: the server's. length: of the center.
+    """
+
+    def __init__(self, worker: Any, name: str, address: str, secret: str, length: int, wire: str) -> None:
+        self._worker, self._address, self._length, self._wire = worker, address, length, np.dtype(wire)
+        self._opening = {"server": secret, "worker": name}
+        self._stream: Stream | None = None
+
+    def leads_to(self, secret: str) -> bool:
+        """Return True if it leads to the server with this secret."""
+        return self._opening["server"] == secret
+
+    def call(self, request: Push | Pull, stopped: Stopped) -> Reply:
+        """Send a request and wait for the answer.
+
+        Raises PushRefused, or OSError or EOFError where the stream breaks or the wait is stopped.
+        """
+        try:
+            if self._stream is None:
+                self._stream = open_stream(self._worker, self._address, HANDLER, self._opening)
+            send_request(self._stream, request, stopped)
+            return read_answer(self._stream, request, self._length, self._wire, stopped)
+        except (OSError, EOFError):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the stream, if there is one."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+class StreamedServer(Protocol):
+    """A server that takes requests from streams. length: of the center. wire: the dtype that vectors travel in."""
+
+    length: int
+    wire: np.dtype[Any]
+
+    def serve(self, request: Push | Pull, tell: Callable[[Answer], None]) -> None:
+        """Carry out a request, on any thread; `tell` is called with its answer, now or later, on any thread."""
+
+
+_servers: WeakValueDictionary[str, StreamedServer] = WeakValueDictionary()  # of this process, by their secrets
+
+
+def take_workers(secret: str, server: StreamedServer) -> None:
+    """Let workers that know the secret open streams to this server, as long as it is there."""
+    _servers[secret] = server
+    take_streams(get_worker(), HANDLER, _served)
+
+
+def _served(message: dict[str, Any]) -> Serve:
+    """Return how a new stream is served. Raises Refused for a stranger."""
+    server = _servers.get(str(message.get("server")))
+    if server is None:
+        raise Refused("the parameter server is not here")
+    found, worker = ref(server), str(message.get("worker"))
+
+    def gone() -> bool:
+        return found() is None
+
+    def serve(stream: Stream) -> None:
+        if (server := found()) is None:
+            return
+        buffer = np.empty(server.length, server.wire)  # a request is answered before the next one is read
+        del server
+        while True:
+            request = read_request(stream, worker, buffer, gone)
+            if (server := found()) is None:
+                return
+            caller = _Caller(stream)
+            with suppress(ConnectionError):  # the caller is told of it
+                server.serve(request, caller.tell)
+            del server
+            stream.send_rest(caller.rest(gone), gone)
+
+    return serve
+
+
+class _Caller:
+    """A worker that waits for an answer at the other end of a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._rest: SimpleQueue[list[memoryview] | OSError] = SimpleQueue()
+
+    def tell(self, answer: Answer) -> None:
+        """Send what goes without waiting, on the thread that has the answer: no other has to wake up before.
+
+        Whoever does not read is then waited for by its own thread, and holds nobody up.
+        """
+        parts = reply_parts(answer) if isinstance(answer, Reply) else refusal_parts(answer)
+        try:
+            self._rest.put(self._stream.send_now(*parts))
+        except OSError as error:
+            self._rest.put(error)
+
+    def rest(self, stopped: Stopped) -> list[memoryview]:
+        """Wait for the answer. Returns what is still to be sent of it. Raises OSError or EOFError."""
+        while True:
+            try:
+                found = self._rest.get(timeout=TURN)
+            except Empty:
+                if stopped():
+                    raise EOFError("the server is gone") from None
+                continue
+            if isinstance(found, OSError):
+                raise found
+            return found

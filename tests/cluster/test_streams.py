@@ -1,0 +1,244 @@
+"""Streams between a worker and the server: what goes over them, and what breaks them. Two workers of this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Worker
+from distributed.security import Security
+from distributed.worker import _worker_cvar
+
+from daskcnn.cluster.link.streams import Refused, Stream, open_stream, take_streams
+from daskcnn.cluster.server.actor import ServerActor, ServerAt, ServerLink
+from daskcnn.errors import PushRefused
+from daskcnn.ps import RULES, Code, Join, Pull, Push, Snapshot
+from daskcnn.training.replica import Stopped
+
+LENGTH = 50_000
+NEVER: Callable[[], bool] = lambda: False  # noqa: E731
+
+
+@contextmanager
+def workers_of(**options: Any) -> Iterator[list[Worker]]:
+    settings = {"processes": False, "n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with LocalCluster(**settings, protocol=options.pop("protocol", "tcp"), **options) as local, Client(local):
+        yield [local.workers[0], local.workers[1]]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    with workers_of() as found:
+        yield found
+
+
+@contextmanager
+def on(worker: Worker) -> Iterator[None]:
+    """What a task of this worker sees."""
+    token = _worker_cvar.set(worker)
+    try:
+        yield
+    finally:
+        _worker_cvar.reset(token)
+
+
+class Hosting:
+    """A server on the first worker, and links to it from the second."""
+
+    def __init__(
+        self, workers: list[Worker], rule: str = "downpour", wire: str = "float32", length: int = LENGTH
+    ) -> None:
+        self.host, self.other = workers
+        self.length, self.wire, secret = length, wire, token_hex(8)
+        with on(self.host):
+            center = Snapshot(np.zeros(length, np.float32))
+            self.server = ServerActor(RULES[rule](), center, life=1, wire=wire, secret=secret)
+        self.at = ServerAt(self.host.address, ("server", 0), (), secret, length)
+
+    def link(self, name: str, stopped: Callable[[], bool] = NEVER, at: ServerAt | None = None) -> ServerLink:
+        with on(self.other):
+            return (at or self.at).link((at or self.at).stream(name, self.wire), wire=self.wire, stopped=stopped)
+
+    def join(self, name: str) -> None:
+        done = threading.Event()
+        self.server.serve(Join(1, name, 1), lambda answer: done.set())
+        assert done.wait(10)
+
+    def push(self, name: str, seq: int, value: float) -> Push:
+        return Push(1, name, 1, seq, 0, np.full(self.length, value, np.float32), 3, 0.5)
+
+
+def test_requests_and_replies_arrive_as_they_were_sent(workers: list[Worker]) -> None:
+    here = Hosting(workers)
+    here.join("a")
+    link = here.link("a")
+    for seq, value in enumerate((1.0, -3.0, 0.25), 1):
+        reply = link.call(here.push("a", seq, value))
+        assert (reply.worker, reply.session, reply.seq, reply.version, reply.base_version) == ("a", 1, seq, seq, 0)
+        assert (reply.n_samples, reply.accuracy, reply.staleness, len(reply.weights)) == (3, 0.5, seq - 1, 0)
+    center = link.call(Pull(1, "a", 1)).weights
+    np.testing.assert_array_equal(center, np.full(LENGTH, -1.75, np.float32))
+    assert (link.bytes_up, link.bytes_down) == (3 * 4 * LENGTH, 4 * LENGTH)
+
+
+def test_float16_travels_as_such(workers: list[Worker]) -> None:
+    here = Hosting(workers, wire="float16")
+    here.join("a")
+    link = here.link("a")
+    link.call(here.push("a", 1, 0.1))
+    center = link.call(Pull(1, "a", 1)).weights
+    assert center.dtype == np.float16
+    np.testing.assert_array_equal(center, np.float16(0.1))
+    assert (link.bytes_up, link.bytes_down) == (2 * LENGTH, 2 * LENGTH)
+
+
+def test_all_who_meet_get_the_same_center(workers: list[Worker]) -> None:
+    here, names = Hosting(workers, "bsp"), ["a", "b", "c"]
+    for name in names:
+        here.join(name)
+    with ThreadPoolExecutor(3) as pool:
+        links = {name: here.link(name) for name in names}
+        for seq in range(1, 6):
+            values = {name: float(seq * place) for place, name in enumerate(names)}
+            pushed = [pool.submit(links[name].call, here.push(name, seq, values[name])) for name in names]
+            for reply in (each.result(10) for each in pushed):
+                np.testing.assert_allclose(reply.weights, seq, rtol=1e-6)
+                assert reply.version == seq
+
+
+def test_refusals_have_their_reason_and_the_stream_goes_on(workers: list[Worker]) -> None:
+    here = Hosting(workers)
+    here.join("a")
+    link = here.link("a")
+    with pytest.raises(PushRefused, match="a: payload") as caught:
+        link.call(here.push("a", 1, np.nan))
+    assert caught.value.code == Code.FINITE
+    assert link.call(here.push("a", 1, 1.0)).version == 1
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+def test_a_push_whose_stream_breaks_is_sent_again_and_merged_once(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    here, receive, send, broken = Hosting(workers), Stream.receive, Stream.send, [False]
+    here.join("a")
+    link = here.link("a")
+    link.call(here.push("a", 1, 1.0))
+
+    def breaks(stream: Stream, *args: Any, **options: Any) -> None:
+        mine = stream is link._stream._stream  # type: ignore[union-attr]
+        if mine and not broken[0]:
+            broken[0] = True
+            if lost == "answer":  # the server has it, and no one hears what it says
+                time.sleep(0.2)
+            stream.close()
+        (receive if lost == "answer" else send)(stream, *args, **options)
+
+    monkeypatch.setattr(Stream, "receive" if lost == "answer" else "send", breaks)
+    assert link.call(here.push("a", 2, 1.0)).version == 2
+    assert broken[0]
+    np.testing.assert_array_equal(link.call(Pull(1, "a", 1)).weights, 2.0)
+
+
+def test_strangers_are_refused(workers: list[Worker]) -> None:
+    here = Hosting(workers)
+    stranger = ServerAt(here.at.address, here.at.key, (), "guessed", LENGTH)
+    with pytest.raises(ConnectionError, match="is gone") as caught:
+        here.link("a", at=stranger).call(Pull(1, "a", 1))
+    assert isinstance(caught.value.__cause__, Refused)
+
+
+def test_a_vector_of_another_length_closes_the_stream(workers: list[Worker]) -> None:
+    here = Hosting(workers)
+    here.join("a")
+    long = Push(1, "a", 1, 1, 0, np.zeros(2 * LENGTH, np.float32), 3, 0.5)
+    with pytest.raises(ConnectionError, match="is gone"):
+        here.link("a").call(long)
+    link = here.link("a")
+    assert link.call(here.push("a", 1, 1.0)).version == 1
+
+
+def test_a_server_that_has_ended_is_gone(workers: list[Worker]) -> None:
+    here = Hosting(workers, "bsp")
+    for name in "ab":
+        here.join(name)
+    link = here.link("a")
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(link.call, here.push("a", 1, 1.0))  # "b" never comes
+        time.sleep(0.2)
+        assert not waits.done()
+        del here.server
+        with pytest.raises(ConnectionError, match="is gone"):
+            waits.result(20)
+
+
+def test_a_wait_ends_when_the_run_is_stopped(workers: list[Worker]) -> None:
+    here, stop = Hosting(workers, "bsp"), threading.Event()
+    for name in "ab":
+        here.join(name)
+    link = here.link("a", stopped=stop.is_set)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(link.call, here.push("a", 1, 1.0))
+        stop.set()
+        with pytest.raises(Stopped):
+            waits.result(10)
+
+
+def test_whoever_does_not_read_holds_nobody_up(workers: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Hosting(workers, "bsp", length=4_000_000)  # more than a connection holds
+    for name in "az":
+        here.join(name)
+    deaf, hears, reads, receive = here.link("a"), here.link("z"), threading.Event(), Stream.receive
+
+    def late(stream: Stream, *args: Any) -> None:
+        if stream is deaf._stream._stream:  # type: ignore[union-attr]
+            reads.wait(20)
+        receive(stream, *args)
+
+    monkeypatch.setattr(Stream, "receive", late)
+    with ThreadPoolExecutor(2) as pool:
+        waits = pool.submit(deaf.call, here.push("a", 1, 1.0))
+        assert pool.submit(hears.call, here.push("z", 1, 1.0)).result(20).version == 1
+        assert not waits.done()
+        reads.set()
+        assert waits.result(20).version == 1
+
+
+def test_streams_go_over_tls() -> None:
+    with workers_of(protocol="tls", security=Security.temporary()) as workers:
+        here = Hosting(workers)
+        assert here.at.address.startswith("tls://")
+        here.join("a")
+        link = here.link("a")
+        assert link.call(here.push("a", 1, 2.0)).version == 1
+        np.testing.assert_array_equal(link.call(Pull(1, "a", 1)).weights, 2.0)
+
+
+def test_bytes_arrive_in_order_whatever_their_number(workers: list[Worker]) -> None:
+    """Echoed, in pieces of all sizes."""
+    host, other = workers
+    sizes = [1, 7, 65_536, 1_000_003, 0, 12]
+
+    def echo(stream: Stream) -> None:
+        for size in sizes:
+            buffer = bytearray(size)
+            stream.receive(buffer, NEVER)
+            stream.send(buffer[: size // 2], buffer[size // 2 :], stopped=NEVER)
+
+    take_streams(host, "echo", lambda message: echo)
+    stream, rng = open_stream(other, host.address, "echo", {}), np.random.default_rng(0)
+    for size in sizes:
+        said, heard = rng.bytes(size), bytearray(size)
+        stream.send(said, stopped=NEVER)
+        stream.receive(heard, NEVER)
+        assert heard == said
+    with pytest.raises(EOFError, match="closed"):
+        stream.receive(bytearray(1), NEVER)
+    stream.close()
