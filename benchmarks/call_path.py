@@ -65,7 +65,7 @@ MADE_OF = ("Members", "ServerAt", "Round", "StartRound")
 PUSHED = ("Gain", "Push", "Merge", "Reply")
 """What is handed on from a push to its answer."""
 ON_THE_WAY = {name for each in (facts, orders) for name, kind in vars(each).items() if isinstance(kind, type)}
-TAKEN_IN, GIVEN_OUT = "Sequencer._on_push", "Callers.tell"
+TAKEN_IN, GIVEN_OUT = "Sequencer._on_push", "_Caller.tell"
 """Where the server takes a push in, and gives the answer out: nothing is made there."""
 ACTOR_CALL, ACTOR_ANSWER = "Actor.__getattr__.<locals>.func", "ActorFuture.result"
 

@@ -207,8 +207,10 @@ def test_whoever_does_not_read_holds_nobody_up(workers: list[Worker], monkeypatc
         waits = pool.submit(deaf.call, here.push("a", 1, 1.0))
         assert pool.submit(hears.call, here.push("z", 1, 1.0)).result(20).version == 1
         assert not waits.done()
+        first = deaf._stream._stream  # type: ignore[union-attr]
         reads.set()
         assert waits.result(20).version == 1
+        assert deaf._stream._stream is first  # type: ignore[union-attr]
 
 
 def test_streams_go_over_tls() -> None:

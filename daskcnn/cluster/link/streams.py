@@ -8,6 +8,7 @@ over it is fixed heads and vectors: nothing is pickled, no task is made, and no 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import threading
@@ -49,11 +50,11 @@ class Stream:
     def send_now(self, *parts: Any) -> list[memoryview]:
         """Send the bytes that the connection takes without waiting. Returns the rest."""
         rest = [memoryview(part).cast("B") for part in parts]
-        if self._secure:  # it has no sendmsg, and no way to send without waiting
+        if self._secure or not hasattr(os, "writev"):  # there is no way to send without waiting
             return rest
         with suppress(BlockingIOError):
             while rest:
-                rest = _behind(rest, self._socket.sendmsg(rest, (), socket.MSG_DONTWAIT))
+                rest = _behind(rest, os.writev(self._socket.fileno(), rest))  # Python's own calls wait
         return rest
 
     def send_rest(self, rest: list[memoryview], stopped: Callable[[], bool]) -> None:
