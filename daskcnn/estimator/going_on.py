@@ -17,6 +17,7 @@ from daskcnn.job.network import optimizer_of
 from daskcnn.job.tables import Job
 from daskcnn.launch.resume import EarlierRun
 from daskcnn.nn import OptimizerState
+from daskcnn.ps.average import TRAINED
 from daskcnn.runs.checkpoint import latest, save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint, to_state
@@ -28,12 +29,15 @@ from daskcnn.trained.trained_model import TrainedModel
 class Momentum:
     """States beside a run's weights: those of the optimizers by replica, vectors of the update rule by name.
 
-    method : strategy and names of the optimizers' vectors. Another method has no use for these.
+    method : strategy, names of the optimizers' vectors, `ema` if weights are averaged. Another method has no use for
+        these.
+    merges : those behind an average that the server keeps, which goes by their number; 0 without one.
     """
 
     method: tuple[str, ...]
     optimizers: Mapping[str, OptimizerState]
     rule: Mapping[str, Array]
+    merges: int = 0
 
     @classmethod
     def at_end_of(cls, run: Path, job: Job) -> Self:
@@ -42,11 +46,13 @@ class Momentum:
         if kept is None:
             raise DataError(run.parent, "no checkpoint could be written there", "make room, or give run_dir")
         state = to_state(kept, job)
-        return cls(_method(job), dict(state.optimizers), dict(state.rule_state))
+        merges = state.step if TRAINED in state.rule_state else 0
+        return cls(_method(job), dict(state.optimizers), dict(state.rule_state), merges)
 
 
 def _method(job: Job) -> tuple[str, ...]:
-    return job.train.strategy, *optimizer_of(job).vectors
+    averaged = ["ema"] if job.train.ema is not None else []
+    return job.train.strategy, *optimizer_of(job).vectors, *averaged
 
 
 def tables_of(model: TrainedModel) -> dict[str, dict[str, Any]]:
@@ -64,8 +70,9 @@ def run_to_go_on_with(model: TrainedModel, momentum: Momentum | None, job: Job) 
     if momentum is not None and momentum.method != _method(job):
         momentum = None
     own = model.classifier
-    optimizers, rule = ({}, {}) if momentum is None else (dict(momentum.optimizers), momentum.rule)
-    state = TrainingState(0, 0.0, own.weights, optimizers, {}, rule_state=rule)
+    kept = momentum or Momentum((), {}, {})
+    optimizers = dict(kept.optimizers)
+    state = TrainingState(kept.merges, 0.0, own.weights, optimizers, {}, rule_state=kept.rule)
     how: dict[str, Any] = {"strategy": job.train.strategy, "now": datetime.now(UTC)}
     with RunDirectory.create(job.run.dir, job.run.name, **how) as run:
         run.write_job(job.model_dump(mode="json"))

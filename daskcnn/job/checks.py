@@ -155,8 +155,7 @@ def _of_optimizer(train: Train) -> Iterator[str]:
     if options.name == "lars":
         yield f"train.optimizer = 'lars': needs {reason}; use another optimizer, or replicas of one worker"
     if train.clip is not None:
-        remedy = "use replicas of one worker" if train.ema is None else "remove train.ema, which only 'layer' has"
-        yield f"train.clip = {train.clip:g}: needs {reason}; remove it, or {remedy}"
+        yield f"train.clip = {train.clip:g}: needs {reason}; remove it, or use replicas of one worker"
 
 
 _OF_GROUPS = {"sub_batches": "cut minibatches", "first_conv": "divide convolutions", "kernel_shares": "shard kernels"}
@@ -234,12 +233,12 @@ def _of_rule(rule: UpdateRule, job: Job) -> Iterator[str]:
 
 
 def _of_averages(rule: UpdateRule, train: Train) -> Iterator[str]:
-    """Vectors that follow the weights of a replica, which merges change."""
+    """Vectors that follow weights, where merges change these."""
     strategy = train.strategy
-    if train.ema is not None:
+    if train.ema is not None and rule.serverless:
         yield (
-            f"train.ema = {train.ema:g}: strategy {strategy!r} judges and keeps the center, which no replica's average "
-            f"follows; remove it, or use strategy {LAYER!r}{', without train.clip' if train.clip is not None else ''}"
+            f"train.ema = {train.ema:g}: the parameter server keeps the average, and replicas that meet peer to peer "
+            "have none; remove it, or use rule.exchange = 'allreduce'"
         )
     # lookahead's way back is linear: the mean of the replicas' is that of the mean of their weights
     if train.lookahead is not None and rule.period is not None and not rule.takes_means:

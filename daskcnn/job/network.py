@@ -12,7 +12,7 @@ from psutil import virtual_memory
 from daskcnn.arrays import Array
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError, JobError
-from daskcnn.job.tables import Job, Schedule, Train
+from daskcnn.job.tables import LAYER, Job, Schedule, Train
 from daskcnn.nn import (
     LOSSES,
     OPTIMIZERS,
@@ -110,7 +110,8 @@ def optimizer_of(job: Job) -> Optimizer:
     if train.lookahead is not None:
         ahead = train.lookahead
         optimizer = Lookahead(optimizer, ahead.steps, ahead.alpha, ahead.last)
-    return optimizer if train.ema is None else Averaged(optimizer, train.ema)
+    # elsewhere the server averages the center
+    return Averaged(optimizer, train.ema) if train.ema is not None and train.strategy == LAYER else optimizer
 
 
 def descent_of(job: Job, model: Sequential) -> Descent:

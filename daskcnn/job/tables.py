@@ -254,8 +254,9 @@ class Train(Options):
     `{steps = 5, alpha = 0.5}`. With `last`, alpha goes there in the course of the run, by the third power of its
     progress. Not with rules that merge within a round. Default: never."""
     ema: float | None = Field(None, gt=0, lt=1)
-    """Part that an exponential average of the weights keeps of itself at a step, such as 0.999. The average is what is
-    evaluated, exported and predicted with. For strategy `layer`. Default: no average."""
+    """Part that an exponential average of the weights keeps of itself, such as 0.999: with `layer` at a step, with the
+    other strategies at a merge, of the center. The average is what is evaluated, exported and predicted with. Not with
+    `rule.exchange` `asa` or `asa16`, which have no server. Default: no average."""
     schedule: Annotated[Schedule, BeforeValidator(named_schedule)] = Schedule()
     """Course of the learning rate: a name or a table. Default: `poly` for a named network on the published images
     that it is for; otherwise the same behind a warm-up of an epoch, of a quarter of the run at most."""

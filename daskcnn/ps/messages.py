@@ -33,13 +33,17 @@ class Join:
 
 @frozen
 class Pull:
-    """A worker asks for the center; it trains from that version next."""
+    """A worker asks for the center; it trains from that version next.
+
+    averaged: it asks for the average of the center instead (the center, if none is kept), which it does not train from.
+    """
 
     life: int
     worker: str
     session: int
     seq: int = 0
     at: float = 0.0
+    averaged: bool = False
 
 
 @frozen
@@ -139,8 +143,8 @@ Instruction: TypeAlias = Reply | Refuse
 class Snapshot:
     """All that a new server needs to go on. The arrays are never written again.
 
-    state: the rule's (None: as before the first merge). merged, repeated: pushes so far, repeats answered.
-    refused: how many for each reason.
+    state: the rule's (None: as before the first merge), and the center's average where one is kept (`average`).
+    merged, repeated: pushes so far, repeats answered. refused: how many for each reason.
     """
 
     center: Vector = field(compare=False, repr=False)

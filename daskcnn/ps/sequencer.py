@@ -64,8 +64,8 @@ class Vectors(Protocol):
     def merge(self, pushes: Sequence[Push], view: View) -> Merge | None:
         """Merge the pushes by the rule. None: the result would not be finite, and nothing has changed."""
 
-    def given(self, worker: str, session: int) -> Vector:
-        """The center as it is now, for this session of the worker."""
+    def given(self, worker: str, session: int, *, averaged: bool) -> Vector:
+        """The center as it is now, or its average, for this session of the worker."""
 
     def forget(self, push: Push) -> None:
         """The push will not be merged: what was kept of its payload may go."""
@@ -184,8 +184,10 @@ class Sequencer:
     # --- changes of state ---
 
     def _hand_out(self, request: Join | Pull) -> list[Instruction]:
-        """The center, now or when the round that the worker is late for has ended."""
+        """The center, now or when the round that the worker is late for has ended. Its average, now."""
         member = self._members[request.worker]
+        if isinstance(request, Pull) and request.averaged:
+            return [self._given(request.worker, member, request.seq, averaged=True)]
         if member.late:
             member.asked = tuple(dict.fromkeys((*member.asked, request.seq)))
             return []
@@ -193,7 +195,10 @@ class Sequencer:
 
     def _center_for(self, worker: str, member: _Joined, seq: int) -> Reply:
         self._set_base(worker, member)
-        weights = self._vectors.given(worker, member.session)
+        return self._given(worker, member, seq, averaged=False)
+
+    def _given(self, worker: str, member: _Joined, seq: int, *, averaged: bool) -> Reply:
+        weights = self._vectors.given(worker, member.session, averaged=averaged)
         return Reply(self._life, worker, member.session, seq, weights, self._version, self._version)
 
     def _set_base(self, worker: str, member: _Joined) -> None:

@@ -7,9 +7,11 @@ copies, and no reader can see a half-merged one. Memory: the center, and the arr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from daskcnn.ps.average import AVERAGE, following
 from daskcnn.ps.messages import Objection, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Sequencer, Vectors
@@ -21,18 +23,26 @@ class CenterRange(Vectors):
 
     center: taken over, and never written again; ValueError if it is not a finite 1-D float vector. state: the rule's,
     of this range; taken over. None or empty: as before the first merge. kept: places in it that no merge changes.
+    ema: the most that an average of the center keeps of itself at a merge; None: no average is kept.
     """
 
     def __init__(
-        self, rule: UpdateRule, center: Vector, state: RuleState | None = None, kept: Sequence[slice] = ()
+        self,
+        rule: UpdateRule,
+        center: Vector,
+        state: RuleState | None = None,
+        kept: Sequence[slice] = (),
+        ema: float | None = None,
     ) -> None:
         if center.ndim != 1 or center.dtype.kind != "f" or not all_finite(center):
             raise ValueError(
                 f"center={center.dtype}{center.shape}: must be a finite 1-D float vector; flatten the weights"
             )
         self.dtype = center.dtype.name
-        self._rule, self._center, self._unchanged = rule, _sealed(center), tuple(kept)
+        self._rule, self._center, self._unchanged, self._ema = rule, _sealed(center), tuple(kept), ema
         self._state = {name: _sealed(vector) for name, vector in state.items()} if state else rule.init(center)
+        if ema is not None:
+            self._state.setdefault(AVERAGE, self._center)
 
     def objection(self, push: Push) -> Objection | None:
         return misfit(push.payload, self._center)
@@ -43,6 +53,8 @@ class CenterRange(Vectors):
             merge = self._rule.merge(self._center, self._state, pushes, view)
         for place in self._unchanged:  # a mean of equal numbers may differ from them in the last bit
             merge.center[place] = self._center[place]
+        if self._ema is not None:
+            merge = self._averaged(merge, self._ema, view.version + 1)
         return merge if merge.finite or all(map(all_finite, (merge.center, *merge.state.values()))) else None
 
     def adopt(self, merge: Merge) -> None:
@@ -57,8 +69,16 @@ class CenterRange(Vectors):
             self.adopt(merge)
         return merge
 
-    def given(self, worker: str, session: int) -> Vector:
-        return self._center
+    def _averaged(self, merge: Merge, ema: float, merges: int) -> Merge:
+        """The merge, with the average that follows its center."""
+        average = following(self._state[AVERAGE], merge.center, ema, merges)
+        for place in self._unchanged:
+            average[place] = self._center[place]
+        state = {**merge.state, AVERAGE: _sealed(average)}
+        return replace(merge, state=state, finite=merge.finite and all_finite(average))
+
+    def given(self, worker: str, session: int, *, averaged: bool) -> Vector:
+        return self._state.get(AVERAGE, self._center) if averaged else self._center
 
     def forget(self, push: Push) -> None:
         """Nothing is kept of a push that was not merged."""
@@ -83,7 +103,7 @@ def _sealed(vector: Vector) -> Vector:
 class ParameterServer(Sequencer):
     """Holds the center and merges what is pushed, by the rule. `sequencer` says how it decides.
 
-    center, state, kept: as for `CenterRange`, but copied. life: the number of this server in its run. version: the
+    center, state, kept, ema: as for `CenterRange`, but copied. life: the number of this server in its run. version: the
     merges that the center has behind it.
     """
 
@@ -96,18 +116,26 @@ class ParameterServer(Sequencer):
         version: int = 0,
         state: RuleState | None = None,
         kept: Sequence[slice] = (),
+        ema: float | None = None,
     ) -> None:
         copied = {name: vector.copy() for name, vector in (state or {}).items()}
-        super().__init__(rule, CenterRange(rule, center.copy(), copied, kept), life=life, version=version)
+        super().__init__(rule, CenterRange(rule, center.copy(), copied, kept, ema), life=life, version=version)
 
     @classmethod
     def restore(
-        cls, rule: UpdateRule, snapshot: Snapshot, *, life: int | None = None, kept: Sequence[slice] = ()
+        cls,
+        rule: UpdateRule,
+        snapshot: Snapshot,
+        *,
+        life: int | None = None,
+        kept: Sequence[slice] = (),
+        ema: float | None = None,
     ) -> ParameterServer:
         """A server that goes on from the snapshot, by default as the next life.
 
         Workers join it anew. It has no pushes that waited at the snapshot, and refuses what its predecessor was sent.
         """
         life = snapshot.life + 1 if life is None else life
-        server = cls(rule, snapshot.center, life=life, version=snapshot.version, state=snapshot.state, kept=kept)
+        version, state = snapshot.version, snapshot.state
+        server = cls(rule, snapshot.center, life=life, version=version, state=state, kept=kept, ema=ema)
         return server.resume(snapshot)

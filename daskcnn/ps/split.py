@@ -104,11 +104,12 @@ class SettleOrder:
 
 @dataclass(frozen=True, slots=True)
 class HandOrder:
-    """Keep the center as it is now, for this session of the worker to read."""
+    """Keep the center as it is now, or its average, for this session of the worker to read."""
 
     number: int
     worker: str
     session: int
+    averaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +192,9 @@ class SplitCenter(Vectors):
         weights: Any = StoredVector(settled.number)
         return Merge(weights, gamma=votes[0].gamma)
 
-    def given(self, worker: str, session: int) -> Vector:
+    def given(self, worker: str, session: int, *, averaged: bool) -> Vector:
         weights: Any = StoredVector(self._number())
-        self._send(HandOrder(weights.number, worker, session))
+        self._send(HandOrder(weights.number, worker, session, averaged))
         return weights
 
     def forget(self, push: Push) -> None:
@@ -254,12 +255,17 @@ class _Answers:
 
 
 class OrderedRange:
-    """One range of the center, which carries out numbered orders. center, state, kept: as for `CenterRange`."""
+    """One range of the center, which carries out numbered orders. center, state, kept, ema: as for `CenterRange`."""
 
     def __init__(
-        self, rule: UpdateRule, center: Vector, state: RuleState | None = None, kept: Sequence[slice] = ()
+        self,
+        rule: UpdateRule,
+        center: Vector,
+        state: RuleState | None = None,
+        kept: Sequence[slice] = (),
+        ema: float | None = None,
     ) -> None:
-        self._range, self._like = CenterRange(rule, center, state, kept), center[:0]
+        self._range, self._like = CenterRange(rule, center, state, kept, ema), center[:0]
         self._orders: dict[int, RangeOrder] = {}  # that came before their turn
         self._staged: dict[str, dict[str, _Piece]] = {}  # by worker and ticket
         self._answers: dict[str, _Answers] = {}
@@ -338,8 +344,9 @@ class OrderedRange:
                 self._propose(order)
             case SettleOrder():
                 self._settle(order)
-            case HandOrder(number=number, worker=worker, session=session):
-                self._give(worker, session, number, self._range.kept()[0], pushed=False)
+            case HandOrder(number=number, worker=worker, session=session, averaged=averaged):
+                given = self._range.given(worker, session, averaged=averaged)
+                self._give(worker, session, number, given, pushed=False)
             case KeepOrder(number=number):
                 center, state = self._range.kept()
                 self._kept = number, Snapshot(center, state=dict(state))

@@ -68,6 +68,13 @@ def adagrad(center: Vector, squares: Vector, delta: Vector, lr: float, *, least:
     return result, new, compiled.updates.adagrad(c, s, d, rate, smallest, new, result)
 
 
+def toward(here: Vector, there: Vector, part: float) -> Vector:
+    """here + part · (there - here), in their dtype, a new array."""
+    result, (h, t) = np.empty_like(here), _alike(here, there)
+    compiled.updates.toward(h, t, here.dtype.type(part), result, result, 0, len(result))
+    return result
+
+
 def _alike(*vectors: Vector) -> list[Vector]:
     """The vectors as loops read them. Loops look at no bounds, so their lengths and dtypes must be the same."""
     assert all(vector.shape == vectors[0].shape and vector.dtype == vectors[0].dtype for vector in vectors)

@@ -20,6 +20,7 @@ from daskcnn.job.tables import Job
 from daskcnn.nn import Layout, OptimizerState, leaves
 from daskcnn.nn.score import Score
 from daskcnn.partition import Allocation
+from daskcnn.ps.average import TRAINED
 from daskcnn.runs.checkpoint import Check, Checkpoint, Header
 from daskcnn.store import Described
 from daskcnn.store.image_facts import Facts
@@ -114,7 +115,8 @@ class TrainingState:
     """All that a run is resumed from: after `step` merges or minibatches, `epoch` presentations a sample on average.
 
     weights: (size,) on the host, as are the optimizers' states, by replica. book: JSON of the strategy's own.
-    rule_state: vectors that the update rule keeps on the server, by name.
+    rule_state: vectors that the update rule keeps on the server, by name. Where the weights are an average, the trained
+    center is one more (`ps.average`).
     """
 
     step: int
@@ -213,6 +215,7 @@ def _check_like(path: Path | None, name: str, wanted: Any, found: Any) -> None:
 def _check_rule_state(path: Path | None, found: Mapping[str, Any], job: Job) -> None:
     """Raise DataError if the rule keeps other vectors than these; there are none before the first merge."""
     wanted = set() if job.rule is None else set(job.rule.init(np.zeros(1, job.model.dtype)))
+    wanted |= {TRAINED} if job.rule is not None and job.train.ema is not None else set()
     if found and set(found) != wanted:
         names = ", ".join(sorted(wanted)) or "nothing"
         reason = f"it keeps {', '.join(sorted(found)):.80} for the update rule, {job.train.strategy!r} keeps {names}"

@@ -80,10 +80,10 @@ class Host:
         at = self._reaches(caller, 0)
         self._agenda.at(at, self._handle, Join(LIFE, caller.name, caller.session, at=at))
 
-    def pull(self, caller: Caller) -> None:
-        """Ask for the center."""
+    def pull(self, caller: Caller, *, averaged: bool = False) -> None:
+        """Ask for the center, or its average."""
         at = self._reaches(caller, 0)
-        self._agenda.at(at, self._handle, Pull(LIFE, caller.name, caller.session, at=at))
+        self._agenda.at(at, self._handle, Pull(LIFE, caller.name, caller.session, at=at, averaged=averaged))
 
     def push(self, caller: Caller, seq: int, base: int, payload: Vector, samples: int, quality: float) -> None:
         """Push trained weights."""

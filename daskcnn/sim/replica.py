@@ -42,7 +42,12 @@ class SimulatedReplica:
         self._pace, self._host, self._agenda = pace, host, agenda
         self._seconds, self._judging = member.seconds, member.judging
         self._exchange = replica_exchange.ReplicaExchange(
-            workload.rule, self.local, cadence, overlap=workload.overlap, frozen=learner.frozen
+            workload.rule,
+            self.local,
+            cadence,
+            overlap=workload.overlap,
+            frozen=learner.frozen,
+            averaged=workload.ema is not None,
         )
         self._busy = 0.0
         self._segment: tuple[TrainSteps, float, float] | None = None  # steps under way, when they begin and end
@@ -92,7 +97,7 @@ class SimulatedReplica:
                 self._send(order)
             case replica_exchange.PullCenter():
                 self._told = self._brought_center
-                self._host.pull(self)
+                self._host.pull(self, averaged=order.averaged)
             case JudgeLocal():
                 self._agenda.at(self._pace.end(begun, (order.hi - order.lo) * self._judging), self._judge_local, begun)
             case replica_exchange.Await():

@@ -18,6 +18,7 @@ import numpy as np
 from daskcnn.events import CalibratedWorker, Event, RunEnded, RunStarted, ServerCounted
 from daskcnn.partition.rounds import Rounds
 from daskcnn.ps import ParameterServer, Snapshot
+from daskcnn.ps.average import exchanged
 from daskcnn.sim.cluster import SimulatedCluster
 from daskcnn.sim.host import LIFE, Agenda, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
@@ -52,7 +53,8 @@ class Simulation:
         self.members = cluster.members()
         self._emit, self._agenda = emit, Agenda()
         learners = [learner() for _ in self.members]
-        self.server = ParameterServer(self.rule, learners[0].weights, life=LIFE, kept=learners[0].frozen)
+        begun, kept = learners[0].weights, learners[0].frozen
+        self.server = ParameterServer(self.rule, begun, life=LIFE, kept=kept, ema=workload.ema)
         self._host = self._made_host()
         judged = workload.samples, workload.samples + workload.validation
         cadence = Cadence(self.rule, workload.batch_size, judged)
@@ -199,8 +201,9 @@ class Simulation:
             start(order, self._tell_now)
 
     def _judge(self, order: orders.Judge) -> None:
-        learner, center = self.replicas[self.members[0].name].learner, self.server.snapshot().center
-        self._tell(facts.Judged(learner.judge(order.lo, order.hi, center), self.now))
+        learner, snapshot = self.replicas[self.members[0].name].learner, self.server.snapshot()
+        weights, _ = exchanged(snapshot.center, snapshot.state or {})
+        self._tell(facts.Judged(learner.judge(order.lo, order.hi, weights), self.now))
 
     def _end(self, order: orders.End) -> None:
         self.end = order

@@ -19,7 +19,7 @@ class Workload(Settings):
     (`Simulation.play`). A simulated run does not go back.
 
     partition: the partitioner's name. numbers: in the vector that is pushed. wire: the dtype that it travels in.
-    overlap: as in `[cluster]`. shards: workers that the server is split over.
+    overlap: as in `[cluster]`. shards: workers that the server is split over. ema: as in `[train]`.
     """
 
     partition: str
@@ -27,6 +27,7 @@ class Workload(Settings):
     wire: str = "float32"
     overlap: bool = True
     shards: int = 1
+    ema: float | None = None
 
     @classmethod
     def of_job(cls, job: Job, *, samples: int, numbers: int) -> Workload:
@@ -39,6 +40,7 @@ class Workload(Settings):
         own |= {"replica_size": 1, "wanted": {}, "measures_links": True, "lowers": False}
         of = job.cluster
         own |= {"wire": job.rule.wire(of.wire), "overlap": of.overlap, "shards": of.ps_shards}
+        own["ema"] = job.train.ema
         return cls(partition=job.train.partition, numbers=numbers, **own)
 
     @property

@@ -19,8 +19,8 @@ method that answers it. The driver measures or simulates time and moves the byte
 Rounds. A round is cut into stretches of steps. Each ends at a stop, after which the rule wants a push, a pull or both;
 the last stop is the round's end. `Cadence` knows the stops ahead, so that one fact stands for a whole stretch. After
 the last exchange the center is judged if the round asks for it. A replica that goes its own way (the rule answers a
-push with a difference) has not seen the center since it joined, and pulls it first. Every round that is not given up
-ends in exactly one report.
+push with a difference) has not seen the center since it joined, and pulls it first. Where the average of the center
+stands for the network, that is pulled and judged instead. Every round that is not given up ends in exactly one report.
 
 Exchanges. At most one is under way; its push and its pull are one Send, and all its replies are one fact. `seq` counts
 the pushes of a session from 1, and a push carries the version that it was trained from. Q is measured before a push,
@@ -86,7 +86,9 @@ class Await(NamedTuple):
 
 
 class PullCenter(NamedTuple):
-    """Pull the center, to judge it."""
+    """Pull the center, or its average, to judge it."""
+
+    averaged: bool
 
 
 class JudgeCenter(NamedTuple):
@@ -107,7 +109,7 @@ Order: TypeAlias = TrainSteps | Meet | PullCenter | JudgeCenter | Report
 Answer: TypeAlias = tuple[Reply, Vector]
 """A reply, and the vector that it brings, where the replica computes."""
 
-_AWAIT, _PULL_CENTER, _REPORT = Await(), PullCenter(), Report()
+_AWAIT, _REPORT = Await(), Report()
 
 
 class ExchangePhase(Enum):
@@ -175,12 +177,13 @@ class ReplicaExchange:
     """One worker's machine, for its whole life in a run, as the module's text describes it.
 
     cadence: shared by all workers. overlap: let replicas train during an exchange, if the rule allows it. via:
-    arithmetic of the exchange, if not the rule's own. frozen: places in the weights that no exchange changes.
+    arithmetic of the exchange, if not the rule's own. frozen: places in the weights that no exchange changes. averaged:
+    judge the average of the center.
     """
 
     # slots: a simulation reads these millions of times
     __slots__ = (
-        "_cadence", "_frozen", "_overlaps", "_own_way", "_phase", "_sent", "_seq", "_tally", "_under_way", "_via",
+        "_cadence", "_frozen", "_overlaps", "_phase", "_pulled", "_sent", "_seq", "_tally", "_under_way", "_via",
         "local", "rule",
     )  # fmt: skip
 
@@ -193,10 +196,12 @@ class ReplicaExchange:
         overlap: bool,
         via: Arithmetic | None = None,
         frozen: Sequence[slice] = (),
+        averaged: bool = False,
     ) -> None:
         self.rule, self.local, self._frozen = rule, local, tuple(frozen)
         self._cadence, self._via, self._overlaps = cadence, via or rule, overlap and rule.overlaps
-        self._own_way = rule.answers == "difference"  # then a replica has not seen the center since it joined
+        unseen = rule.answers == "difference"  # then a replica has not seen the center since it joined
+        self._pulled = PullCenter(averaged) if averaged or unseen else None
         self._phase, self._seq = _APART, 0
         self._tally: _Tally | None = None
         self._under_way: Send | None = None
@@ -371,9 +376,9 @@ class ReplicaExchange:
         if tally.center_range is None:
             self._phase = _REPORTING
             return _REPORT
-        if self._own_way:
+        if self._pulled is not None:
             self._phase = _PULLING_CENTER
-            return _PULL_CENTER
+            return self._pulled
         self._phase = _JUDGING_CENTER
         lo, hi = tally.center_range
         return JudgeCenter(lo, hi, self.local.base)

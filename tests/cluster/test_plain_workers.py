@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,8 @@ from daskcnn.events import Event, Warned, WorkerIgnored
 from daskcnn.job.tables import LAYER, Workers
 from daskcnn.launch.training import Result
 from daskcnn.ps import RULES
+from daskcnn.ps.average import TRAINED
+from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
 from tests.tiny_runs import tiny_data, tiny_job
 
@@ -165,9 +168,10 @@ def one_process() -> Iterator[Client]:
         yield client
 
 
-def trained(client: Client, folder: Path, strategy: str, **cluster: Any) -> Result:
+def trained(client: Client, folder: Path, strategy: str, *, ema: float | None = None, **cluster: Any) -> Result:
     data = tiny_data(folder, train=200)
     train: dict[str, Any] = {"epochs": 2, "batch_size": 20, "strategy": strategy, "threads": 1}
+    train |= {} if ema is None else {"ema": ema, "partition": "udpa"}
     if strategy == "groups":
         train |= {"strategy": "bsp", "replica_size": 2}
     if strategy in (LAYER, "groups"):
@@ -211,6 +215,21 @@ def test_two_workers_of_one_process_have_a_replica_each(one_process: Client, tmp
 def test_a_notebook_s_cluster_trains(tmp_path: Path, strategy: str) -> None:
     with cluster(2, 2, processes=True) as there, Client(there, set_as_default=False) as client:
         check(trained(client, tmp_path, strategy))
+
+
+def test_a_split_server_averages_the_center_as_a_whole_one_does(one_process: Client, tmp_path: Path) -> None:
+    """The average is the run's network, and beside it in the last checkpoint is the center that was trained."""
+    folders = [tmp_path / "whole", tmp_path / "split"]
+    for folder in folders:
+        folder.mkdir()
+    found = [trained(one_process, folder, "sgwu", ema=0.5, ps_shards=n) for n, folder in enumerate(folders, 1)]
+    for result in found:
+        check(result)
+        kept = latest(result.run / "checkpoints", warn=warnings.warn)
+        assert kept is not None
+        center = kept.arrays[f"rule:{TRAINED}"]
+        assert center.shape == result.model.vector.shape
+        assert np.abs(center - result.model.vector).max() > 1e-6
 
 
 @pytest.mark.parametrize("shards", [1, 2])

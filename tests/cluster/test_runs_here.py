@@ -277,6 +277,9 @@ COURSES = {
     "adamw, group": (grouped(job_of("sgwu", model=WHOLE, train={"optimizer": "adamw", "rates": {"conv1": 0.5}})), 2),
     "lars": (job_of("sgwu", train={"optimizer": "lars", "clip": 1.0, "decay_all": False}), 2),
     "lookahead": (job_of("sgwu", train={"optimizer": "adamw", "lookahead": {"steps": 3}}), 2),
+    "average": (job_of("bsp", train={"ema": 0.9}), 2),
+    "average, adagrad": (job_of("downpour", rule={"server": "adagrad"}, train={"ema": 0.9}), 1),
+    "average, groups": (grouped(job_of("sgwu", model=WHOLE, train={"ema": 0.5})), 4),
 }
 every_course = pytest.mark.parametrize(("job", "workers"), [*COURSES.values()], ids=[*COURSES])
 

@@ -53,13 +53,18 @@ class Hosting:
     """A server on the first worker, and links to it from the second."""
 
     def __init__(
-        self, workers: list[Worker], rule: str = "downpour", wire: str = "float32", length: int = LENGTH
+        self,
+        workers: list[Worker],
+        rule: str = "downpour",
+        wire: str = "float32",
+        length: int = LENGTH,
+        ema: float | None = None,
     ) -> None:
         self.host, self.other = workers
         self.length, self.wire, secret = length, wire, token_hex(8)
         with on(self.host):
             center = Snapshot(np.zeros(length, np.float32))
-            self.server = ServerActor(RULES[rule](), center, life=1, wire=wire, secret=secret)
+            self.server = ServerActor(RULES[rule](), center, life=1, wire=wire, secret=secret, ema=ema)
         self.at = ServerAt(self.host.address, ("server", 0), (), secret, length)
 
     def link(self, name: str, stopped: Callable[[], bool] = NEVER, at: ServerAt | None = None) -> ServerLink:
@@ -86,6 +91,16 @@ def test_requests_and_replies_arrive_as_they_were_sent(workers: list[Worker]) ->
     center = link.call(Pull(1, "a", 1)).weights
     np.testing.assert_array_equal(center, np.full(LENGTH, -1.75, np.float32))
     assert (link.bytes_up, link.bytes_down) == (3 * 4 * LENGTH, 4 * LENGTH)
+
+
+def test_the_average_of_the_center_is_pulled_when_it_is_asked_for(workers: list[Worker]) -> None:
+    here = Hosting(workers, ema=0.9)
+    here.join("a")
+    link = here.link("a")
+    link.call(here.push("a", 1, 11.0))
+    average = link.call(Pull(1, "a", 1, averaged=True)).weights
+    np.testing.assert_allclose(average, np.full(LENGTH, 9.0), rtol=1e-6)  # after a merge it keeps 2/11 of itself
+    np.testing.assert_array_equal(link.call(Pull(1, "a", 1)).weights, np.full(LENGTH, 11.0))
 
 
 def test_float16_travels_as_such(workers: list[Worker]) -> None:

@@ -386,16 +386,17 @@ def test_a_warm_start_goes_on_from_the_weights_of_the_fit_before(images: np.ndar
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "layer"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("optimizer", "ema"), [("sgd", None), ("adamw", None), ("sgd", 0.9)])
 def test_calls_of_partial_fit_are_epochs_of_one_training(
-    images: np.ndarray, y: np.ndarray, strategy: str, optimizer: str
+    images: np.ndarray, y: np.ndarray, strategy: str, optimizer: str, ema: float | None
 ) -> None:
     """Of the same samples, in one minibatch: weights, momentum and its bias go on from call to call, pickled or not."""
-    tables = {"model": {"dtype": "float64"}, "train": {"schedule": "constant"}}
+    averaged = {} if ema is None else {"ema": ema}
+    tables = {"model": {"dtype": "float64"}, "train": {"schedule": "constant", **averaged}}
     model = [{"layer": "conv", "kernels": 2, "size": 3, "pad": 1}, {"layer": "dense"}]
     how: dict[str, Any] = {"strategy": strategy, "optimizer": optimizer, "batch_size": 64, "model": model}
     whole = small(**how, epochs=3, job=tables).fit(images, y)
-    parts = small(**how, job={"model": {"dtype": "float64"}})
+    parts = small(**how, job={"model": {"dtype": "float64"}, "train": averaged})
     for _ in range(3):
         parts = pickle.loads(pickle.dumps(parts.partial_fit(images, y, classes=["light", "dark"])))  # noqa: S301
     np.testing.assert_allclose(parts.model_.vector, whole.model_.vector, rtol=1e-9)

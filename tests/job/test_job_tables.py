@@ -241,7 +241,10 @@ def test_a_section_is_a_table(section: str) -> None:
         ),
         ({"train": {"reproducible": True, "replica_size": 2}}, "train.reproducible = true: a group"),
         ({"model": {"from_checkpoint": "best"}}, "model.from_checkpoint = 'best': goes with model.from"),
-        *(({"train": {"ema": 0.9, "strategy": name}}, "train.ema = 0.9: strategy") for name in RULES),
+        *(
+            ({"train": {"ema": 0.9, "strategy": "bsp"}, "rule": {"exchange": name}}, "train.ema = 0.9: the parameter")
+            for name in ("asa", "asa16")
+        ),
         *(({"train": {"lookahead": {}, "strategy": name}}, "train.lookahead: ") for name in ("easgd", "downpour")),
         (
             {"train": {"lookahead": {}, "strategy": "bsp"}, "rule": {"combine": "sum"}},
@@ -271,6 +274,8 @@ def test_keys_that_contradict_each_other_are_named(raw: dict[str, Any], words: s
         {"train": {"optimizer": {"name": "adamw", "beta1": 0.5, "epsilon": 1e-6}, "weight_decay": 0.1}},
         {"train": {"optimizer": {"name": "lars", "trust": 0.01}, "momentum": 0, "clip": 1.0}},
         {"train": {"optimizer": "adamw", "strategy": "layer", "ema": 0.99, "lookahead": {"steps": 3}}},
+        *({"train": {"strategy": name, "ema": 0.99, "clip": 1.0}} for name in RULES),
+        {"train": {"strategy": "sgwu", "ema": 0.99, "replica_size": 2}},
         {"train": {"optimizer": "adamw", "replica_size": 2, "decay_all": False, "rates": {"conv*": 0.1}}},
         {"train": {"lookahead": {"alpha": 0.8, "last": 0.2}}},
         {"train": {"schedule": {"name": "step", "every": 3, "factor": 0.5}}},

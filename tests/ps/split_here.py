@@ -25,9 +25,9 @@ from daskcnn.ps.split import (
 )
 
 
-def ranges_of(rule: UpdateRule, snapshot: Snapshot, parts: int) -> list[OrderedRange]:
+def ranges_of(rule: UpdateRule, snapshot: Snapshot, parts: int, ema: float | None = None) -> list[OrderedRange]:
     cuts = spans(snapshot.center.size, parts)
-    return [OrderedRange(rule, part.center, part.state) for part in split_snapshot(snapshot, cuts)]
+    return [OrderedRange(rule, part.center, part.state, ema=ema) for part in split_snapshot(snapshot, cuts)]
 
 
 class SplitServer:
@@ -36,8 +36,17 @@ class SplitServer:
     Orders reach a range in a random order, and some of them twice.
     """
 
-    def __init__(self, rule: UpdateRule, snapshot: Snapshot, *, life: int = 0, parts: int = 2, seed: int = 0) -> None:
-        self.ranges = ranges_of(rule, snapshot, parts)
+    def __init__(
+        self,
+        rule: UpdateRule,
+        snapshot: Snapshot,
+        *,
+        life: int = 0,
+        parts: int = 2,
+        seed: int = 0,
+        ema: float | None = None,
+    ) -> None:
+        self.ranges = ranges_of(rule, snapshot, parts, ema)
         self.under_way: list[list[RangeOrder]] = [[] for _ in self.ranges]
         self.random, self.tickets = random.Random(seed), count()
         self.cuts = spans(snapshot.center.size, parts)

@@ -13,6 +13,7 @@ from daskcnn.events import EpochEnded, Event, RoundEnded
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.ps import RULES, UpdateRule
+from daskcnn.ps.average import AVERAGE
 from daskcnn.sim.learners import LAYERS, Learner, Learnt, Training, clusters_of_points
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
@@ -67,6 +68,19 @@ def test_replicas_learn_by_every_rule(name: str) -> None:
     assert 0.5 < of(EpochEnded, events)[-1].validation.auc <= 1
     rounds = of(RoundEnded, events)
     assert all(event.loss > 0 and 0 <= event.accuracy <= 1 and event.lr > 0 for event in rounds)
+
+
+@pytest.mark.parametrize("name", ["sgwu", "bsp", "parallel-sgd"])
+def test_the_average_of_the_center_is_judged(name: str) -> None:
+    """The workers that meet train as ever."""
+    plain, _ = trained(job_of(name), 100.0, 150.0)
+    job = job_of(name, ema=0.8)
+    simulation, events = trained(job, 100.0, 150.0)
+    snapshot = simulation.server.snapshot()
+    np.testing.assert_array_equal(snapshot.center, plain.server.snapshot().center)
+    average = (snapshot.state or {})[AVERAGE]
+    found = replica_of(job).evaluate(dataset.train, SAMPLES, SAMPLES + JUDGED, weights=average)
+    assert of(EpochEnded, events)[-1].validation.loss == pytest.approx(found.loss, rel=1e-5)
 
 
 @every

@@ -372,8 +372,10 @@ def test_an_optimizer_is_given_its_own_keys() -> None:
     job = _job(optimizer={"name": "adamw", "beta1": 0.5}, weight_decay=0.1)
     assert optimizer_of(job) == AdamW(0.5, 0.999, 1e-8, 0.1)
     assert optimizer_of(_job(optimizer="lars", momentum=0.5)) == LARS(0.001, 0.5, 1e-8, 1e-3)
-    around = optimizer_of(_job(optimizer="adamw", lookahead={"steps": 3}, ema=0.9))
-    assert around == Averaged(Lookahead(AdamW(weight_decay=1e-3), 3, 0.5), 0.9)
+    around: dict[str, Any] = {"optimizer": "adamw", "lookahead": {"steps": 3}, "ema": 0.9}
+    ahead = Lookahead(AdamW(weight_decay=1e-3), 3, 0.5)
+    assert optimizer_of(_job(strategy="layer", **around)) == Averaged(ahead, 0.9)
+    assert optimizer_of(_job(**around)) == ahead  # the server averages the center
 
 
 def test_gradients_are_clipped_once_they_are_adjusted(dataset: Dataset) -> None:

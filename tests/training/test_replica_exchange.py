@@ -87,6 +87,7 @@ class Facts(RuleBasedStateMachine):
     """One worker. `order` is what it is to do; `calls` is a Send that is not answered yet."""
 
     of: UpdateRule
+    averaged = False
 
     # of the latest order, exchange and round
     stop: TrainSteps
@@ -104,7 +105,8 @@ class Facts(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.local = Local(np.zeros(2), np.zeros(2))
-        self.machine = ReplicaExchange(self.of, self.local, Cadence(self.of, BATCH, VALIDATION), overlap=True)
+        cadence = Cadence(self.of, BATCH, VALIDATION)
+        self.machine = ReplicaExchange(self.of, self.local, cadence, overlap=True, averaged=self.averaged)
         self.now, self.version, self.seq = 0.0, 0, 0
         self.order: Order | None = None
         self.calls: Send | None = None
@@ -144,10 +146,12 @@ class Facts(RuleBasedStateMachine):
             case JudgeCenter(lo, hi, weights):
                 assert self.round is not None
                 assert (lo, hi) == self.range
-                if self.of.answers != "difference":
+                if self.of.answers != "difference" and not self.averaged:
                     np.testing.assert_array_equal(weights, self.local.base)
                 else:
                     np.testing.assert_array_equal(weights, self.center)
+            case PullCenter(averaged):
+                assert averaged == self.averaged
         if isinstance(self.order, TrainSteps):
             self.stop, self.steps_made = self.order, self.order.first - 1
 
@@ -338,6 +342,12 @@ class Facts(RuleBasedStateMachine):
 def test_any_order_of_facts_keeps_the_promises(of: UpdateRule, examples: int) -> None:
     machine = type("FactsOfRule", (Facts,), {"of": of})
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
+
+
+@pytest.mark.parametrize("name", ["sgwu", "easgd", "downpour"])
+def test_the_average_of_the_center_is_pulled_to_be_judged(name: str) -> None:
+    machine = type("FactsOfRule", (Facts,), {"of": RULES[name](), "averaged": True})
+    run_state_machine_as_test(machine, settings=settings(max_examples=8, stateful_step_count=40, deadline=None))
 
 
 @pytest.mark.parametrize("kind", [JudgedWithinRounds, SaysNothing])

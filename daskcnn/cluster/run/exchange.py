@@ -18,6 +18,7 @@ from daskcnn.cluster.run.server_hosts import Hosted, host_server
 from daskcnn.cluster.worker.tasks import join_run, train_round
 from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot, UpdateRule
+from daskcnn.ps.average import exchanged
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.round_report import RoundReport
@@ -139,8 +140,8 @@ class ServerExchange:
         context.workers.needs_server = True
         if order.moved:
             context.workers.new_host()
-        rule_state = dict(state.rule_state) or None
-        snapshot = Snapshot(state.weights, version=state.step, life=order.life - 1, state=rule_state)
+        center, rule_state = exchanged(state.weights, dict(state.rule_state))
+        snapshot = Snapshot(center, version=state.step, life=order.life - 1, state=rule_state or None)
         self._hosted = host_server(context, self._rule, snapshot, life=order.life)
         context.workers.hosts = self._hosted.hosts
         return context.workers.members.server.name

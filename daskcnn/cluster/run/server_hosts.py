@@ -78,9 +78,9 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     at = ServerAt(server.address, context.dispatch.key("parameter-server"), ranges, secret, len(snapshot.center))
     whole = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
     held = context.dispatch.send_to(whole, [server.address])
-    kept = () if ranges else frozen_spans(context.job, context.dataset)
-    options: dict[str, Any] = {"life": life, "wire": cluster.wire, "ranges": ranges, "kept": kept, "secret": secret}
-    options["limit"] = cluster.stall_timeout
+    kept, ema = ((), None) if ranges else (frozen_spans(context.job, context.dataset), context.job.train.ema)
+    of_run: dict[str, Any] = {"wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
+    options = of_run | {"life": life, "kept": kept, "ema": ema, "secret": secret}
     known = sent(rule, context.job)
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, known, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]
@@ -122,7 +122,7 @@ def _start_ranges(
     for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), cycle([*first, *rest]), strict=False):
         at = RangeAt(host.address, context.dispatch.key("parameter-range"), lo, hi)
         held = context.dispatch.send_to(part, [host.address])
-        options = {"wire": context.job.cluster.wire, "kept": within(frozen, lo, hi)}
+        options = {"wire": context.job.cluster.wire, "kept": within(frozen, lo, hi), "ema": context.job.train.ema}
         futures.append(context.dispatch.submit_actor(at.key, RangeActor, known, held, host=host, **options))
         ranges.append(at)
     return tuple(ranges), futures

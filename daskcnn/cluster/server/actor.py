@@ -190,6 +190,7 @@ class ServerActor:
     limit : Seconds after which a range that has not answered counts as lost.
     kept : Places in the center that no merge changes, as far as it is held here.
     secret : Workers that know it may open streams; without one there are none.
+    ema : Part of itself that an average of the center keeps at a merge, as far as it is held here. None: no average.
     """
 
     def __init__(
@@ -203,6 +204,7 @@ class ServerActor:
         limit: float = 300.0,
         kept: Sequence[slice] = (),
         secret: str = "",
+        ema: float | None = None,
     ) -> None:
         use_memory_again(self)
         self._callers, self._turn = Callers(), threading.Lock()
@@ -212,7 +214,7 @@ class ServerActor:
             vectors = SplitCenter(rule, snapshot.center, ranges[-1].hi, send=lines.send, ask=lines.ask)
             self._server = ps.Sequencer(rule, vectors, life=life, version=snapshot.version).resume(snapshot)
         else:
-            self._server = ps.ParameterServer.restore(rule, snapshot, life=life, kept=kept)
+            self._server = ps.ParameterServer.restore(rule, snapshot, life=life, kept=kept, ema=ema)
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         beside = ThreadPoolExecutor(1, thread_name_prefix="parameter-server-merges")

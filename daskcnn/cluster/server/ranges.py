@@ -54,11 +54,19 @@ def load_merges(dtype: str) -> None:
 
 
 class RangeActor:
-    """Holds one range of the center, on any worker. kept: places in it that no merge changes."""
+    """Holds one range of the center, on any worker. kept, ema: as for `ps.server.CenterRange`."""
 
-    def __init__(self, rule: UpdateRule, snapshot: Snapshot, *, wire: str, kept: Sequence[slice] = ()) -> None:
+    def __init__(
+        self,
+        rule: UpdateRule,
+        snapshot: Snapshot,
+        *,
+        wire: str,
+        kept: Sequence[slice] = (),
+        ema: float | None = None,
+    ) -> None:
         use_memory_again(self)
-        self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept)
+        self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept, ema)
         self._cast = Cast(wire)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._thread.submit(load_merges, self._range.dtype.name)

@@ -25,7 +25,7 @@ Stopped: TypeAlias = Callable[[], bool]
 Answer: TypeAlias = Reply | Refuse | ConnectionError
 """The answer to a request as it goes over the wire, or why none will come."""
 HANDLER: Final = "daskcnn_server"
-_PUSH, _PULL, _REPLY, _REFUSAL, _LOST = range(5)
+_PUSH, _PULL, _REPLY, _REFUSAL, _LOST, _PULL_AVERAGE = range(6)
 _PUSHED: Final = ("life", "session", "seq", "base_version", "n_samples", "accuracy")
 _REQUEST: Final = struct.Struct("<qqqqqqdq")  # the kind, these fields, and the vector's numbers
 _REPLIED: Final = (
@@ -38,7 +38,8 @@ _REASON = 1 << 16  # bytes
 def send_request(stream: Stream, request: Push | Pull, stopped: Stopped) -> None:
     """Send a push, whose payload is as it goes over the wire, or a pull. Raises OSError or EOFError."""
     if isinstance(request, Pull):
-        stream.send(_REQUEST.pack(_PULL, request.life, request.session, 0, 0, 0, 0.0, 0), stopped=stopped)
+        kind = _PULL_AVERAGE if request.averaged else _PULL
+        stream.send(_REQUEST.pack(kind, request.life, request.session, 0, 0, 0, 0.0, 0), stopped=stopped)
     else:
         fields = [getattr(request, name) for name in _PUSHED]
         payload = np.ascontiguousarray(request.payload)
@@ -53,8 +54,8 @@ def read_request(stream: Stream, worker: str, buffer: Vector, stopped: Stopped) 
     head = bytearray(_REQUEST.size)
     stream.receive(head, stopped)
     kind, *fields, numbers = _REQUEST.unpack(head)
-    if kind == _PULL:
-        return Pull(fields[0], worker, fields[1])
+    if kind in (_PULL, _PULL_AVERAGE):
+        return Pull(fields[0], worker, fields[1], averaged=kind == _PULL_AVERAGE)
     if kind != _PUSH or numbers != len(buffer):
         raise ConnectionError(f"a request of kind {kind} with {numbers} numbers: {len(buffer)} are pushed")
     stream.receive(buffer, stopped)

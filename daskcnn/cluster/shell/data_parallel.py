@@ -18,6 +18,7 @@ from daskcnn.errors import Diverged, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights
 from daskcnn.nn import OptimizerState
+from daskcnn.ps.average import exchanged
 from daskcnn.ps.messages import Code
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
@@ -100,7 +101,9 @@ class DataParallel:
         self._shell.tell(facts.Waits(waiting, self._shell.now, stuck))
 
     def _judge(self, order: orders.Judge) -> None:
-        score = self.context.scoring.score(self._exchange.snapshot().center, "train", order.lo, order.hi)
+        snapshot = self._exchange.snapshot()
+        weights, _ = exchanged(snapshot.center, snapshot.state or {})
+        score = self.context.scoring.score(weights, "train", order.lo, order.hi)
         self._shell.tell(facts.Judged(score, self._shell.now))
 
     def _restore(self) -> None:
@@ -111,9 +114,9 @@ class DataParallel:
         snapshot = self._exchange.snapshot()
         self._count(snapshot)
         optimizers = {name: self._optimizers[name] for name in order.replicas if name in self._optimizers}
-        state = snapshot.state or {}
+        weights, rule_state = exchanged(snapshot.center, snapshot.state or {})
         self.state = TrainingState(
-            snapshot.version, order.epoch, snapshot.center, optimizers, order.book, order.validation, state
+            snapshot.version, order.epoch, weights, optimizers, order.book, order.validation, rule_state
         )
         self.context.save(self.state)
         self._shell.tell(facts.Saved(snapshot.version, self._shell.now))

@@ -40,7 +40,10 @@ def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -
         end = len(replica.dataset.train)
         cadence = Cadence(job.rule, job.train.batch_size, (end - job.data.validation, end))
         local = Local(replica.weights, replica.weights)
-        session.exchange = ReplicaExchange(job.rule, local, cadence, overlap=overlap, frozen=replica.frozen)
+        averaged = job.train.ema is not None
+        session.exchange = ReplicaExchange(
+            job.rule, local, cadence, overlap=overlap, frozen=replica.frozen, averaged=averaged
+        )
     link = _link(order, session, stop)
     reply = link.call(Join(order.life, order.worker, order.session))
     _, center = _on_device(replica, reply)
@@ -114,7 +117,8 @@ class ServedRound(ReplicaRound):
     def end(self) -> RoundReport:
         """Judge the center, if that is ordered, and report."""
         if isinstance(self.order, PullCenter):
-            self.order = self._taken_in(self._call(None, pull=True))
+            pull = Pull(self.asked.life, self.asked.worker, self.asked.session, averaged=self.order.averaged)
+            self.order = self._taken_in([self._link.call(pull)])
         return self.report(self._link.bytes_up, self._link.bytes_down)
 
     # --- orders ---
