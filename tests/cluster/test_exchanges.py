@@ -83,7 +83,7 @@ class Worker:
         self.replica, self.session = replica, Session(replica)
 
     def train(self, steps: int, session: int = 1) -> Any:
-        server = SimpleNamespace(link=lambda **_: self.link)
+        server = SimpleNamespace(secret="", stream=lambda *_: None, link=lambda *_, **__: self.link)
         round_ = Round("a", 0, ((0, SIZE * steps),), SIZE * steps, (0.0, 1.0))
         order: Any = SimpleNamespace(
             life=0, worker="a", session=session, server=server, score=None, optimizer=None, round=round_, scale=1.0
