@@ -70,12 +70,13 @@ def samples_of(
 
     Where nothing stands for no data, a masked array's own number does.
     """
-    source, found = ImageSource.of(images, layout), numbered(labels_of(labels, images=images), classes, labelling)
+    source = ImageSource.of(images, layout, nodata)
+    found = numbered(labels_of(labels, images=images), classes, labelling)
     _check_lengths("labels", len(found.values), source)
     if isinstance(test, tuple | list):
         if len(test) != 2:
             raise DataError("test", f"{len(test)} things", "give a fraction, a number, or the pair (images, labels)")
-        other, told = ImageSource.of(test[0], layout), labels_of(test[1], images=test[0])
+        other, told = ImageSource.of(test[0], layout, nodata), labels_of(test[1], images=test[0])
         answers = _for_testing(as_told(told, found.kind if told.ndim == 2 else None), classes, found.classes)
         _check_lengths("labels of the test part", len(answers.values), other)
         if (other.shape[1:], other.dtype, answers.values.ndim) != (source.shape[1:], source.dtype, found.values.ndim):

@@ -133,14 +133,14 @@ class ImageSource:
     own: bool = False
 
     @classmethod
-    def of(cls, images: Any, layout: Layout) -> ImageSource:
-        """Return the images as a source. Raises DataError for what cannot be images."""
+    def of(cls, images: Any, layout: Layout, nodata: float | None = None) -> ImageSource:
+        """Return the images as a source. Raises DataError for what cannot be images. nodata: as for `unwrapped`."""
         if isinstance(images, str | Path):
             remedy = "open it first, such as zarr.open_array(path, mode='r')"
             raise DataError(f"images: {str(images)!r:.80}", "a path in place of an array", remedy)
         if layout not in get_args(Layout):
             raise DataError(f"layout={layout!r}", "unknown", "use NHWC or NCHW")
-        what = unwrapped(images, layout)
+        what = unwrapped(images, layout, nodata=nodata)
         if not hasattr(what, "shape") or not isinstance(getattr(what, "dtype", None), np.dtype):
             what = as_array("images", what)
         shape = tuple(map(int, what.shape))

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from dask.base import is_dask_collection
+from zarr.storage import MemoryStore
 
 from daskcnn.errors import DataError
-from daskcnn.store.foreign.array import Layout
+from daskcnn.store.foreign.array import WRITE_ALL, Layout, check_labels
 from daskcnn.store.foreign.axes import axes_of, check_axes
+from daskcnn.store.foreign.conventions import Coding, coding_of
 
 
 @dataclass(frozen=True)
@@ -24,47 +26,133 @@ class Lazy:
     array: Any
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    coding: Coding
 
     def __getitem__(self, at: slice) -> npt.NDArray[Any]:
-        return np.asarray(self.array[at].values)
+        return self.coding.masked(np.asarray(self.array[at].values))
+
+    @property
+    def _meta(self) -> npt.NDArray[Any]:
+        """An array without numbers of the kind that is read, as Dask's arrays have it."""
+        return self.coding.masked(np.empty((0,) * len(self.shape), self.dtype))
 
 
-def array_of(images: Any) -> Any:
+def array_of(images: Any, nodata: float | None = None, *, decoded: bool = False) -> Any:
     """Return the images (N, H, W, C) as an array of NumPy or, where they are lazy or on disk, of Dask.
 
-    Other lists than those of masked arrays, and tables, are returned as they are. Raises DataError as `unwrapped`.
+    Other lists than those of masked arrays, and tables, are returned as they are. nodata, decoded, and errors: as for
+    `unwrapped`.
     """
     if _listed_masks(images):
         return as_array("images", images)
-    found = unwrapped(images, "NHWC", option=None)
+    found = unwrapped(images, "NHWC", option=None, nodata=nodata, decoded=decoded)
     if isinstance(found, zarr.Array):
         found = dask.array.from_zarr(found)
     if isinstance(found, Lazy):
-        found = found.array.data
+        found = found[:]
     if isinstance(found, np.ndarray | dask.array.Array) and not found.dtype.isnative:
         found = found.astype(found.dtype.newbyteorder("="))
     return found
 
 
-def unwrapped(images: Any, layout: Layout, *, option: str | None = "layout=") -> Any:
+def unwrapped(
+    images: Any,
+    layout: Layout,
+    *,
+    option: str | None = "layout=",
+    nodata: float | None = None,
+    decoded: bool = False,
+) -> Any:
     """Return the array inside; what is on disk stays there. A lazy DataArray reads itself slice by slice.
 
-    Raises DataError for a Dataset of xarray and a Zarr group, which hold several arrays; and for names of axes, of
-    xarray or Zarr, that say that the channels are elsewhere than the layout has them. option: as for `check_axes`.
+    CF attributes are followed: numbers that stand for no data by them are masked, and those of a Zarr array decoded.
+
+    Parameters
+    ----------
+    option : as for `check_axes`
+    nodata : a number that stands for no data beside those of the attributes, as stored or, if `decoded`, as meant
+
+    Raises
+    ------
+    DataError
+        For a Dataset of xarray and a Zarr group, which hold several arrays. For names of axes, of xarray or Zarr, that
+        say that the channels are elsewhere than the layout has them. For a DataArray whose attributes say that its
+        numbers are still to be decoded, and a Zarr array with chunks that are not stored and would count as data.
     """
     if isinstance(images, zarr.Group) or hasattr(images, "data_vars"):
         names = [str(name) for name in getattr(images, "data_vars", images)]
         remedy = f"give one of them, such as images[{names[0]!r}]" if names else "give an array"
         raise DataError("images", f"several arrays ({', '.join(names[:10])})", remedy)
     check_axes(_axes(images), layout, option=option, methods=_of_xarray(images))
+    if isinstance(images, zarr.Array):
+        return _stored(images, nodata, decoded)
     if _of_xarray(images):
-        known = images.chunks is not None or images._in_memory
-        images = images.data if known else Lazy(images, images.shape, images.dtype)
+        coding, known = _undecoded(images), images.chunks is not None or images._in_memory
+        images = _masked(images.data, coding) if known else Lazy(images, images.shape, images.dtype, coding)
     if is_dask_collection(images) and hasattr(images, "to_dask_array"):
         return images.to_dask_array(lengths=True)
     if is_dask_collection(images) and np.isnan(images.shape).any():
         return images.copy().compute_chunk_sizes()  # it changes the array
     return images
+
+
+def _stored(images: zarr.Array[Any], nodata: float | None, decoded: bool) -> Any:
+    """A Zarr array as it is where its attributes change nothing. Raises DataError where chunks are not stored."""
+    if np.dtype(images.dtype).kind not in "biuf":
+        return images
+    coding = _coding(images)
+    fill, own = np.asarray(images.fill_value or 0, images.dtype), coding if decoded else coding.marking(nodata)
+    known = nodata is not None and (np.isnan(fill) if fill.dtype.kind == "f" else False)
+    known = known or own.marked(fill) or (decoded and own.decoded(fill) == nodata)
+    if not known and (gone := _not_stored(images)):
+        remedy = f"set nodata to {fill}, in training too, if they stand for no data, or {WRITE_ALL}"
+        raise DataError("images", f"{gone}, and would be read as the array's fill value {fill}", remedy)
+    if coding.packed:
+        coding = own
+    if isinstance(images.store, MemoryStore) and str(coding):
+        return coding.masked(np.asarray(images[...]))
+    return _masked(dask.array.from_zarr(images), coding) if str(coding) else images
+
+
+def _coding(array: zarr.Array[Any], what: str = "images") -> Coding:
+    """The coding by a Zarr array's attributes. In format 2 xarray keeps `_FillValue` as its own fill value."""
+    old = array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in array.attrs
+    fill = np.asarray(array.fill_value).item() if old and array.fill_value is not None else None
+    return coding_of(array.attrs.asdict(), np.dtype(array.dtype), what, fill)
+
+
+def _not_stored(array: zarr.Array[Any]) -> str | None:
+    """A sentence on chunks that are not stored, by one listing; None where there are none, or none is known."""
+    if not array.store.supports_listing:
+        return None
+    count, there = array.nchunks, array.nchunks_initialized
+    return f"{count - there:,} of {count:,} chunks are not stored" if there < count else None
+
+
+def _masked(images: Any, coding: Coding) -> Any:
+    """Lazy images, or those in memory, by the coding. They are as they were where it changes nothing."""
+    if not str(coding):
+        return images
+    if not is_dask_collection(images):
+        return coding.masked(np.asarray(images))
+    meta = coding.masked(np.empty((0,) * images.ndim, images.dtype))
+    return images.map_blocks(coding.masked, dtype=coding.decoded_dtype, meta=meta)
+
+
+def _undecoded(images: Any) -> Coding:
+    """The coding by a DataArray's attributes: xarray takes them off where it decodes.
+
+    Raises DataError for factors, which operations of xarray keep: its numbers may be decoded, or not.
+    """
+    known = {
+        key: value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        for key, value in images.attrs.items()
+    }
+    coding = coding_of(known, images.dtype, "images")
+    if coding.packed:
+        remedy = "decode it (open it with mask_and_scale=True); if its numbers are decoded: images.drop_attrs()"
+        raise DataError("images", f"a DataArray with the attributes of numbers to be decoded ({coding})", remedy)
+    return coding
 
 
 def _of_xarray(images: Any) -> bool:
@@ -103,7 +191,7 @@ def labels_of(labels: Any, what: str = "labels", images: Any = None) -> npt.NDAr
     inside = labels.data if _of_xarray(labels) else getattr(labels, "values", labels)
     if is_dask_collection(labels):
         inside = (inside if is_dask_collection(inside) else labels).compute()
-    found = as_array(what, inside[...] if isinstance(inside, zarr.Array) else inside)
+    found = as_array(what, _stored_labels(inside, what) if isinstance(inside, zarr.Array) else inside)
     if np.ma.is_masked(found):
         sample = np.argwhere(np.ma.getmaskarray(found))[0].tolist()[0] if found.ndim else 0
         remedy = f"leave such samples out: keep those of ~numpy.ma.getmaskarray({what})"
@@ -111,6 +199,16 @@ def labels_of(labels: Any, what: str = "labels", images: Any = None) -> npt.NDAr
     found = np.asarray(found)
     places = _places(labels, what, images)
     return found if places is None else found[places]
+
+
+def _stored_labels(array: zarr.Array[Any], what: str) -> Any:
+    """The labels in a Zarr array. Raises DataError where some are not stored, or not there by its attributes."""
+    if gone := _not_stored(array):
+        raise DataError(what, f"{gone}, and would be read as the array's fill value {array.fill_value}", WRITE_ALL)
+    found = array[...]
+    if np.dtype(array.dtype).kind in "iuf":
+        check_labels(what, np.asarray(found), _coding(array, what))
+    return found
 
 
 def _places(labels: Any, what: str, images: Any) -> npt.NDArray[np.intp] | None:

@@ -227,7 +227,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     def _samples(self, X: Any, y: Any, sample_weight: Any, classes: npt.NDArray[Any] | None = None) -> OwnData:
         """Return the checked samples. Sets the attributes that describe them. classes: None for those of y."""
         goes_on = classes is not None and hasattr(self, "model_")
-        given, X = X, array_of(X)
+        given, X = X, array_of(X, self.nodata)
         if suspected := channels_elsewhere(given, "NHWC", "numpy.moveaxis(X, 1, -1)"):
             warnings.warn(suspected, stacklevel=3)
         nodata = self.model_.classifier.facts.nodata if goes_on and self.nodata is None else self.nodata
@@ -310,8 +310,8 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return with_coordinates(X, self._probabilities(X), self.classes_)
 
     def _probabilities(self, given: Any) -> Any:
-        X = array_of(given)
         model, own = self.model_, self.model_.classifier
+        X = array_of(given, own.facts.nodata, decoded=True)
         if not is_dask_collection(X):
             X = checked_array(self, X, reset=False, nodata=own.facts.nodata)
         shape = image_shape_of(X.shape, self.image_shape_ if X.ndim == 2 else None)

@@ -106,7 +106,7 @@ class TrainedModel:
         UserWarning : images have NaN or infinities, and the network was trained without a value for no data. Their
             predictions are NaN.
         """
-        found = array_of(images)
+        found = array_of(images, self.classifier.facts.nodata, decoded=True)
         found = self._lazily(found) if is_dask_collection(found) else self._at_once(found)
         return with_coordinates(images, found, self.classes)
 

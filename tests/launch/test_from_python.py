@@ -644,7 +644,9 @@ def test_the_error_says_why_no_worker_is_usable(
     client: Client, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(admission, "calibrate", lacking)
-    with pytest.raises(ClusterError, match=r"(?s)no worker is usable:.*lacks the module 'my_rules'; install it"):
+    with pytest.raises(
+        ClusterError, match=r"(?s)no worker is usable:.*lacks the module 'my_rules'.* run.imports \(--import\)"
+    ):
         daskcnn.train(client, job)
     assert "left out: it or the scheduler lacks the module 'my_rules'" in capsys.readouterr().err
 
@@ -653,7 +655,7 @@ def test_a_worker_that_lacks_a_module_is_named(
     client: Client, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "check_dataset", lacking)
-    with pytest.raises(ClusterError, match=r"worker cpu-0 \(inproc://.* lacks the module 'my_rules'.*; install it"):
+    with pytest.raises(ClusterError, match=r"worker cpu-0 \(inproc://.* lacks the module 'my_rules'.* run.imports"):
         daskcnn.train(client, job)
 
 

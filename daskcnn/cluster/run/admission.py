@@ -142,7 +142,10 @@ def _sound(answers: calls.Answers, members: Mapping[str, Member]) -> Mapping[str
     return answers.given
 
 
-HAVE = "install it on every machine, or put its folder on PYTHONPATH there, and start scheduler and workers again"
+HAVE = (
+    "if it is a module of yours, name it in run.imports (--import), which sends it to the workers; "
+    "else install it on every machine, and start scheduler and workers again"
+)
 
 
 def missing_module(error: BaseException | None) -> str | None:

@@ -27,7 +27,7 @@ _MOST_LABEL_BYTES = 1 << 30
 _MOST_LETTERS = 200
 _MOST_KEYS = 100_000
 _MOST_RUNS = 5
-_WRITE = (
+WRITE_ALL = (
     "write them; where the fill value is right, zarr has left them out to save room, and this writes them: "
     "zarr.config.set({'array.write_empty_chunks': True}); a = zarr.open_array(PATH); a[:] = a[:]"
 )
@@ -85,7 +85,7 @@ class ImageArray:
 
     def _not_there(self, reason: str) -> DataError:
         fill = self.stored.fill_value
-        remedy = f"set data.nodata = {fill} if they stand for no data, or {_WRITE}"
+        remedy = f"set data.nodata = {fill} if they stand for no data, or {WRITE_ALL}"
         return DataError(self.path, f"{reason}, and would be read as the array's fill value {fill}", remedy)
 
     def absent(self) -> str | None:
@@ -193,14 +193,14 @@ def read_labels(path: str) -> npt.NDArray[Any]:
         found = np.asarray(stored[:])
     if runs := absent_runs(about, stored, 0, len(found)):
         reason = f"labels that are not stored ({_runs_told(runs)}) would be read as its fill value {stored.fill_value}"
-        raise DataError(path, reason, _WRITE)
+        raise DataError(path, reason, WRITE_ALL)
     if about.coding is None:
         return _text(path, found)
-    _check_coding(path, found, about.coding)
+    check_labels(path, found, about.coding)
     return found
 
 
-def _check_coding(path: str, labels: npt.NDArray[Any], coding: Coding) -> None:
+def check_labels(path: str, labels: npt.NDArray[Any], coding: Coding) -> None:
     """Raise DataError for labels that have to be decoded, and for those that stand for no data."""
     if coding.packed:
         raise DataError(path, f"labels that its attributes change ({coding})", "write the labels as they are meant")

@@ -74,6 +74,11 @@ class Coding:
         kind = self.decoded_dtype.type
         return stored.astype(kind) * kind(self.scale) + kind(self.offset)
 
+    def masked(self, stored: Numbers) -> Numbers:
+        """Return the numbers that are meant. Where some stand for no data, the array is masked there."""
+        found = self.decoded(stored)
+        return np.ma.MaskedArray(found, self.marked(stored), fill_value=self.nodata) if self.marks else found
+
     def __str__(self) -> str:
         factors = [("scale_factor", self.scale, 1.0), ("add_offset", self.offset, 0.0)]
         told = [f"{name} = {value:g}" for name, value, none in factors if value != none]
