@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 
 from daskcnn import events
 
-_TIMELESS = (events.Calibrating, events.LinkSpeeds, events.SamplesAllocated, events.StepsEnded, events.UnknownEvent)
+_TIMELESS = (
+    *(events.Calibrating, events.LinkSpeeds, events.SamplesAllocated, events.StepsEnded, events.UnknownEvent),
+    *(events.RunStarted, events.RunEnded),  # between one's end and the next one's start nobody trains
+)
 """Events that do not move the clock."""
 _TRAINED = (events.RoundEnded, events.EpochEnded)
 
@@ -38,7 +41,7 @@ class Attendance:
 
     def take(self, event: events.Event) -> None:
         """Take in one event."""
-        if not isinstance(event, (*_TIMELESS, events.RunEnded)) and (self._training or isinstance(event, _TRAINED)):
+        if not isinstance(event, _TIMELESS) and (self._training or isinstance(event, _TRAINED)):
             self._move(event)
         match event:
             case events.RunStarted():

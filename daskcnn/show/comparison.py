@@ -286,7 +286,7 @@ _RESULTS = [
     _Figure("test accuracy", lambda r: r.test.accuracy if r.test else None, percent, "more", of_data=True),
     _Figure("test AUC", lambda r: r.test.auc if r.test else None, _figures, "more", of_data=True),
     _Figure(
-        "validation accuracy",
+        "last validation accuracy",
         lambda r: r.looks[-1].validation_accuracy if r.looks else None,
         percent,
         "more",

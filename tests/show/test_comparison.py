@@ -57,7 +57,7 @@ def test_time_epochs_and_rounds_to_an_accuracy_are_those_of_the_first_look_that_
 
 def test_the_best_of_a_line_is_the_least_or_the_most_and_nobody_where_all_are_alike() -> None:
     result = compare([run("a", 0.4, test=0.5), run("b", 0.7, test=0.5), run("c", 0.7, seconds=9.0)], targets=[0.6])
-    assert line(result, "validation accuracy").best == (1, 2)
+    assert line(result, "last validation accuracy").best == (1, 2)
     assert line(result, "time").best == (2,)
     assert line(result, "test accuracy").best == ()
     assert line(result, "wait").best == ()
@@ -77,7 +77,7 @@ def test_targets_that_nobody_asked_for_and_nobody_reached_are_left_out() -> None
 
 def test_of_runs_on_other_data_none_is_the_best_in_accuracy() -> None:
     result = compare([run("a", 0.4, test=0.5), run("b", 0.7, test=0.6, seconds=9.0, dataset="other")], targets=[0.3])
-    for label in ("validation accuracy", "test accuracy", "time to 30 %"):
+    for label in ("last validation accuracy", "test accuracy", "time to 30 %"):
         assert line(result, label).best == ()
     assert line(result, "time").best == (1,)
 

@@ -381,3 +381,20 @@ def test_the_logs_hold_what_the_laws_are_about() -> None:
     found = [event for seed in range(60) for event in log_of(seed)]
     for kind in (events.WorkerJoined, events.WorkerLost, events.RunResumed, events.GroupsFormed, events.EpochEnded):
         assert sum(isinstance(event, kind) for event in found) > 5, kind.kind
+
+
+def test_the_pause_before_a_resume_is_nobodys_time() -> None:
+    log = list[Event]()
+    for at, seconds in ((0.0, 2.0), (100.0, 4.0)):
+        log.append(events.RunStarted().logged(at))
+        log += [events.RunResumed(step=1, epoch=1.0).logged(at)] if at else []
+        log.append(events.WorkersCalibrated(workers=[events.CalibratedWorker(name="a")]).logged(at + 1))
+        log.append(events.EpochEnded(step=1 + bool(at), epoch=1.0 + bool(at)).logged(at + 3))
+        log.append(events.CheckpointWritten(step=1 + bool(at)).logged(at + 3))
+        log.append(events.RunEnded(status="interrupted", seconds=seconds).logged(at + 3))
+    history = History()
+    for event in log:
+        history.take(event)
+    (row,) = report_of(history).workers
+    assert row.present == pytest.approx(4)
+    assert [worker.present for worker in worker_totals(log)] == [pytest.approx(4)]
