@@ -178,6 +178,11 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return similar(word, words) or all_known(words)
 
 
+def or_own(hint: str, remedy: str = "one of your own needs its module in run.imports (--import)") -> str:
+    """Return the end of a message about an unknown word, with the remedy where a module of the user's has it."""
+    return f"{hint} {remedy[0].upper()}{remedy[1:]}" if hint.endswith("?") else f"{hint}; {remedy}"
+
+
 def similar(word: object, known: Iterable[str]) -> str:
     """The end of a message about an unknown word, `; did you mean 'x'?`; empty where none is close."""
     close = get_close_matches(str(word), sorted(known), n=1)

@@ -790,7 +790,7 @@ def test_prepare_and_verify(tmp_path: Path) -> None:
         (["prepare", "synthetic", "--archive", "x"], "built in and takes no archive"),
         (["prepare", "synthetic", "--seed", "-1"], "-1"),
         (["prepare", "synthetic", "--order", "sorted"], "sorted"),
-        (["prepare", "synthetic", "--out", "file"], "is a file, not a folder; choose another --out"),
+        (["prepare", "synthetic", "--out", "file"], "is a file, not a folder; choose another place (--out)"),
         (["verify", "nowhere"], "nowhere: no data set here; check the path, or make a data set with"),
     ],
 )

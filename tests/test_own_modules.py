@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -309,3 +311,15 @@ DATASETS["mine"] = Mine()
         assert asked("data", "prepare", "mine", "--import", NAME, "--out", here / "mine.zarr").exit_code == 0
     finally:
         DATASETS.pop("mine", None)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"model": {"layers": [{"layer": "slope"}]}}, "did you mean 'scale'? One of your own needs its module in"),
+        ({"train": {"strategy": "mine"}}, "; one of your own needs its module in run.imports (--import)"),
+    ],
+)
+def test_the_error_about_an_unknown_name_says_how_to_bring_ones_own(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=re.escape(words)):
+        resolve(table)

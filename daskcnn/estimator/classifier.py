@@ -83,6 +83,9 @@ def checked_labels(estimator: Any, y: Any) -> npt.NDArray[Any]:
     """Return the labels as a one-dimensional array. Raises ValueError for what is no label of a class."""
     if y is None:
         raise ValueError(f"This {type(estimator).__name__} estimator requires y to be passed, but the target y is None")
+    if len(shape := np.shape(y)) == 2 and shape[1] > 1:
+        remedy = "give the class of each sample; of rows with one 1 each it is y.argmax(axis=1)"
+        raise ValueError(f"y should be a 1d array, got an array of shape {shape} instead: {remedy}")
     found = column_or_1d(y, warn=True)
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise ValueError("Input y contains NaN or infinity")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from daskcnn.errors import nearest
+from daskcnn.errors import nearest, or_own
 
 _KEYS = {
     "train.lr": "learning_rate learningrate base_lr init_lr learning_rate_init eta0 step_size",
@@ -46,4 +46,4 @@ def meant_key(name: str, section: str = "") -> str | None:
 def meant_strategy(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown strategy."""
     here = STRATEGIES.get(name.lower())
-    return f"; did you mean {here!r}?" if here else nearest(name, known)
+    return f"; did you mean {here!r}?" if here else or_own(nearest(name, known))

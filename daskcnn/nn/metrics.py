@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.errors import DataError, nearest
+from daskcnn.errors import DataError, nearest, or_own
 
 Metric: TypeAlias = Callable[[npt.NDArray[Any], npt.NDArray[Any]], Any]
 CONTRACT = "return a number for each sample, or their mean, of probabilities (N, classes) and labels (N,)"
@@ -56,7 +56,8 @@ def metric_of(name: str) -> Metric:
     """Return a metric, whose module is imported. Raises ValueError for a name without one."""
     if not (module := module_of(name)):
         if name not in METRICS:
-            raise ValueError(f"no such metric{nearest(name, METRICS)}; a function of yours is my_module:{name:.60}")
+            own = f"a function of yours is my_module:{name:.60}"
+            raise ValueError(f"no such metric{or_own(nearest(name, METRICS), own)}")
         return METRICS[name]
     found = getattr(sys.modules.get(module), short_name(name), None)
     if not callable(found):

@@ -20,7 +20,7 @@ from dataclasses import MISSING, Field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
-from daskcnn.errors import nearest
+from daskcnn.errors import nearest, or_own
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import LAYERS, kind_of
 from daskcnn.nn.sequential import Sequential, tie_problems
@@ -265,7 +265,9 @@ def _meant(word: Any, known: Collection[str]) -> str:
     if name == "softmax" and known is LAYERS:
         return "; leave it out: the loss makes probabilities of the last layer's scores"
     here = _ELSEWHERE.get(name)
-    return f"; did you mean {here!r}?" if here in known else nearest(word, known)
+    if here in known:
+        return f"; did you mean {here!r}?"
+    return or_own(nearest(word, known)) if known is LAYERS else nearest(word, known)
 
 
 def _path(key: str, value: Any) -> Sequential | None:

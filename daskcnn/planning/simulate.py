@@ -20,7 +20,7 @@ from daskcnn.job.network import convolutions, layout_of, network_of
 from daskcnn.job.resolve import apply_settings, read_job_file, resolve
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.ps.downpour import Downpour
-from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.directory import RunDirectory, near
 from daskcnn.runs.log import read_events
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import Stage
@@ -125,7 +125,8 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
     cluster: None for the run's own. settings: keys of the job, "section.key=value". Raises UserError.
     """
     path = Path(job)
-    raw = RunDirectory.open(path).job() if path.is_dir() else read_job_file(path)
+    what = f"a job file or a run{near(path)}"
+    raw = RunDirectory.open(path).job() if path.is_dir() else read_job_file(path, what=what)
     apply_settings(raw, settings)
     if cluster is None and not path.is_dir():
         raise JobError([f"{job}: a job file says nothing of the cluster; give --cluster with a cluster file or a run"])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from daskcnn.errors import DataError, UserError
 from daskcnn.export import FORMATS, read_model
@@ -74,8 +75,10 @@ def find_network(
     ------
     DataError : there is no trained network, or it is damaged.
     JobError : the run's job is damaged or of another version.
-    UserError : its images do not have such views.
+    UserError : its images do not have such views; there is no such choice.
     """
+    if checkpoint not in (None, *get_args(CheckpointChoice)):
+        raise UserError(f"checkpoint={checkpoint!r:.60}", "there is no such choice", "give 'best' or 'last'")
     found = _find(local_path(place), checkpoint, say)
     own = found.classifier
     if views is not None:

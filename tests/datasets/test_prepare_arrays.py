@@ -347,7 +347,9 @@ def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="already holds a data set"):
         prepare(IMAGES, LABELS, tmp_path / "x.zarr")
     _zarr(tmp_path)
-    with pytest.raises(DataError, match=r"holds no whole data set \(.*\); choose another --out, or remove it"):
+    with pytest.raises(
+        DataError, match=r"holds no whole data set \(.*\); choose another place \(--out\), or remove it"
+    ):
         prepare(IMAGES, LABELS, tmp_path / "tiles.zarr")
 
 

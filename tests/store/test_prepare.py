@@ -105,7 +105,7 @@ def test_failing_midway_leaves_nothing(source: Source, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made(archive: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot be written .*choose another --out"):
+    with pytest.raises(DataError, match=r"cannot be written .*choose another place \(--out\)"):
         prepare("cifar10", archive=archive, out=archive / "x.zarr")
 
 

@@ -255,3 +255,8 @@ def test_a_checkpoint_is_evaluated_on_its_run_s_data_and_kept_in_its_run(folder:
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["samples"] == 60
     assert json.loads(Path("run/evaluation.json").read_text(encoding="utf-8"))["checkpoint"] == str(BEST)
+
+
+def test_another_choice_of_checkpoint_is_refused() -> None:
+    with pytest.raises(UserError, match="checkpoint='bets': there is no such choice; give 'best' or 'last'"):
+        daskcnn.load("run", checkpoint="bets")

@@ -83,7 +83,7 @@ def _existing(out: str) -> Dataset | None:
     """Return the data set at `out`, None if nothing is there. Raises DataError for anything else."""
     if not is_url(out) and not local_path(out).is_dir():
         if local_path(out).exists():
-            raise DataError(out, "is a file, not a folder", "choose another --out")
+            raise DataError(out, "is a file, not a folder", "choose another place (--out)")
         return None
     if Files.at(out).is_empty():
         return None
@@ -91,7 +91,7 @@ def _existing(out: str) -> Dataset | None:
         return open_dataset(out)
     except DataError as error:
         reason = f"is not empty, and holds no whole data set ({error.reason or error})"
-        raise DataError(out, reason, "choose another --out, or remove it") from error
+        raise DataError(out, reason, "choose another place (--out), or remove it") from error
 
 
 def refuse_occupied(out: str) -> None:
@@ -108,7 +108,7 @@ def _already(existing: Dataset, progress: Progress) -> str:
 
 def _refusal(existing: Dataset) -> DataError:
     reason = f"already holds a data set ({summary_of(existing)})"
-    return DataError(existing.path, reason, "use it as it is (--data), remove it, or choose another --out")
+    return DataError(existing.path, reason, "use it as it is (--data), remove it, or choose another place (--out)")
 
 
 def summary_of(dataset: Dataset) -> str:

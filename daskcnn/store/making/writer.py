@@ -165,7 +165,9 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
                 _flush(folder)
                 _take_place(folder, target)
     except OSError as error:
-        raise DataError(out, f"cannot be written ({error.strerror or error})", "choose another --out") from error
+        raise DataError(
+            out, f"cannot be written ({error.strerror or error})", "choose another place (--out)"
+        ) from error
 
 
 def write(source: Source, manifest: Manifest, out: str, on_part: Callable[[str], None]) -> None:
@@ -187,7 +189,7 @@ def storing(out: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = f"cannot be written ({str(error) or type(error).__name__})"
-        raise DataError(out, reason, "choose another --out") from error
+        raise DataError(out, reason, "choose another place (--out)") from error
 
 
 @contextmanager
