@@ -168,7 +168,7 @@ def no_data_set(data: Data) -> DataError:
     if data.name in DATASETS:
         how = f"make it there with `daskcnn data prepare {data.name} --out {data.path}`"
     else:
-        how = f"make it there: `daskcnn data prepare folder IMAGES --out {data.path}`"
+        how = f"make it there: `daskcnn data prepare folder IMAGES --size 32x32 --out {data.path}`"
         how += nearest(data.name, DATASETS) if data.name else ""
     return DataError(data.path, "no data set here", f"correct data.path (--data), or {how}")
 

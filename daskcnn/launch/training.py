@@ -302,7 +302,9 @@ def _with_remedy(error: UserError, recorder: Recorder) -> UserError:
     if recorder.not_kept:
         message += f"\nthe run could not be kept where it was asked to be ({recorder.not_kept})"
     if not isinstance(error, Diverged):
-        message += f"\ngo on with: python -m daskcnn.run --resume {run}"
+        message += (
+            f"\ngo on with: python -m daskcnn.run --resume {run}, or in Python daskcnn.train(resume={str(run)!r})"
+        )
     found = Interrupted(message, error.signum) if isinstance(error, Interrupted) else type(error)(message)
     found.value, found.reason, found.remedy = error.value, error.reason, error.remedy
     return found

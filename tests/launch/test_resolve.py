@@ -322,10 +322,16 @@ def test_a_name_alone_means_the_store_under_data(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"name": "ships"}, "make it there: `daskcnn data prepare folder IMAGES --out {}/data/ships.zarr`; known: ci"),
+        (
+            {"name": "ships"},
+            "make it there: `daskcnn data prepare folder IMAGES --size 32x32 --out {}/data/ships.zarr`; known: ci",
+        ),
         ({"name": "synthetc"}, "{}/data/synthetc.zarr: no data set here"),
         ({"name": "synthetc"}, "did you mean 'synthetic'?"),
-        ({"name": "ships", "path": "here.zarr"}, "`daskcnn data prepare folder IMAGES --out {}/here.zarr`"),
+        (
+            {"name": "ships", "path": "here.zarr"},
+            "`daskcnn data prepare folder IMAGES --size 32x32 --out {}/here.zarr`",
+        ),
         ({"path": "here.zarr"}, "{}/here.zarr: no data set here; correct data.path (--data), or make it there: `"),
         ({"name": "cifar10", "path": "here.zarr"}, "make it there with `daskcnn data prepare cifar10 --out {}/here"),
     ],

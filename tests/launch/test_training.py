@@ -188,7 +188,8 @@ def test_an_early_end_names_the_checkpoint_and_how_to_go_on(recorder: Recorder, 
     assert (type(told), told.exit_code) == (type(error), error.exit_code)
     assert f"last good checkpoint: {recorder.checkpoint}" in str(told)
     resume = f"python -m daskcnn.run --resume {recorder.directory.path}"
-    assert (resume in str(told)) == (not isinstance(error, Diverged))
+    in_python = f"daskcnn.train(resume='{recorder.directory.path}')"
+    assert (resume in str(told)) == (in_python in str(told)) == (not isinstance(error, Diverged))
 
 
 @pytest.mark.parametrize(
