@@ -91,6 +91,8 @@ def plan(
 
     found = planning.plan(scenario(job, cluster, settings), add, without, seed=seed)
     tell(dumps(found.to_dict(), indent=2) if as_json else format_worker_plan(found))
+    if cluster is None and not settings and (doubt := planning.doubt(job, found.rows[0].epoch)):
+        say(f"warning: {doubt}")
 
 
 def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:

@@ -11,9 +11,12 @@ from typing import get_args
 from daskcnn.arrays import DeviceKind
 from daskcnn.errors import JobError, UserError, all_known
 from daskcnn.planning.simulate import Scenario, simulate
+from daskcnn.runs.directory import RunDirectory
 from daskcnn.show.worker_plan import Row, Verdict, WorkerPlan
 from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, Worker, patterns
 
+_AS_MEASURED = 1.25
+"""A replay that takes up to so many times as long as the run, or the run as the replay, has the run's speeds."""
 FURTHER = 32
 """The most workers beyond those asked for that are tried, to see when another one stops paying."""
 
@@ -53,6 +56,18 @@ def plan(
     rows += [next(more) for _ in asked]
     verdicts = [_verdict(name, rows, more if name == asked[-1] else ()) for name in dict.fromkeys(asked)]
     return WorkerPlan(tuple(rows), tuple(_with_reason(chosen, verdict, asked, known) for verdict in verdicts))
+
+
+def doubt(run: str, epoch: float) -> str | None:
+    """Return a warning where an epoch of a run took another time than its replay, in seconds; else None."""
+    found = RunDirectory.open(run).summary()
+    took = found["seconds"] / found["epochs"] if found and found.get("seconds") and found.get("epochs") else epoch
+    if max(took, epoch) <= _AS_MEASURED * min(took, epoch):
+        return None
+    return (
+        f"{run}: an epoch took {took:.3g} s, and takes {epoch:.3g} s by the workers' usual speeds: they varied, in the "
+        "first rounds or because of other programs, so smaller differences than this one say little; go by a longer run"
+    )
 
 
 # --- fewer workers ---

@@ -19,6 +19,7 @@ from daskcnn.cli import main as daskcnn
 from daskcnn.errors import DataError, installing
 from daskcnn.events import KernelsSharded
 from daskcnn.planning import paper_figures as figures
+from daskcnn.planning.plan_workers import doubt
 from daskcnn.planning.simulate import scenario
 from daskcnn.reports import plot
 from daskcnn.runs.log import read_events
@@ -451,3 +452,12 @@ def test_without_matplotlib_figures_are_refused_with_the_remedy(monkeypatch: pyt
     assert f"matplotlib is not installed; {installing('plot')}" in refused(
         "simulate", "job.toml", "--figures", "pictures"
     )
+
+
+def test_a_replay_that_is_far_from_its_run_is_doubted(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text("{}")
+    assert doubt(str(tmp_path), 1.0) is None, "it goes on"
+    (tmp_path / "summary.json").write_text('{"seconds": 10.0, "epochs": 5.0}')
+    assert doubt(str(tmp_path), 1.7) is None
+    assert "an epoch took 2 s, and takes 1 s by the workers' usual speeds" in str(doubt(str(tmp_path), 1.0))
+    assert "an epoch took 2 s, and takes 3 s" in str(doubt(str(tmp_path), 3.0))
