@@ -23,7 +23,7 @@ MEANT = np.where(HOLES, np.nan, STORED * 0.5 + 2)
 
 def zarr_array(place: Any, stored: npt.NDArray[Any] = STORED, attributes: dict[str, Any] | None = None) -> Any:
     """An array in chunks of 7 samples; those of its fill value alone are not stored."""
-    how = {"chunks": (7, *stored.shape[1:]), "shape": stored.shape, "dtype": stored.dtype}
+    how: dict[str, Any] = {"chunks": (7, *stored.shape[1:]), "shape": stored.shape, "dtype": stored.dtype}
     found = zarr.create_array(place, attributes=attributes, **how)
     found[:] = stored
     return found
@@ -65,7 +65,8 @@ def test_predictions_of_a_zarr_array_are_of_its_decoded_numbers(tmp_path: Path) 
 
 def test_the_estimator_decodes_a_zarr_array(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    images, how = zarr_array(tmp_path / "x.zarr", attributes=CODING), {"model": [{"layer": "dense"}], "epochs": 1}
+    images = zarr_array(tmp_path / "x.zarr", attributes=CODING)
+    how: dict[str, Any] = {"model": [{"layer": "dense"}], "epochs": 1}
     mine, wanted = CNNClassifier(**how).fit(images, LABELS), CNNClassifier(nodata=-1, **how).fit(MEANT, LABELS)
     np.testing.assert_allclose(
         np.asarray(mine.predict_proba(images)), wanted.predict_proba(MEANT), rtol=1e-4, atol=1e-6

@@ -259,4 +259,4 @@ def test_a_checkpoint_is_evaluated_on_its_run_s_data_and_kept_in_its_run(folder:
 
 def test_another_choice_of_checkpoint_is_refused() -> None:
     with pytest.raises(UserError, match="checkpoint='bets': there is no such choice; give 'best' or 'last'"):
-        daskcnn.load("run", checkpoint="bets")
+        daskcnn.load("run", checkpoint="bets")  # type: ignore[arg-type] # the point
