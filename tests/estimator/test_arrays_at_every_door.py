@@ -71,7 +71,9 @@ class Own(np.ndarray):
 
 
 def _zarr(images: npt.NDArray[Any], names: tuple[str, ...], chunk: int, zarr_format: Any) -> Any:
-    how = {"dimension_names": names} if zarr_format == 3 else {"attributes": {"_ARRAY_DIMENSIONS": list(names)}}
+    how: dict[str, Any] = {"dimension_names": names}
+    if zarr_format == 2:  # without a fill value, which xarray would take for one of numbers that are missing
+        how = {"attributes": {"_ARRAY_DIMENSIONS": list(names)}, "fill_value": None}
     chunks = (chunk, *images.shape[1:])
     return zarr.create_array({}, data=np.ascontiguousarray(images), chunks=chunks, zarr_format=zarr_format, **how)
 

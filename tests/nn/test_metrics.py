@@ -90,7 +90,7 @@ def test_names_that_are_none_and_names_of_two_are_told(module: ModuleType) -> No
     assert [*name_problems(["top3", "top5"])] == []
     told = [*name_problems(["top4", f"{MODULE}:top", f"{MODULE}:accuracy", f"{MODULE}:top3", "top3", "no_module:f"])]
     assert told == [
-        "train.metrics = 'top4': no such metric; did you mean 'top5'?; a function of yours is my_module:top4",
+        "train.metrics = 'top4': no such metric; did you mean 'top5'? A function of yours is my_module:top4",
         f"train.metrics = '{MODULE}:top': {MODULE} has no function of this name; did you mean 'top3'?",
         "train.metrics = 'no_module:f': no_module has no function of this name; there are none",
         "train.metrics: 'accuracy' is the name of another figure too; give the function another name",
