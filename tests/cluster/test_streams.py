@@ -250,7 +250,7 @@ def test_bytes_arrive_in_order_whatever_their_number(workers: list[Worker]) -> N
             stream.send(buffer[: size // 2], buffer[size // 2 :], stopped=NEVER)
 
     take_streams(host, "echo", lambda message: echo)
-    stream, rng = open_stream(other, host.address, "echo", {}), np.random.default_rng(0)
+    stream, rng = open_stream(other, host.address, "echo", {}, NEVER), np.random.default_rng(0)
     for size in sizes:
         said, heard = rng.bytes(size), bytearray(size)
         stream.send(said, stopped=NEVER)

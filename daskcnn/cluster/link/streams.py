@@ -12,8 +12,10 @@ import os
 import socket
 import ssl
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any, Final
 
@@ -21,7 +23,7 @@ from distributed.comm import Comm, CommClosedError, connect
 
 TURN: Final = 0.5
 """Seconds between two looks whether a thread that waits on a socket is to stop."""
-OPENED: Final = 20.0
+OPENED: Final = 5.0
 """Seconds within which a worker takes a stream."""
 PROTOCOLS: Final = ("tcp://", "tls://")
 """Dask's protocols whose connections are sockets."""
@@ -116,10 +118,13 @@ def _close(comm: Any, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_soon_threadsafe(comm.abort)
 
 
-def open_stream(worker: Any, address: str, handler: str, message: Mapping[str, Any]) -> Stream:
+def open_stream(
+    worker: Any, address: str, handler: str, message: Mapping[str, Any], stopped: Callable[[], bool]
+) -> Stream:
     """Open a stream from this worker to the one at the address. Call it on a thread other than the event loop's.
 
-    Raises OSError, among them Refused with the reason, where there is no worker, or it does not take the stream.
+    Raises OSError, among them Refused with the reason, where there is no worker, or it does not take the stream;
+    EOFError once stopped.
     """
 
     async def opened() -> Stream:
@@ -134,11 +139,13 @@ def open_stream(worker: Any, address: str, handler: str, message: Mapping[str, A
             comm.abort()
             raise
 
-    waited = asyncio.wait_for(opened(), OPENED)
-    try:
-        return asyncio.run_coroutine_threadsafe(waited, worker.loop.asyncio_loop).result()
-    except TimeoutError as error:
-        raise ConnectionError(f"{address}: no stream within {OPENED:g} s") from error
+    pending = asyncio.run_coroutine_threadsafe(opened(), worker.loop.asyncio_loop)
+    deadline = time.monotonic() + OPENED  # Dask tries for longer to reach a worker that is gone
+    while not wait([pending], TURN).done:
+        if stopped() or time.monotonic() > deadline:
+            pending.cancel()
+            raise EOFError("stopped while opening") if stopped() else ConnectionError(f"{address}: no answer")
+    return pending.result()
 
 
 Serve = Callable[[Stream], None]

@@ -119,7 +119,7 @@ class WorkerEnd:
         """
         try:
             if self._stream is None:
-                self._stream = open_stream(self._worker, self._address, HANDLER, self._opening)
+                self._stream = open_stream(self._worker, self._address, HANDLER, self._opening, stopped)
             send_request(self._stream, request, stopped)
             return read_answer(self._stream, request, self._length, self._wire, stopped)
         except (OSError, EOFError):
