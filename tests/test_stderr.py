@@ -58,7 +58,6 @@ QUICK = {
     ("run", "tls://127.0.0.1:{port}"),
     ("run, data to write", "http://localhost:8786"),
     ("predict", "tcp://127.0.0.1:{port}"),
-    ("doctor", "tls://127.0.0.1:{port}"),
     ("train", "tls://127.0.0.1:{port}"),
 }
 """Cases that are not left to `make test-all`: the others show the same once more."""

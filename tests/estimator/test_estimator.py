@@ -385,8 +385,10 @@ def test_a_warm_start_goes_on_from_the_weights_of_the_fit_before(images: np.ndar
 # --- chunk by chunk ---
 
 
-@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
-@pytest.mark.parametrize(("optimizer", "ema"), [("sgd", None), ("adamw", None), ("sgd", 0.9)])
+@pytest.mark.parametrize("strategy", ["sgwu", pytest.param("layer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("optimizer", "ema"), [pytest.param("sgd", None, marks=pytest.mark.slow), ("adamw", None), ("sgd", 0.9)]
+)
 def test_calls_of_partial_fit_are_epochs_of_one_training(
     images: np.ndarray, y: np.ndarray, strategy: str, optimizer: str, ema: float | None
 ) -> None:
