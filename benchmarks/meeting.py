@@ -1,4 +1,4 @@
-"""What a meeting of two workers costs: a push of each behind a barrier, and the center back.
+"""Milliseconds of a meeting of two workers: each pushes behind a barrier, and gets the center back.
 
     python benchmarks/meeting.py [--bytes 138000 358000 1080000] [--meetings 300] [--tls] [--json FILE]
 

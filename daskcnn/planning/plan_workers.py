@@ -16,7 +16,7 @@ from daskcnn.show.worker_plan import Row, Verdict, WorkerPlan
 from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, Worker, patterns
 
 _AS_MEASURED = 1.25
-"""A replay that takes up to so many times as long as the run, or the run as the replay, has the run's speeds."""
+"""Largest ratio of the seconds of run and replay at which the replay counts as one of this run."""
 FURTHER = 32
 """The most workers beyond those asked for that are tried, to see when another one stops paying."""
 

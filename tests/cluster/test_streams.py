@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from secrets import token_hex
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def workers() -> Iterator[list[Worker]]:
 
 @contextmanager
 def on(worker: Worker) -> Iterator[None]:
-    """What a task of this worker sees."""
+    """Run inside as a task of this worker does."""
     token = _worker_cvar.set(worker)
     try:
         yield
@@ -204,6 +205,21 @@ def test_a_wait_ends_when_the_run_is_stopped(workers: list[Worker]) -> None:
         stop.set()
         with pytest.raises(Stopped):
             waits.result(10)
+
+
+def test_calls_of_several_threads_take_turns_on_one_stream(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round that is stopped may still wait on the thread of exchanges when the next one begins."""
+    here, opened = Hosting(workers), Mock(wraps=open_stream)
+    monkeypatch.setattr("daskcnn.cluster.server.stream.open_stream", opened)
+    here.join("a")
+    link, numbers = here.link("a"), np.random.default_rng(0).normal(size=LENGTH).astype(np.float32)
+    link.call(Push(1, "a", 1, 1, 0, numbers, 3, 0.5))
+    with ThreadPoolExecutor(4) as pool:
+        for reply in pool.map(link.call, [Pull(1, "a", 1)] * 80):
+            np.testing.assert_array_equal(reply.weights, numbers)
+    assert opened.call_count == 1
 
 
 def test_whoever_does_not_read_holds_nobody_up(workers: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,7 +288,7 @@ def test_a_place_for_caches_that_cannot_be_written_leaves_that_in_the_home(
 def test_a_temporary_folder_that_may_be_of_others_is_not_used(
     homeless: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What compiled loops are read from is run."""
+    """The files of compiled loops are code that runs."""
     if kind == "a link":
         (tmp_path / "other").mkdir()
         homeless.symlink_to(tmp_path / "other")

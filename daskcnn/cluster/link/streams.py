@@ -52,7 +52,7 @@ class Stream:
     def send_now(self, *parts: Any) -> list[memoryview]:
         """Send the bytes that the connection takes without waiting. Returns the rest."""
         rest = [memoryview(part).cast("B") for part in parts]
-        if self._secure or not hasattr(os, "writev"):  # there is no way to send without waiting
+        if self._secure:  # there is no way to send without waiting
             return rest
         with suppress(BlockingIOError):
             while rest:
@@ -165,7 +165,8 @@ def take_streams(worker: Any, handler: str, take: Callable[[dict[str, Any]], Ser
             await comm.write({"status": "refused", "reason": str(error)})
             return
         await comm.write({"status": "OK"})  # the other end sends nothing before
-        stream, loop, ended = Stream(comm, asyncio.get_running_loop()), asyncio.get_running_loop(), asyncio.Event()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        stream = Stream(comm, loop)
 
         def served() -> None:
             try:

@@ -8,6 +8,7 @@ other, so no number that a stranger sends makes it reserve memory.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -107,6 +108,7 @@ class WorkerEnd:
         self._worker, self._address, self._length, self._wire = worker, address, length, np.dtype(wire)
         self._opening = {"server": secret, "worker": name}
         self._stream: Stream | None = None
+        self._turn = threading.Lock()  # a round that is stopped may still wait for an answer when the next one begins
 
     def leads_to(self, secret: str) -> bool:
         """Return True if it leads to the server with this secret."""
@@ -117,17 +119,17 @@ class WorkerEnd:
 
         Raises PushRefused, or OSError or EOFError where the stream breaks or the wait is stopped.
         """
-        try:
-            if self._stream is None:
-                self._stream = open_stream(self._worker, self._address, HANDLER, self._opening, stopped)
-            send_request(self._stream, request, stopped)
-            return read_answer(self._stream, request, self._length, self._wire, stopped)
-        except (OSError, EOFError):
-            self.close()
-            raise
+        with self._turn:
+            try:
+                if self._stream is None:
+                    self._stream = open_stream(self._worker, self._address, HANDLER, self._opening, stopped)
+                send_request(self._stream, request, stopped)
+                return read_answer(self._stream, request, self._length, self._wire, stopped)
+            except (OSError, EOFError):
+                self._close()
+                raise
 
-    def close(self) -> None:
-        """Close the stream, if there is one."""
+    def _close(self) -> None:
         if self._stream is not None:
             self._stream.close()
             self._stream = None

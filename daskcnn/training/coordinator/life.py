@@ -46,7 +46,7 @@ class Teams:
     def __init__(self, settings: Settings, roster: Roster, out: Outbox) -> None:
         self._roster, self._even = roster, settings.even
         seconds = roster.seconds
-        if settings.even:  # whoever comes first: names decide who has which samples
+        if settings.even:  # names decide who has which samples, and not who comes first
             seconds = dict(sorted(seconds.items()))
         if settings.replica_size == 1:
             self.members: dict[str, tuple[str, ...]] = {worker: (worker,) for worker in seconds}
