@@ -239,6 +239,7 @@ class SamplesAllocated(Event):
 
     kind = "allocation"
     sizes: Annotated[dict[str, NonNegativeInt], "Samples of each worker, or group."]
+    step: Annotated[dict[str, NonNegativeInt], "Those of a step that all share, by worker."] = {}
 
 
 class WorkerJoined(Event):

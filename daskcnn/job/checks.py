@@ -241,7 +241,7 @@ def _of_averages(rule: UpdateRule, train: Train) -> Iterator[str]:
             "have none; remove it, or use rule.exchange = 'allreduce'"
         )
     # lookahead's way back is linear: the mean of the replicas' is that of the mean of their weights
-    if train.lookahead is not None and rule.period is not None and not rule.takes_means:
+    if train.lookahead is not None and rule.period is not None and not (rule.takes_means or rule.merges_gradients):
         yield (
             f"train.lookahead: strategy {strategy!r} merges within a round, which moves the weights away from where "
             "lookahead goes back to; remove it, or use bsp, or a rule that merges at the end of a round, such as sgwu"

@@ -33,7 +33,7 @@ from daskcnn.nn import (
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.losses import USUAL, SoftmaxCrossEntropy
 from daskcnn.nn.network import SAMPLES, patch_moments, whitened_layer, whitening_kernels
-from daskcnn.nn.optimizers import Averaged, Lookahead
+from daskcnn.nn.optimizers import Averaged, CenterDescent, Lookahead
 from daskcnn.nn.schedule import RateSchedule, WarmUp
 from daskcnn.store import BatchPlan, Dataset, Described, batches
 
@@ -114,10 +114,16 @@ def optimizer_of(job: Job) -> Optimizer:
     return Averaged(optimizer, train.ema) if train.ema is not None and train.strategy == LAYER else optimizer
 
 
-def descent_of(job: Job, model: Sequential) -> Descent:
-    """Return the job's optimizer, and how it steps each parameter of the network."""
+def descent_of(job: Job, frozen: frozenset[str]) -> Descent:
+    """Return the job's optimizer, and how it steps each parameter of the network. frozen: paths of its layers."""
     train = job.train
-    return Descent(optimizer_of(job), model.frozen, tuple((train.rates or {}).items()), train.decay_all, train.clip)
+    return Descent(optimizer_of(job), frozen, tuple((train.rates or {}).items()), train.decay_all, train.clip)
+
+
+def center_descent_of(job: Job, layout: Layout, frozen: frozenset[str] = frozenset()) -> CenterDescent | None:
+    """Return the optimizer's steps on the server; None: replicas make them."""
+    merged = job.rule is not None and job.rule.merges_gradients
+    return CenterDescent.of(descent_of(job, frozen), layout) if merged else None
 
 
 def at_rest(job: Job, layout: Layout, weights: Array) -> OptimizerState:

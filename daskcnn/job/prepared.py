@@ -14,7 +14,7 @@ import numpy as np
 from daskcnn.arrays import Array, Device, Pool
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.errors import JobError
-from daskcnn.job.network import convolutions, layout_of, network_of, reconstructs, training_samples
+from daskcnn.job.network import center_descent_of, convolutions, layout_of, network_of, reconstructs, training_samples
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout, walk
 from daskcnn.nn.layers import BatchNorm, Sigmoid
@@ -116,6 +116,18 @@ def pixels_misfit(job: Job, dataset: Dataset) -> Iterator[str]:
         C, most = dataset.shape[-1], np.iinfo(dataset.dtype).max
         remedy = f"set data.scale to mean = {[0.0] * C} and deviation = {[float(most)] * C}"
         yield f"train.loss = {loss!r}: {lies}, and those of the data set become {low:.3g} to {high:.3g}; {remedy}"
+
+
+def steps_of_parts(job: Job, dataset: Dataset) -> Iterator[str]:
+    """Steps of the optimizer that no part of a split server can make by itself."""
+    steps = center_descent_of(job, layout_of(job, dataset)) if job.cluster.ps_shards > 1 else None
+    if steps is not None and not steps.splits:
+        clip, name = job.train.clip, job.train.optimizer.name
+        asks = f"train.optimizer = {name!r}" if clip is None else f"train.clip = {clip:g}"
+        yield (
+            f"cluster.ps_shards = {job.cluster.ps_shards}: each part of the server steps by itself, and {asks} needs "
+            'the norms of whole parameters; use 1, or rule.combine = "average"'
+        )
 
 
 def single_numbers(job: Job, dataset: Dataset) -> Iterator[str]:

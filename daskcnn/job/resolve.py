@@ -140,7 +140,13 @@ MOST_ENTRIES = 20_000
 def resolve(raw: Mapping[str, Any]) -> Job:
     """Return the job with every default that needs no data set (others: `job.dataset.on_data`). Raises JobError."""
     job = parse_job(raw)
-    update = {"data": resolved_data(job.data), "model": _resolved_model(job.model), "train": resolved_train(job)}
+    update: dict[str, Any] = {
+        "data": resolved_data(job.data),
+        "model": _resolved_model(job.model),
+        "train": resolved_train(job),
+    }
+    if job.rule is not None and job.train.replica_size > 1:
+        update["rule"] = job.rule.for_groups()
     job = job.model_copy(update=update)
     return job.model_copy(update={"run": _resolved_run(job)})
 

@@ -64,6 +64,7 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
         layout = layout_of(job, dataset)
         problems += [*_uncuttable(job, dataset, layout.size), *checks.too_little_workspace(job, dataset)]
         problems += [*checks.single_numbers(job, dataset), *checks.pixels_misfit(job, dataset)]
+        problems += checks.steps_of_parts(job, dataset)
         start = start_of(job, trained, dataset) if trained is not None and begins else None
     except JobError as error:
         problems += error.problems

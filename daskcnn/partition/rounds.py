@@ -11,7 +11,9 @@ scaled as those of the others turned out. The share of a worker that joined is c
 
 With `swaps` pairs of workers swap half of their samples between two rounds, so that each sees more of the data (Hegde &
 Usmani §5.1.1). With `batch_size` all workers make the same number of steps in a round, because they meet after every
-few of them; their minibatches are in proportion to their samples. No clock, no I/O.
+few of them; their minibatches are in proportion to their samples. With `shares_steps` the minibatches of a step have
+that many samples together, else on average. With `alone` a single worker has nobody to meet within its rounds. No
+clock, no I/O.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ class Round:
     """One worker's next round. number: counts the worker's rounds from 0. ranges: the worker's samples.
 
     samples: how many of them this round presents. progress: of the whole run, 0 to 1, at the start and at the end of
-    the round. steps: minibatches to cut it into; None for minibatches of the job's size.
+    the round. steps: minibatches to cut it into; None for minibatches of the job's size. alone: nobody else has a round
+    now, and none will before this one ends.
     """
 
     worker: str
@@ -115,6 +118,7 @@ class Round:
     samples: int
     progress: tuple[float, float]
     steps: int | None = None
+    alone: bool = False
 
 
 class Rounds:
@@ -131,6 +135,8 @@ class Rounds:
         passes: int = 1,
         swaps: bool = False,
         batch_size: int | None = None,
+        shares_steps: bool = False,
+        alone: bool = False,
     ) -> None:
         self.partitioner = partitioner
         self.allocation = partitioner.start(total, tuple(seconds))
@@ -140,6 +146,7 @@ class Rounds:
         self.presentations = total * epochs
         self.budget = Budget.of(total, epochs)
         self.barrier, self.passes, self.swaps, self.batch_size = barrier, passes, swaps, batch_size
+        self.shares_steps, self._may_be_alone = shares_steps, alone
         self.numbers = dict.fromkeys(seconds, 0)
         self.running: dict[str, Round] = {}
         self._idle = dict.fromkeys(seconds)  # an ordered set
@@ -216,10 +223,12 @@ class Rounds:
         done = self.done
         sizes, self.budget = self.budget.round({w: self.passes * n for w, n in self.allocation.sizes().items()})
         sizes, presented, steps = {w: n for w, n in sizes.items() if n}, sum(sizes.values()), None
-        if self.batch_size is not None:  # a minibatch of all workers together has the job's size for each of them
-            steps = max(1, min(-(-presented // (self.batch_size * len(sizes))), *sizes.values()))
+        alone = self._may_be_alone and len(self.workers) == 1
+        if self.batch_size is not None and not alone:
+            size = self.batch_size * (1 if self.shares_steps else len(sizes))
+            steps = max(1, min(-(-presented // size), *sizes.values()))
         progress = done / self.presentations, (done + presented) / self.presentations
-        return [self._begin(w, n, progress, steps) for w, n in sizes.items()]
+        return [self._begin(w, n, progress, steps, alone=alone) for w, n in sizes.items()]
 
     def _alone(self) -> list[Round]:
         idle = list(self._idle) if len(self._idle) == 1 else [w for w in self.workers if w in self._idle]
@@ -245,8 +254,16 @@ class Rounds:
         left = self.budget.left - self.passes * sum(sizes[worker] for worker in idle)
         return left < late + self.allocation.total - self.allocation.given
 
-    def _begin(self, worker: str, samples: int, progress: tuple[float, float], steps: int | None = None) -> Round:
-        begun = Round(worker, self.numbers[worker], self.allocation.ranges[worker], samples, progress, steps)
+    def _begin(
+        self,
+        worker: str,
+        samples: int,
+        progress: tuple[float, float],
+        steps: int | None = None,
+        *,
+        alone: bool = False,
+    ) -> Round:
+        begun = Round(worker, self.numbers[worker], self.allocation.ranges[worker], samples, progress, steps, alone)
         self.numbers[worker] += 1
         self.running[worker] = begun
         self._under_way += samples

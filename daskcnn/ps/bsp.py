@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -24,22 +24,32 @@ from daskcnn.ps.versions import Bases
 class BSP(UpdateRule):
     """All replicas step from the same weights, and meet after every `every` steps (0: at the round's end).
 
-    combine: "average" takes the mean of the weights after descent, with the learning rate multiplied by the number of
-    replicas; "sum" adds up the updates, which carry momentum and weight decay. The two agree for `every = 1`. A
-    replica counts by the samples it trained on, so that unequal minibatches make the gradient of all samples.
-    exchange: how they meet. "allreduce" goes through the server. With "asa" each worker sums one part of the vector and
-    hands it to the others, peer to peer; "asa16" sends float16 and sums in float32.
+    combine: "gradients" makes one step of the optimizer by the gradient of all samples, as one machine would, with
+    whatever optimizer; "average" takes the mean of the weights after descent; "sum" adds up the updates, which carry
+    momentum and weight decay. A replica counts by the samples it trained on, so that unequal minibatches make the
+    gradient of all samples. batch: with "step" the replicas share the samples of a step by their speed. With "worker"
+    each has as many, as in Theano-MPI, and the learning rate is multiplied by the number of replicas. exchange: how
+    they meet. "allreduce" goes through the server. With "asa" each worker sums one part of the vector and hands it to
+    the others, peer to peer; "asa16" sends float16 and sums in float32.
     """
 
     barrier: ClassVar[bool] = True
-    combine: Literal["average", "sum"] = Field(
-        "average", description="What is merged: the mean of the weights, or the sum of their updates."
+    combine: Literal["gradients", "average", "sum"] | None = Field(
+        None,
+        description="What is merged: gradients, for one step of the optimizer; the mean of the weights; or the sum of "
+        "their updates. Default: gradients where workers meet after every step through the server, else the mean.",
     )
     every: int = parameter(
         1,
         "Steps between two meetings; 0 is the round's end.",
         "it counts the steps between two meetings; 0 is the round's end",
         ge=0,
+    )
+    batch: Literal["step", "worker"] | None = Field(
+        None,
+        description='What `train.batch_size` counts: the samples of a "step" of all workers, shared by speed, or of '
+        'each "worker", with the learning rate times the number of workers. Default: of a step where workers meet '
+        "after every one, else of a worker.",
     )
     exchange: Literal["allreduce", "asa", "asa16"] = Field(
         "allreduce",
@@ -51,13 +61,41 @@ class BSP(UpdateRule):
         return self.every or None
 
     @property
+    def _merged(self) -> str:
+        return self.combine or ("gradients" if self.every == 1 and not self.serverless else "average")
+
+    @property
+    def merges_gradients(self) -> bool:
+        return self._merged == "gradients"
+
+    @property
     def takes_means(self) -> bool:
-        """True for means of weights, false for sums of updates."""
-        return self.combine == "average"
+        return self._merged == "average"
+
+    @property
+    def shares_steps(self) -> bool:
+        return (self.batch or ("step" if self.every == 1 else "worker")) == "step"
 
     def rate(self, replicas: int) -> float:
-        """The number of replicas, where a mean would divide the step by it."""
-        return float(replicas) if self.takes_means else 1.0
+        """The number of replicas, where each has a minibatch of its own and a mean would divide the step by it."""
+        return 1.0 if self.shares_steps or self._merged == "sum" else float(replicas)
+
+    def problems(self, epochs: int) -> Iterator[str]:
+        if self.batch == "step" and self.every != 1:
+            yield (
+                f'rule.batch = "step": workers meet after {self.every or "all"} steps of a round (rule.every = '
+                f"{self.every}), and each has minibatches of its own; remove it, or use rule.every = 1"
+            )
+        if self.combine == "gradients" and (self.every != 1 or self.serverless):
+            why = f"rule.every = {self.every}" if self.every != 1 else f"rule.exchange = {self.exchange!r}"
+            yield (
+                f'rule.combine = "gradients": the server steps by the gradients of single steps, and {why}; use '
+                '"average", or rule.every = 1 and rule.exchange = "allreduce"'
+            )
+
+    def for_groups(self) -> Self:
+        """A group's gradients lie with its shards: the mean of the weights, unless something else is asked for."""
+        return self if self.combine or not self.merges_gradients else self.model_copy(update={"combine": "average"})
 
     @property
     def serverless(self) -> bool:
@@ -68,6 +106,11 @@ class BSP(UpdateRule):
         return "float16" if self.exchange == "asa16" else asked
 
     def problems_with_groups(self, size: int) -> Iterator[str]:
+        if self.combine == "gradients":
+            yield (
+                f'rule.combine = "gradients": groups of workers (train.replica_size = {size}) keep their gradients '
+                'with their shards; use "average", or a replica_size of 1'
+            )
         if self.serverless:
             yield (
                 f"rule.exchange = {self.exchange!r}: groups of workers (train.replica_size = {size}) meet through the "
@@ -82,15 +125,25 @@ class BSP(UpdateRule):
             )
 
     def payload(self, local: Local) -> Vector:
-        return local.weights if self.combine == "average" else local.weights - local.base
+        if local.gradients is not None:
+            return local.gradients
+        return local.weights - local.base if self.combine == "sum" else local.weights
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
-        """The mean of the pushes by their samples, or the center plus their sum."""
+        """The mean of the pushes by their samples, or the center plus their sum; of gradients, what to step by.
+
+        A worker that is alone makes its steps itself, and pushes weights.
+        """
         weights, payloads = sample_weights(pushes), [push.payload for push in pushes]
         if self.combine == "sum":
-            weights, payloads = [1.0, *(len(pushes) * w for w in weights)], [center, *payloads]
+            times = 1 if self.shares_steps else len(pushes)
+            weights, payloads = [1.0, *(times * w for w in weights)], [center, *payloads]
         merged, finite = weighted_sum(payloads, weights)
-        return Merge(merged, state, finite=finite)
+        paces = [push.pace for push in pushes if push.pace is not None]
+        if not paces:
+            return Merge(merged, state, finite=finite)
+        lr, progress = (sum(w * p for w, p in zip(weights, each, strict=True)) for each in zip(*paces, strict=True))
+        return Merge(merged, state, pace=(lr, progress))
 
 
 SCALE = 256.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy.typing as npt
 
@@ -17,7 +17,13 @@ from daskcnn.frozen import frozen
 Vector: TypeAlias = npt.NDArray[Any]
 """One-dimensional, on the host, in the center's dtype."""
 RuleState: TypeAlias = dict[str, Vector]
-"""A rule's vectors on the server between merges, by name (an Adagrad server's sums of squares). Most keep none."""
+"""A rule's vectors on the server between merges, by name (an Adagrad server's sums of squares). Most keep none.
+
+A vector is as long as the center or its parameters. One whose name ends in `COUNT` has one number, of the whole center.
+"""
+COUNT: Final = ".steps"
+Pace: TypeAlias = tuple[float, float]
+"""The learning rate of a step, and the part (0…1) of the run that was made before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class Push:
     """A worker's gain since `base_version`. (life, worker, session, seq) is its key; seq counts from 1.
 
     payload: what the rule says is pushed. n_samples: trained on for it. accuracy: Q, in [0, 1]; it is 1 / (1 + loss)
-    where the loss has no accuracy.
+    where the loss has no accuracy. pace: of a step by the payload, if that is a gradient; the server makes the step.
     """
 
     life: int
@@ -63,6 +69,7 @@ class Push:
     n_samples: int
     accuracy: float
     at: float = 0.0
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from daskcnn.frozen import frozen
-from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.messages import Pace, Push, RuleState, Vector
 from daskcnn.ps.versions import Bases, Clocks
 
 
@@ -33,13 +33,16 @@ class Local:
     """A replica's side. All vectors have the center's length and dtype, and lie where the replica computes.
 
     weights: trained in place. base: the center they started from, never written. memory: what the rule keeps besides,
-    by name (ADMM's dual variables, where Downpour's next push begins).
+    by name (ADMM's dual variables, where Downpour's next push begins). gradients: of the last step, with the new values
+    of what layers keep behind them, where the rule merges those; the weights are not trained then. pace: of that step.
     """
 
     weights: Vector
     base: Vector
     base_version: int = 0
     memory: dict[str, Vector] = field(default_factory=dict)
+    gradients: Vector | None = None
+    pace: Pace | None = None
 
 
 @frozen
@@ -60,6 +63,7 @@ class Merge:
     """A new center (a new array), the rule's new state, what each pusher is told (None: the center) and its γ.
 
     finite: whether the rule has seen that center and state hold no NaN and no infinity; if not, the server looks.
+    pace: `center` is the gradient of all pushes, and the server is to step by it.
     """
 
     center: Vector
@@ -67,6 +71,7 @@ class Merge:
     replies: Mapping[str, Vector] | None = None
     gamma: Mapping[str, float] = field(default_factory=dict)
     finite: bool = False
+    pace: Pace | None = None
 
 
 class UpdateRule(BaseModel, ABC):
@@ -95,6 +100,10 @@ class UpdateRule(BaseModel, ABC):
                 f"train.replica_size = {size}: the rule changes the gradients of every step, which is not built for "
                 "groups of workers; use 1, or another strategy"
             )
+
+    def for_groups(self) -> Self:
+        """The rule as replicas of several workers have it, where nothing else is asked for."""
+        return self
 
     def problems_with_split_server(self, shards: int) -> Iterator[str]:
         """Parameters that contradict a server in several ranges, a line each. shards: ranges."""
@@ -135,6 +144,16 @@ class UpdateRule(BaseModel, ABC):
     @property
     def takes_means(self) -> bool:
         """True if all replicas go on from a mean of their weights, with which linear steps agree."""
+        return False
+
+    @property
+    def merges_gradients(self) -> bool:
+        """True if replicas push gradients of single steps, and the server makes the optimizer's steps."""
+        return False
+
+    @property
+    def shares_steps(self) -> bool:
+        """True if `train.batch_size` samples are shared by all replicas, false if each has as many in a step."""
         return False
 
     def rate(self, replicas: int) -> float:

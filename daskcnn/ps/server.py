@@ -6,16 +6,27 @@ copies, and no reader can see a half-merged one. Memory: the center, and the arr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from daskcnn.ps.average import AVERAGE, following
-from daskcnn.ps.messages import Objection, Push, RuleState, Snapshot, Vector
+from daskcnn.ps.messages import Objection, Pace, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Sequencer, Vectors
 from daskcnn.ps.vectors import all_finite, misfit
+
+
+class Steps(Protocol):
+    """The optimizer's steps of the center, or of a range of it. All arrays that it returns are new ones."""
+
+    def begin(self, center: Vector) -> RuleState:
+        """The optimizer's vectors before the first step from this center."""
+
+    def step(self, center: Vector, kept: RuleState, gradients: Vector, pace: Pace) -> tuple[Vector, RuleState]:
+        """The new center, and the optimizer's vectors behind the step. The gradients may be written to."""
 
 
 class CenterRange(Vectors):
@@ -23,7 +34,8 @@ class CenterRange(Vectors):
 
     center: taken over, and never written again; ValueError if it is not a finite 1-D float vector. state: the rule's,
     of this range; taken over. None or empty: as before the first merge. kept: places in it that no merge changes.
-    ema: the most that an average of the center keeps of itself at a merge; None: no average is kept.
+    ema: the most that an average of the center keeps of itself at a merge; None: no average is kept. steps: the
+    optimizer's, by what a rule merges that merges gradients; its vectors are of the state too.
     """
 
     def __init__(
@@ -33,6 +45,7 @@ class CenterRange(Vectors):
         state: RuleState | None = None,
         kept: Sequence[slice] = (),
         ema: float | None = None,
+        steps: Steps | None = None,
     ) -> None:
         if center.ndim != 1 or center.dtype.kind != "f" or not all_finite(center):
             raise ValueError(
@@ -40,7 +53,10 @@ class CenterRange(Vectors):
             )
         self.dtype = center.dtype.name
         self._rule, self._center, self._unchanged, self._ema = rule, _sealed(center), tuple(kept), ema
+        self._steps = steps
         self._state = {name: _sealed(vector) for name, vector in state.items()} if state else rule.init(center)
+        if steps is not None:
+            self._state = _all_sealed(steps.begin(center)) | self._state
         if ema is not None:
             self._state.setdefault(AVERAGE, self._center)
 
@@ -51,6 +67,7 @@ class CenterRange(Vectors):
         """The merge of the pushes, which is not made yet. None: center or state would not be finite."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             merge = self._rule.merge(self._center, self._state, pushes, view)
+            merge = merge if self._steps is None else self._stepped(merge, self._steps)
         for place in self._unchanged:  # a mean of equal numbers may differ from them in the last bit
             merge.center[place] = self._center[place]
         if self._ema is not None:
@@ -68,6 +85,13 @@ class CenterRange(Vectors):
         if merge is not None:
             self.adopt(merge)
         return merge
+
+    def _stepped(self, merge: Merge, steps: Steps) -> Merge:
+        """The merge after a step by the gradient that it has found. Weights that others trained begin anew."""
+        if merge.pace is None:
+            return replace(merge, state={**merge.state, **_all_sealed(steps.begin(merge.center))})
+        center, own = steps.step(self._center, self._state, merge.center, merge.pace)
+        return replace(merge, center=center, state={**merge.state, **_all_sealed(own)})
 
     def _averaged(self, merge: Merge, ema: float, merges: int) -> Merge:
         """The merge, with the average that follows its center."""
@@ -95,6 +119,10 @@ class CenterRange(Vectors):
         assert all(all_finite(vector) for vector in self._state.values())
 
 
+def _all_sealed(vectors: Mapping[str, Vector]) -> RuleState:
+    return {name: _sealed(vector) for name, vector in vectors.items()}
+
+
 def _sealed(vector: Vector) -> Vector:
     vector.flags.writeable = False
     return vector
@@ -103,8 +131,8 @@ def _sealed(vector: Vector) -> Vector:
 class ParameterServer(Sequencer):
     """Holds the center and merges what is pushed, by the rule. `sequencer` says how it decides.
 
-    center, state, kept, ema: as for `CenterRange`, but copied. life: the number of this server in its run. version: the
-    merges that the center has behind it.
+    center, state, kept, ema, steps: as for `CenterRange`, but copied. life: the number of this server in its run.
+    version: the merges that the center has behind it.
     """
 
     def __init__(
@@ -117,9 +145,10 @@ class ParameterServer(Sequencer):
         state: RuleState | None = None,
         kept: Sequence[slice] = (),
         ema: float | None = None,
+        steps: Steps | None = None,
     ) -> None:
         copied = {name: vector.copy() for name, vector in (state or {}).items()}
-        super().__init__(rule, CenterRange(rule, center.copy(), copied, kept, ema), life=life, version=version)
+        super().__init__(rule, CenterRange(rule, center.copy(), copied, kept, ema, steps), life=life, version=version)
 
     @classmethod
     def restore(
@@ -130,6 +159,7 @@ class ParameterServer(Sequencer):
         life: int | None = None,
         kept: Sequence[slice] = (),
         ema: float | None = None,
+        steps: Steps | None = None,
     ) -> ParameterServer:
         """A server that goes on from the snapshot, by default as the next life.
 
@@ -137,5 +167,6 @@ class ParameterServer(Sequencer):
         """
         life = snapshot.life + 1 if life is None else life
         version, state = snapshot.version, snapshot.state
-        server = cls(rule, snapshot.center, life=life, version=version, state=state, kept=kept, ema=ema)
+        own: dict[str, Any] = {"state": state, "kept": kept, "ema": ema, "steps": steps}
+        server = cls(rule, snapshot.center, life=life, version=version, **own)
         return server.resume(snapshot)

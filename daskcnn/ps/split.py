@@ -25,10 +25,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from daskcnn.ps.messages import Code, Objection, Push, RuleState, Snapshot, Vector
+from daskcnn.ps.messages import COUNT, Code, Objection, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Vectors
-from daskcnn.ps.server import CenterRange
+from daskcnn.ps.server import CenterRange, Steps
 from daskcnn.ps.vectors import wrong_shape
 
 Span: TypeAlias = tuple[int, int]
@@ -51,15 +51,21 @@ def within(places: Sequence[slice], lo: int, hi: int) -> tuple[slice, ...]:
 def split_snapshot(snapshot: Snapshot, cuts: Sequence[Span]) -> list[Snapshot]:
     """The snapshot of each range: copies, so that a piece does not keep the whole."""
     state = (snapshot.state or {}).items()
-    return [
-        replace(snapshot, center=snapshot.center[lo:hi].copy(), state={name: v[lo:hi].copy() for name, v in state})
-        for lo, hi in cuts
-    ]
+
+    def part(lo: int, hi: int) -> RuleState:
+        return {name: (v if name.endswith(COUNT) else v[lo:hi]).copy() for name, v in state}
+
+    return [replace(snapshot, center=snapshot.center[lo:hi].copy(), state=part(lo, hi)) for lo, hi in cuts]
+
+
+def _whole(name: str, parts: Sequence[Vector]) -> Vector:
+    """The vector that these are the ranges of."""
+    return parts[0] if name.endswith(COUNT) else np.concatenate(parts)
 
 
 def joined_snapshot(snapshot: Snapshot, pieces: Sequence[Snapshot]) -> Snapshot:
     """The sequencer's snapshot with the vectors that the ranges kept for it."""
-    state = {name: np.concatenate([(piece.state or {})[name] for piece in pieces]) for name in pieces[0].state or {}}
+    state = {name: _whole(name, [(piece.state or {})[name] for piece in pieces]) for name in pieces[0].state or {}}
     return replace(snapshot, center=np.concatenate([piece.center for piece in pieces]), state=state)
 
 
@@ -255,7 +261,7 @@ class _Answers:
 
 
 class OrderedRange:
-    """One range of the center, which carries out numbered orders. center, state, kept, ema: as for `CenterRange`."""
+    """One range of the center, which carries out numbered orders. The arguments are as for `CenterRange`."""
 
     def __init__(
         self,
@@ -264,8 +270,9 @@ class OrderedRange:
         state: RuleState | None = None,
         kept: Sequence[slice] = (),
         ema: float | None = None,
+        steps: Steps | None = None,
     ) -> None:
-        self._range, self._like = CenterRange(rule, center, state, kept, ema), center[:0]
+        self._range, self._like = CenterRange(rule, center, state, kept, ema, steps), center[:0]
         self._orders: dict[int, RangeOrder] = {}  # that came before their turn
         self._staged: dict[str, dict[str, _Piece]] = {}  # by worker and ticket
         self._answers: dict[str, _Answers] = {}

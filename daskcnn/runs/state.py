@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from daskcnn.arrays import Array
 from daskcnn.documents import first_problem
 from daskcnn.errors import DataError
-from daskcnn.job.network import layout_of, network_of, optimizer_of
+from daskcnn.job.network import center_descent_of, layout_of, network_of, optimizer_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout, OptimizerState, leaves
+from daskcnn.nn.optimizers import OWN
 from daskcnn.nn.score import Score
 from daskcnn.partition import Allocation
 from daskcnn.ps.average import TRAINED
@@ -166,10 +167,7 @@ def to_state(checkpoint: Checkpoint, job: Job) -> TrainingState:
     weights = weights_of(checkpoint, job, facts_of(checkpoint))
     layout = layout_of(job, facts_of(checkpoint))
     rule_state = {name.removeprefix(RULE): a for name, a in checkpoint.arrays.items() if name.startswith(RULE)}
-    wanted = np.empty(layout.size, layout.dtype)
-    for name, vector in rule_state.items():
-        _check_like(checkpoint.path, f"{RULE}{name}", wanted, vector)
-    _check_rule_state(checkpoint.path, rule_state, job)
+    _check_rule_state(checkpoint.path, rule_state, job, layout)
     record = parse_record(checkpoint.state, checkpoint.path)
     optimizers = _optimizers(checkpoint, job, layout, record.optimizer_steps)
     return TrainingState(
@@ -212,14 +210,24 @@ def _check_like(path: Path | None, name: str, wanted: Any, found: Any) -> None:
         raise DataError(path, reason, _ONE_RUN)
 
 
-def _check_rule_state(path: Path | None, found: Mapping[str, Any], job: Job) -> None:
-    """Raise DataError if the rule keeps other vectors than these; there are none before the first merge."""
-    wanted = set() if job.rule is None else set(job.rule.init(np.zeros(1, job.model.dtype)))
-    wanted |= {TRAINED} if job.rule is not None and job.train.ema is not None else set()
-    if found and set(found) != wanted:
+def _check_rule_state(path: Path | None, found: Mapping[str, Any], job: Job, layout: Layout) -> None:
+    """Raise DataError if the server keeps other vectors than these.
+
+    There are none before the first merge. A run of version 0.1.0 has none of the optimizer's: its replicas had them.
+    """
+    wanted: dict[str, Any] = {}
+    if job.rule is not None:
+        own = [*job.rule.init(np.zeros(1, job.model.dtype)), *([TRAINED] if job.train.ema is not None else [])]
+        wanted = dict.fromkeys(own, np.empty(layout.size, layout.dtype))
+        steps = center_descent_of(job, layout)
+        if steps is not None and (not found or any(name.startswith(OWN) for name in found)):
+            wanted |= steps.begin(np.zeros(layout.size, layout.dtype))
+    if found and set(found) != set(wanted):
         names = ", ".join(sorted(wanted)) or "nothing"
         reason = f"it keeps {', '.join(sorted(found)):.80} for the update rule, {job.train.strategy!r} keeps {names}"
         raise DataError(path, reason, _ONE_RUN)
+    for name, vector in found.items():
+        _check_like(path, f"{RULE}{name}", wanted[name], vector)
 
 
 def facts_of(checkpoint: Checkpoint) -> Facts:

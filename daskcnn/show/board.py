@@ -14,9 +14,13 @@ STARTING, CALIBRATING, TRAINING = "starting", "calibrating", "training"
 
 @dataclass
 class WorkerLine(WorkerTotals):
-    """A worker's totals, and what its last event said of it. given: samples allocated to it."""
+    """A worker's totals, and what its last event said of it.
+
+    given: samples allocated to it. step: its part of a step that all share.
+    """
 
     given: int | None = None
+    step: int | None = None
     loss: float | None = None
     speed: float | None = None
     staleness: int | None = None
@@ -124,7 +128,8 @@ class Board:
                 self._groups(event)
             case events.SamplesAllocated():
                 for name, samples in event.sizes.items():
-                    self.worker(name).given = samples
+                    row = self.worker(name)
+                    row.given, row.step = samples, event.step.get(name)
             case events.WorkerLost():
                 self.worker(event.worker).state = "lost"
             case events.WorkerLeftOut():

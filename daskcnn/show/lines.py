@@ -44,6 +44,9 @@ def _told(e: events.Event) -> list[str]:
         case events.StepsEnded():
             pace = f"{number(e.seconds_per_step)} s/step"
             return [f"epoch {e.epoch:.4g}  step {count(e.step)}  loss {number(e.loss)}  {pace}"]
+        case events.SamplesAllocated():
+            parts = ", ".join(f"{name} {count(samples)}" for name, samples in e.step.items())
+            return [f"samples of a step: {parts}"] if len(e.step) > 1 else []
         case events.LinkSpeeds():
             rows = [
                 f"link of worker {w.name}: {size(w.bandwidth)}/s, "
@@ -69,6 +72,9 @@ def step_text(e: events.RunStarted) -> str:
     """Return the learning rate and the minibatches that a run begins with."""
     if e.replicas is None or e.scaled_lr is None:
         return f"learning rate {e.lr:g}, minibatches of {count(e.batch_size)}"
+    if e.step_samples == e.batch_size:
+        shared = f", shared by {plural(e.replicas, 'worker')} by speed" if e.replicas > 1 else ""
+        return f"learning rate {e.scaled_lr:g}, {plural(count(e.step_samples), 'sample')} a step{shared}"
     scaled = "" if e.scaled_lr == e.lr else f" ({e.lr:g} for one replica)"
     together = f"{plural(e.replicas, 'replica')}: {plural(count(e.step_samples), 'sample')} a step"
     return f"learning rate {e.scaled_lr:.4g}{scaled}, minibatches of {count(e.batch_size)} on {together}"

@@ -14,6 +14,7 @@ from daskcnn.errors import Diverged
 from daskcnn.ps import Code, Instruction, Join, Leave, ParameterServer, Pull, Push, Reply, Request, Vector
 from daskcnn.sim.cluster import Costs, Server
 from daskcnn.sim.speeds import Line, Link
+from daskcnn.training.replica_exchange import Gain
 
 
 class Agenda:
@@ -85,10 +86,10 @@ class Host:
         at = self._reaches(caller, 0)
         self._agenda.at(at, self._handle, Pull(LIFE, caller.name, caller.session, at=at, averaged=averaged))
 
-    def push(self, caller: Caller, seq: int, base: int, payload: Vector, samples: int, quality: float) -> None:
-        """Push trained weights."""
-        at = self._pushed(caller)
-        event = Push(LIFE, caller.name, caller.session, seq, base, self.travelled(payload), samples, quality, at)
+    def push(self, caller: Caller, gain: Gain) -> None:
+        """Push what a replica has gained."""
+        at, (seq, base, payload, samples, quality, pace) = self._pushed(caller), gain
+        event = Push(LIFE, caller.name, caller.session, seq, base, self.travelled(payload), samples, quality, at, pace)
         self._agenda.at(at, self._handle, event)
 
     def leave(self, caller: Caller) -> None:

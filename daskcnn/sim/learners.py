@@ -9,9 +9,11 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from daskcnn.job.network import center_descent_of
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, UpdateRule, Vector
+from daskcnn.ps.server import Steps
 from daskcnn.store import Dataset, Scattered
 from daskcnn.store.manifest import Labelling
 from daskcnn.training.cadence import steps_of_round
@@ -88,10 +90,14 @@ NOTHING = Learnt()
 
 
 class Learner(Protocol):
-    """A replica's arithmetic. weights: trained in place, but for the places that are frozen."""
+    """A replica's arithmetic. weights: trained in place, but for the places that are frozen.
+
+    steps: the optimizer's on the server, where the rule merges gradients.
+    """
 
     weights: Vector
     frozen: tuple[slice, ...]
+    steps: Steps | None
 
     def begin(self, round_: Round, local: Local, scale: float) -> None:
         """Take up a round. scale: of the learning rate."""
@@ -112,6 +118,7 @@ class TimingOnly:
     def __init__(self) -> None:
         self.weights = np.zeros(1, np.float32)
         self.frozen: tuple[slice, ...] = ()
+        self.steps: Steps | None = None
 
     def begin(self, round_: Round, local: Local, scale: float) -> None:
         """Do nothing."""
@@ -132,6 +139,7 @@ class Training:
         self._replica, self._rule = replica, rule
         self.weights: Vector = replica.weights
         self.frozen = replica.frozen
+        self.steps: Steps | None = center_descent_of(replica.job, replica.layout, replica.model.frozen)
         self._steps: Generator[Trained, None, None] | None = None
         self._taken = self._samples = 0
         self._learnt = NOTHING

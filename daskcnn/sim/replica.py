@@ -160,8 +160,7 @@ class SimulatedReplica:
         if order.push is None:
             self._host.pull(self)
         else:
-            seq, base, payload, samples, accuracy = order.push
-            self._host.push(self, seq, base, payload, samples, accuracy)
+            self._host.push(self, order.push)
         if order.meanwhile is not None:
             self._train(order.meanwhile)
 

@@ -53,8 +53,8 @@ class Simulation:
         self.members = cluster.members()
         self._emit, self._agenda = emit, Agenda()
         learners = [learner() for _ in self.members]
-        begun, kept = learners[0].weights, learners[0].frozen
-        self.server = ParameterServer(self.rule, begun, life=LIFE, kept=kept, ema=workload.ema)
+        of_center: dict[str, Any] = {"kept": learners[0].frozen, "steps": learners[0].steps}
+        self.server = ParameterServer(self.rule, learners[0].weights, life=LIFE, ema=workload.ema, **of_center)
         self._host = self._made_host()
         judged = workload.samples, workload.samples + workload.validation
         cadence = Cadence(self.rule, workload.batch_size, judged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from daskcnn.partition.allocation import count
@@ -48,14 +49,14 @@ class Cadence:
     def __init__(self, rule: UpdateRule, batch_size: int, validation: tuple[int, int] = (0, 0)) -> None:
         self._rule, self._batch_size = rule, batch_size
         self._judge = JudgeLocal(*validation) if rule.judges_pushes and validation[0] < validation[1] else None
-        self._known: dict[tuple[int, int, int | None], tuple[TrainSteps, ...]] = {}
+        self._known: dict[tuple[int, int, int | None, bool], tuple[TrainSteps, ...]] = {}
 
     def stops(self, round_: Round) -> tuple[TrainSteps, ...]:
         """Return the stops in turn; the last one is the round's end."""
         ranges = round_.ranges
         # mostly one range, and called millions of times
         whole = ranges[0][1] - ranges[0][0] if len(ranges) == 1 else count(ranges)
-        shape = round_.samples, whole, round_.steps
+        shape = round_.samples, whole, round_.steps, round_.alone
         if (stops := self._known.get(shape)) is None:
             stops = self._known[shape] = tuple(self._stops(*shape))
         return stops
@@ -64,14 +65,14 @@ class Cadence:
         """Return the steps of a round, counted from 1, after which the rule wants an exchange."""
         return frozenset(stop.step for stop in self.stops(round_) if stop.push or stop.pull)
 
-    def _stops(self, samples: int, whole: int, steps: int | None) -> Iterator[TrainSteps]:
+    def _stops(self, samples: int, whole: int, steps: int | None, alone: bool) -> Iterator[TrainSteps]:
         """Yield the stops of a round that `Replica.training` cuts into minibatches in the same way."""
         plan = BatchPlan((), self._batch_size, 0, steps=steps)
         passes = ((begun, batch_edges(plan, min(whole, samples - begun))) for begun in range(0, samples, whole))
         made = before = 0
         for step, done in enumerate((begun + hi for begun, edges in passes for _, hi in edges), 1):
             last = done == samples
-            due = self._rule.due(step, round_end=last)
+            due = frozenset() if alone and not last else self._rule.due(step, round_end=last)
             if due or last:
                 push = Action.PUSH in due
                 judge = self._judge if push else None
@@ -90,12 +91,16 @@ def steps_of_round(
 ) -> Generator[Trained, None, None]:
     """Train the round a step at a time; call `close()` if you stop iterating early.
 
-    local: the replica's weights, with the numbers that the rule's `local_step` goes by. scale: factor of the learning
-    rate. Yields the sums of the round after each step. Raises Stopped when `stop`, called before each step, says so,
-    Diverged when a loss is not finite.
+    local: the replica's weights, with the numbers that the rule's `local_step` goes by. Where the rule merges gradients
+    these are noted in it, and the weights stay. scale: factor of the learning rate. Yields the sums of the round after
+    each step. Raises Stopped when `stop`, called before each step, says so, Diverged when a loss is not finite.
     """
     replica.restart_optimizer()
-    return replica.training(
+    descends = round_.alone or not rule.merges_gradients
+    if descends and local.gradients is not None:  # the server has stepped since the own optimizer did
+        replica.adopt_optimizer(None)
+    local.gradients, local.pace = None if descends else replica.gradients, None
+    steps = replica.training(
         round_.ranges,
         round_.samples,
         presentation=round_.number * rule.passes(replica.job.train.epochs),
@@ -104,4 +109,14 @@ def steps_of_round(
         stop=stop,
         adjust=lambda grads: rule.local_step(grads, local),
         scale=scale,
+        descends=descends,
     )
+    return steps if descends else _noted(steps, local)
+
+
+def _noted(steps: Generator[Trained, None, None], local: Local) -> Generator[Trained, None, None]:
+    """Note the pace of each step beside the gradients."""
+    with closing(steps):
+        for trained in steps:
+            local.pace = trained.lr, trained.progress
+            yield trained

@@ -102,12 +102,16 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The sums of a round of training so far: score, seconds of waiting for batches and of computing."""
+    """The sums of a round of training so far: score, seconds of waiting for batches and of computing.
+
+    lr, progress: the pace of the last step.
+    """
 
     score: Score
     lr: float
     load: float
     compute: float
+    progress: float = 0.0
 
 
 def evaluation_batch(model: Sequential, in_shape: Sequence[int], dtype: str, device: Device, most: int) -> int:
@@ -154,13 +158,15 @@ class Replica:
         self.job, self.dataset, self.device = job, dataset, device
         self.model = network.network_of(job, dataset)
         self.layout, host = network.initial_weights(job, dataset)
-        self.descent, self.rate = network.descent_of(job, self.model), network.rate_of(job.train.schedule)
+        self.descent, self.rate = network.descent_of(job, self.model.frozen), network.rate_of(job.train.schedule)
         self.loss, self.training_loss = network.loss_of(job, dataset), network.training_loss_of(job, dataset)
         self.watch = Stopwatch(clock, device.backend.synchronize, throttle, pause)
         self.weights = device.backend.from_host(host)
         self._params, self._state = self.layout.views(self.weights)
         self.optimizer_state = self._at_rest()
-        self._grads = device.xp.empty(self.layout.parameter_size, self.layout.dtype)
+        self.gradients = device.xp.empty(self.layout.size, self.layout.dtype)
+        """Of the last step that was not descended by (`training`), with what layers keep behind them."""
+        self._grads = self.gradients[: self.layout.parameter_size]
         self.frozen = self.layout.spans(self.model.frozen)
         self._alone = {path for path, at in self.layout.places() if (at.stop - at.start) * host.itemsize >= ALONE}
         self._trained = self.descent.spans(self.layout, self._alone)
@@ -228,10 +234,13 @@ class Replica:
         return self.optimizer_state.moved(lambda vectors: np.array(self.device.backend.to_host(vectors)))
 
     @_QUIET
-    def step(self, batch: Batch, pace: StepPace, adjust: Adjust | None = None) -> tuple[float, int | None]:
+    def step(
+        self, batch: Batch, pace: StepPace, adjust: Adjust | None = None, *, descends: bool = True
+    ) -> tuple[float, int | None]:
         """Train on one minibatch. Returns its mean weighted loss and its right answers, if any, before the step.
 
-        adjust: changes the gradients (parameter_size,) before the descent. Raises Diverged if the loss is not finite,
+        adjust: changes the gradients (parameter_size,) before the descent. descends: step the weights by the gradients;
+        if not, they stay, and `gradients` has what others may step them by. Raises Diverged if the loss is not finite,
         with weights and the optimizer's state as they were.
         """
         ctx = Context(self.device, training=True, keys=batch.keys)
@@ -251,6 +260,9 @@ class Replica:
             found = first_not_finite(self.model, self._params, self._state, batch.x, ctx) or "loss"
             reason = f"training diverged at learning rate {pace.lr:.3g}, first in the {found}"
             raise Diverged(f"loss = {value}", reason, "lower train.lr")
+        if not descends:
+            self.layout.flatten(grads, new_state, xp=self.device.xp, out=self.gradients, device=self.device)
+            return value, None if right is None else int(self.device.backend.scalar(right))
         self._descend(grads, pace, adjust)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
@@ -298,12 +310,13 @@ class Replica:
         stop: Callable[[], bool] = lambda: False,
         adjust: Adjust | None = None,
         scale: float = 1.0,
+        descends: bool = True,
     ) -> Generator[Trained, None, None]:
         """Present `samples` of the ranges, once or more often. Yields the round's sums after each step.
 
         progress: of the run, from one value to the other. steps: minibatches to cut each pass into, nearly equal; None:
-        as many as it takes at the job's batch size. scale: of the learning rate. Raises Stopped when `stop` says so
-        before a step. Call `close()` if you stop iterating early.
+        as many as it takes at the job's batch size. scale: of the learning rate. descends: as for `step`. Raises
+        Stopped when `stop` says so before a step. Call `close()` if you stop iterating early.
         """
         score, load, compute = Score(0.0, 0, 0), 0.0, 0.0
         for plan in presentations(self.job, ranges, samples, presentation, steps):
@@ -313,11 +326,11 @@ class Replica:
                         raise Stopped
                     begun = self.watch.clock()
                     pace = self.pace_at(progress[0] + (progress[1] - progress[0]) * score.samples / samples, scale)
-                    loss, right = self.step(batch, pace, adjust)
+                    loss, right = self.step(batch, pace, adjust, descends=descends)
                     score += Score.of_batch(loss, right, batch.labels)
                     load += seconds
                     compute += self.watch.slowed(self.watch.clock() - begun)
-                    yield Trained(score, pace.lr, load, compute)
+                    yield Trained(score, pace.lr, load, compute, pace.progress)
 
     def pace_at(self, progress: float, scale: float = 1.0) -> StepPace:
         """Return the pace at this part (0…1) of the run. scale: of the learning rate."""

@@ -48,7 +48,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import Local, Reply, UpdateRule, Vector
+from daskcnn.ps import Local, Pace, Reply, UpdateRule, Vector
 from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
 from daskcnn.training.round_report import RoundReport
 
@@ -59,8 +59,8 @@ CERTAIN = 1.0
 class Gain(NamedTuple):
     """A push without its sender.
 
-    payload: where the replica computes; it is not written to any more, or is `Local.weights` itself, which rest until
-    the reply is there.
+    payload: where the replica computes; it is not written to any more, or is `Local.weights` or `Local.gradients`
+    itself, which rest until the reply is there. pace: of gradients.
     """
 
     seq: int
@@ -68,6 +68,7 @@ class Gain(NamedTuple):
     payload: Vector
     samples: int
     accuracy: float
+    pace: Pace | None = None
 
 
 class Send(NamedTuple):
@@ -342,7 +343,7 @@ class ReplicaExchange:
             self._seq += 1
             tally.q, tally.base_version = q, local.base_version
             samples, tally.pushed = stop.samples - tally.pushed, stop.samples
-            push = Gain(self._seq, local.base_version, payload, samples, CERTAIN if q is None else q)
+            push = Gain(self._seq, local.base_version, payload, samples, CERTAIN if q is None else q, local.pace)
         self._phase = _SENDING if meanwhile is None else _TRAINING
         self._under_way = order = Send(push, stop.pull, meanwhile)
         return order

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn.nn.optimizers import CenterDescent
 from daskcnn.ps import Instruction, ParameterServer, Push, Reply, Request, Sequencer, Snapshot, UpdateRule, Vector
 from daskcnn.ps.split import (
     MergeOrder,
@@ -25,9 +26,14 @@ from daskcnn.ps.split import (
 )
 
 
-def ranges_of(rule: UpdateRule, snapshot: Snapshot, parts: int, ema: float | None = None) -> list[OrderedRange]:
+def ranges_of(
+    rule: UpdateRule, snapshot: Snapshot, parts: int, ema: float | None = None, steps: CenterDescent | None = None
+) -> list[OrderedRange]:
     cuts = spans(snapshot.center.size, parts)
-    return [OrderedRange(rule, part.center, part.state, ema=ema) for part in split_snapshot(snapshot, cuts)]
+    return [
+        OrderedRange(rule, part.center, part.state, ema=ema, steps=steps and steps.part(*cut))
+        for part, cut in zip(split_snapshot(snapshot, cuts), cuts, strict=True)
+    ]
 
 
 class SplitServer:
@@ -45,8 +51,9 @@ class SplitServer:
         parts: int = 2,
         seed: int = 0,
         ema: float | None = None,
+        steps: CenterDescent | None = None,
     ) -> None:
-        self.ranges = ranges_of(rule, snapshot, parts, ema)
+        self.ranges = ranges_of(rule, snapshot, parts, ema, steps)
         self.under_way: list[list[RangeOrder]] = [[] for _ in self.ranges]
         self.random, self.tickets = random.Random(seed), count()
         self.cuts = spans(snapshot.center.size, parts)

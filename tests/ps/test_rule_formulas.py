@@ -157,9 +157,21 @@ def test_bsp_s_mean_disagrees_with_a_sum_that_leaves_momentum_and_decay_out(sgd:
 
 
 @pytest.mark.parametrize("combine", ["average", "sum"])
+def test_shared_steps_of_bsp_are_those_of_one_machine_at_its_own_rate(combine: str) -> None:
+    rule, sgd = rule_of("bsp", combine=combine), SGD(0.9, True, 0.1)
+    gradients = [parabola(c, [m, 1.0]) for c, m in ((0.5, 1.0), (1.0, -1.0), (2.0, 4.0))]
+
+    def mean(weights: Vector) -> Vector:
+        return sum((n * g(weights) for n, g in zip((10, 20, 5), gradients, strict=True)), np.zeros(2)) / 35
+
+    expected = alone(np.array([3.0, -2.0]), mean, 10, lr=0.05, optimizer=sgd)
+    np.testing.assert_allclose(_bsp(rule, sgd), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("combine", ["average", "sum"])
 def test_unequal_minibatches_of_bsp_make_the_gradient_of_all_samples(combine: str) -> None:
     """The mean of all 35 samples' gradients, with a rate multiplied by the number of replicas."""
-    rule, sgd = rule_of("bsp", combine=combine), SGD(0.9, True, 0.1)
+    rule, sgd = rule_of("bsp", combine=combine, batch="worker"), SGD(0.9, True, 0.1)
     gradients = [parabola(c, [m, 1.0]) for c, m in ((0.5, 1.0), (1.0, -1.0), (2.0, 4.0))]
 
     def mean(weights: Vector) -> Vector:
@@ -180,8 +192,11 @@ def test_between_two_meetings_bsp_s_replicas_go_their_own_ways() -> None:
         np.testing.assert_array_equal(replica.local.weights, cluster.centers[2])
 
 
-def test_only_bsp_s_mean_scales_the_rate() -> None:
-    assert [rule_of("bsp", combine=combine).rate(8) for combine in ("average", "sum")] == [8.0, 1.0]
+def test_only_means_of_bsp_s_minibatches_a_worker_scale_the_rate() -> None:
+    combines = ("gradients", "average", "sum")
+    assert [rule_of("bsp", combine=combine, batch="worker").rate(8) for combine in combines] == [8.0, 8.0, 1.0]
+    assert [rule_of("bsp", combine=combine).rate(8) for combine in combines] == [1.0, 1.0, 1.0]
+    assert rule_of("bsp", every=4).rate(8) == 8.0
     assert {RULES[name]().rate(8) for name in RULES if name != "bsp"} == {1.0}
 
 

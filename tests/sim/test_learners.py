@@ -14,6 +14,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.ps.average import AVERAGE
+from daskcnn.ps.server import Steps
 from daskcnn.sim.learners import LAYERS, Learner, Learnt, Training, clusters_of_points
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
@@ -43,14 +44,13 @@ def trained(job: Job, *speeds: float, **worker: Any) -> tuple[Simulation, list[E
 @pytest.mark.parametrize("name", ["sgwu", "agwu", "bsp", "downpour"])
 def test_one_worker_trains_as_a_loop_does(name: str) -> None:
     """Bit for bit where it gets its own weights back; where what it gained is pushed, that is rounded on its way."""
-    rule = {"agwu": {"accuracy_floor": 1.0}, "bsp": {"every": 4}, "downpour": {"n_push": 3, "n_fetch": 3}}.get(name, {})
+    rule = {"agwu": {"accuracy_floor": 1.0}, "downpour": {"n_push": 3, "n_fetch": 3}}.get(name, {})
     train = {"strategy": name, "partition": "udpa", "epochs": 3, "batch_size": 32, "lr": 0.02}
     job = resolve({"data": {"validation": JUDGED}, "model": {"layers": LAYERS}, "train": train, "rule": rule})
     replica = replica_of(job)
     for epoch in range(3):
         progress = (epoch / 3, (epoch + 1) / 3)
-        steps = 13 if name == "bsp" else None
-        replica.train(((0, SAMPLES),), SAMPLES, presentation=epoch, progress=progress, steps=steps)
+        replica.train(((0, SAMPLES),), SAMPLES, presentation=epoch, progress=progress)
     center = trained(job, 100.0)[0].server.snapshot().center
     if name in ("sgwu", "bsp"):
         assert center.tobytes() == replica.host_weights().tobytes()
@@ -143,6 +143,7 @@ class Parabola:
         self.weights, self._minimum, self._adjust = np.zeros(2), minimum, lambda grads: grads
         self._taken = 0
         self.frozen: tuple[slice, ...] = ()
+        self.steps: Steps | None = None
 
     def begin(self, round_: Any, local: Any, scale: float) -> None:
         self._taken, self._local = 0, local

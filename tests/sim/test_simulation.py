@@ -203,7 +203,7 @@ def test_peers_move_two_parts_in_k_of_the_vector_each_and_one_alone_moves_nothin
     """(k - 1)/k of the vector goes to the others and as much comes back, at the speed of the slowest link."""
     for speeds, moved, took in (((10, 10, 10, 10), 600, 10 * 2 * 300 / 1000), ((10,), 0, 0.0)):
         on = cluster(*speeds, bandwidth=1000.0, evaluations_per_second=1e9)
-        rule = {"exchange": "asa", "every": 1}
+        rule = {"exchange": "asa", "batch": "worker"}
         events = run(workload("bsp", rule=rule, samples=100 * len(speeds)), on)[1]
         for event in of(RoundEnded, events):
             assert event.bytes_up == event.bytes_down == 10 * moved

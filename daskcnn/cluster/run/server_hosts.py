@@ -20,7 +20,7 @@ from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.server.actor import ServerActor, ServerAt
 from daskcnn.cluster.server.ranges import RangeActor, RangeAt
 from daskcnn.errors import Lost
-from daskcnn.job.network import frozen_spans
+from daskcnn.job.network import center_descent_of, frozen_spans, layout_of, network_of
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot, within
 
@@ -78,9 +78,8 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     at = ServerAt(server.address, context.dispatch.key("parameter-server"), ranges, secret, len(snapshot.center))
     whole = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
     held = context.dispatch.send_to(whole, [server.address])
-    kept, ema = ((), None) if ranges else (frozen_spans(context.job, context.dataset), context.job.train.ema)
-    of_run: dict[str, Any] = {"wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
-    options = of_run | {"life": life, "kept": kept, "ema": ema, "secret": secret}
+    options: dict[str, Any] = {"wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
+    options |= {"life": life, "secret": secret} | ({} if ranges else _of_center(context, 0, len(snapshot.center)))
     known = sent(rule, context.job)
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, known, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]
@@ -111,18 +110,26 @@ def _called_through(client: Client, actor: Any) -> Any:
         return copy(actor)  # a handle is bound to a client when it is made
 
 
+def _of_center(context: RunContext, lo: int, hi: int) -> dict[str, Any]:
+    """What whoever holds the numbers lo…hi of the center must know besides the rule."""
+    job, dataset = context.job, context.dataset
+    steps = center_descent_of(job, layout_of(job, dataset), network_of(job, dataset).frozen)
+    own = {"kept": within(frozen_spans(job, dataset), lo, hi), "ema": job.train.ema}
+    return own | {"steps": None if steps is None else sent(steps.part(lo, hi), job)}
+
+
 def _start_ranges(
     context: RunContext, rule: UpdateRule, snapshot: Snapshot
 ) -> tuple[tuple[RangeAt, ...], list[Future]]:
     cuts = spans(snapshot.center.size, context.job.cluster.ps_shards)
-    ranges, futures, frozen = [], [], frozen_spans(context.job, context.dataset)
+    ranges, futures = [], []
     known = sent(rule, context.job)
     first = (context.workers.members.server, *context.workers.members.servers)
     rest = [member for member in context.workers.alive.values() if member.address not in {m.address for m in first}]
     for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), cycle([*first, *rest]), strict=False):
         at = RangeAt(host.address, context.dispatch.key("parameter-range"), lo, hi)
         held = context.dispatch.send_to(part, [host.address])
-        options = {"wire": context.job.cluster.wire, "kept": within(frozen, lo, hi), "ema": context.job.train.ema}
+        options = {"wire": context.job.cluster.wire, **_of_center(context, lo, hi)}
         futures.append(context.dispatch.submit_actor(at.key, RangeActor, known, held, host=host, **options))
         ranges.append(at)
     return tuple(ranges), futures

@@ -27,6 +27,7 @@ from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, load_merges, use_memory_again
 from daskcnn.cluster.server.stream import Answer, WorkerEnd, take_workers
 from daskcnn.errors import PushRefused
+from daskcnn.ps.server import Steps
 from daskcnn.ps.split import SplitCenter, StagedPayload, StoredVector
 from daskcnn.ps.vectors import cast
 from daskcnn.training.replica import Stopped
@@ -191,6 +192,7 @@ class ServerActor:
     kept : Places in the center that no merge changes, as far as it is held here.
     secret : Workers that know it may open streams; without one there are none.
     ema : Part of itself that an average of the center keeps at a merge, as far as it is held here. None: no average.
+    steps : The optimizer's steps by merged gradients, as far as the center is held here. None: replicas make them.
     """
 
     def __init__(
@@ -205,6 +207,7 @@ class ServerActor:
         kept: Sequence[slice] = (),
         secret: str = "",
         ema: float | None = None,
+        steps: Steps | None = None,
     ) -> None:
         use_memory_again(self)
         self._callers, self._turn = Callers(), threading.Lock()
@@ -214,7 +217,8 @@ class ServerActor:
             vectors = SplitCenter(rule, snapshot.center, ranges[-1].hi, send=lines.send, ask=lines.ask)
             self._server = ps.Sequencer(rule, vectors, life=life, version=snapshot.version).resume(snapshot)
         else:
-            self._server = ps.ParameterServer.restore(rule, snapshot, life=life, kept=kept, ema=ema)
+            of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps}
+            self._server = ps.ParameterServer.restore(rule, snapshot, life=life, **of_center)
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         beside = ThreadPoolExecutor(1, thread_name_prefix="parameter-server-merges")

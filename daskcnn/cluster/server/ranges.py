@@ -19,6 +19,7 @@ from daskcnn.cluster.link.client import lent_client
 from daskcnn.errors import PushRefused
 from daskcnn.ps import Code, Push, Snapshot, UpdateRule, Vector
 from daskcnn.ps.messages import Objection
+from daskcnn.ps.server import Steps
 from daskcnn.ps.split import MergeOrder, OrderedRange, RangeOrder, Vote
 from daskcnn.ps.vectors import cast
 
@@ -54,7 +55,7 @@ def load_merges(dtype: str) -> None:
 
 
 class RangeActor:
-    """Holds one range of the center, on any worker. kept, ema: as for `ps.server.CenterRange`."""
+    """Holds one range of the center, on any worker. kept, ema, steps: as for `ps.server.CenterRange`."""
 
     def __init__(
         self,
@@ -64,9 +65,10 @@ class RangeActor:
         wire: str,
         kept: Sequence[slice] = (),
         ema: float | None = None,
+        steps: Steps | None = None,
     ) -> None:
         use_memory_again(self)
-        self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept, ema)
+        self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept, ema, steps)
         self._cast = Cast(wire)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._thread.submit(load_merges, self._range.dtype.name)

@@ -7,6 +7,7 @@ other, so no number that a stranger sends makes it reserve memory.
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 from collections.abc import Callable
@@ -28,7 +29,8 @@ Answer: TypeAlias = Reply | Refuse | ConnectionError
 HANDLER: Final = "daskcnn_server"
 _PUSH, _PULL, _REPLY, _REFUSAL, _LOST, _PULL_AVERAGE = range(6)
 _PUSHED: Final = ("life", "session", "seq", "base_version", "n_samples", "accuracy")
-_REQUEST: Final = struct.Struct("<qqqqqqdq")  # the kind, these fields, and the vector's numbers
+_REQUEST: Final = struct.Struct("<qqqqqqdddq")  # the kind, these fields, the pace or NaN, and the vector's numbers
+_NO_PACE: Final = (math.nan, math.nan)
 _REPLIED: Final = (
     "life", "session", "seq", "version", "base_version", "staleness", "n_samples", "gamma", "accuracy", "waited",
 )  # fmt: skip
@@ -40,11 +42,12 @@ def send_request(stream: Stream, request: Push | Pull, stopped: Stopped) -> None
     """Send a push, whose payload is as it goes over the wire, or a pull. Raises OSError or EOFError."""
     if isinstance(request, Pull):
         kind = _PULL_AVERAGE if request.averaged else _PULL
-        stream.send(_REQUEST.pack(kind, request.life, request.session, 0, 0, 0, 0.0, 0), stopped=stopped)
+        head = _REQUEST.pack(kind, request.life, request.session, 0, 0, 0, 0.0, *_NO_PACE, 0)
+        stream.send(head, stopped=stopped)
     else:
         fields = [getattr(request, name) for name in _PUSHED]
         payload = np.ascontiguousarray(request.payload)
-        stream.send(_REQUEST.pack(_PUSH, *fields, len(payload)), payload, stopped=stopped)
+        stream.send(_REQUEST.pack(_PUSH, *fields, *(request.pace or _NO_PACE), len(payload)), payload, stopped=stopped)
 
 
 def read_request(stream: Stream, worker: str, buffer: Vector, stopped: Stopped) -> Push | Pull:
@@ -54,13 +57,14 @@ def read_request(stream: Stream, worker: str, buffer: Vector, stopped: Stopped) 
     """
     head = bytearray(_REQUEST.size)
     stream.receive(head, stopped)
-    kind, *fields, numbers = _REQUEST.unpack(head)
+    kind, *fields, lr, progress, numbers = _REQUEST.unpack(head)
     if kind in (_PULL, _PULL_AVERAGE):
         return Pull(fields[0], worker, fields[1], averaged=kind == _PULL_AVERAGE)
     if kind != _PUSH or numbers != len(buffer):
         raise ConnectionError(f"a request of kind {kind} with {numbers} numbers: {len(buffer)} are pushed")
     stream.receive(buffer, stopped)
-    return Push(worker=worker, payload=buffer, **dict(zip(_PUSHED, fields, strict=True)))
+    pace = None if math.isnan(lr) else (lr, progress)
+    return Push(worker=worker, payload=buffer, pace=pace, **dict(zip(_PUSHED, fields, strict=True)))
 
 
 def reply_parts(reply: Reply) -> list[Any]:

@@ -81,7 +81,7 @@ class ReplicaRound:
             begun, (lo, hi, center) = time.perf_counter(), self.order
             score = self.evaluate(lo, hi, None if at_center else center, self.replica.job.data.validation)
             self.order = self.exchange.judged_center(score, begun=begun, at=time.perf_counter())
-        optimizer = self.replica.host_optimizer()
+        optimizer = self.replica.host_optimizer() if self.exchange.local.gradients is None else None
         return self.exchange.report(bytes_up=bytes_up, bytes_down=bytes_down, optimizer=optimizer)
 
 
@@ -151,7 +151,7 @@ class ServedRound(ReplicaRound):
         if (gain := order.push) is not None:
             payload, count = self.replica.device.backend.to_host(gain.payload), gain.samples
             sender = asked.life, asked.worker, asked.session
-            push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy)
+            push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy, pace=gain.pace)
         if order.meanwhile is None:
             return self._taken_in(self._call(push, order.pull))
         # the task's context has its worker, through which the server is called

@@ -180,7 +180,9 @@ def _columns(board: Board, width: int, *, bars: bool) -> list[_Column]:
     else:
         given: _Column = ("samples", "right", lambda row: count(row.given))
         loss: _Column = ("loss", "right", lambda row: number(row.loss))
-        columns += [] if narrow else [given, loss]
+        shares = any(row.step is not None for row in board.workers.values())
+        step: list[_Column] = [("a step", "right", lambda row: count(row.step))] if shares else []
+        columns += [] if narrow else [given, *step, loss]
         columns += [("images/s", "right", lambda row: count(row.speed)), *bar]
         columns += [("busy", "right", _share(0)), ("wait", "right", _share(1)), ("comm", "right", _share(2))]
     if board.asynchronous:

@@ -204,6 +204,8 @@ class Life:
             passes=rule.passes(settings.epochs),
             swaps=rule.swaps,
             batch_size=settings.batch_size if settings.meets_within_rounds else None,
+            shares_steps=rule.shares_steps,
+            alone=settings.may_be_alone,
         )
         kept = self._records.kept
         if book := kept.book:
@@ -234,7 +236,8 @@ class Life:
         if rounds.allocation is not self._told:  # given out, or left by a replica that is lost
             self._told = rounds.allocation
             if self._logs:
-                self._out.log(SamplesAllocated(sizes=rounds.allocation.sizes()))
+                sizes = rounds.allocation.sizes()
+                self._out.log(SamplesAllocated(sizes=sizes, step=self._settings.step_parts(sizes)))
         self._sit_out(ended, due)
         strangers = [round_.worker for round_ in due if round_.worker not in joined]
         if strangers:

@@ -70,7 +70,7 @@ class Records:
         found, better = self.evaluations.end_interval(now)
         epoch, settings = self.epoch(rounds), self._settings
         self._out.log(found.event(epoch=epoch, epochs=settings.epochs, step=self.version, lr=lr))
-        steps = rounds.done / (settings.batch_size * len(rounds.seconds))
+        steps = rounds.done / (settings.batch_size * (1 if settings.rule.shares_steps else len(rounds.seconds)))
         if told := self.evaluations.guesses(found, settings.guess, epoch=epoch, steps=steps):
             self._out.warn(told)
         if not (rounds.ended or self.evaluations.stopping):

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from daskcnn.job.tables import Job
 from daskcnn.nn import OPTIMIZERS
 from daskcnn.partition import PARTITIONERS, Partitioner
+from daskcnn.partition.proportions import proportional
 from daskcnn.ps import UpdateRule
 from daskcnn.sharded.balance import ShareSearch, WorkerLinks
 from daskcnn.training.coordinator.evaluations import Guessing
@@ -73,7 +74,7 @@ class Settings(RunSettings):
     """A data-parallel run.
 
     even: shares of samples do not go by measured speeds. replica_size: workers of a replica. rate_power: power of the
-    replicas' number that the learning rate grows by, if the rule scales it.
+    replicas' number that the learning rate grows by, if the rule scales it. averages: an average follows the center.
     """
 
     strategy: str
@@ -82,6 +83,7 @@ class Settings(RunSettings):
     even: bool = False
     replica_size: int = 1
     rate_power: float = 1.0
+    averages: bool = False
 
     @classmethod
     def of(cls, job: Job, samples: int, guess: Guessing | None = None) -> Settings:
@@ -96,6 +98,7 @@ class Settings(RunSettings):
             even=train.reproducible,
             replica_size=train.replica_size,
             rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
+            averages=train.ema is not None,
             **_of_any(job, samples, guess),
         )
 
@@ -111,13 +114,24 @@ class Settings(RunSettings):
         replicas, together = max(1, workers // self.replica_size), self.meets_within_rounds
         if not together and self.rule.rate(2) == 1:
             return {}
-        step_samples = self.batch_size * (replicas if together else 1)
+        step_samples = self.batch_size * (replicas if together and not self.rule.shares_steps else 1)
         return {"replicas": replicas, "scaled_lr": lr * self.rate_scale(replicas), "step_samples": step_samples}
+
+    def step_parts(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return each replica's part of a step that all share, in proportion to these samples; else nothing."""
+        if not (self.meets_within_rounds and self.rule.shares_steps and any(sizes.values())):
+            return {}
+        return dict(zip(sizes, proportional(self.batch_size, list(sizes.values())), strict=True))
 
     @property
     def peers(self) -> bool:
         """True if replicas merge peer to peer, without a server."""
         return self.rule.serverless
+
+    @property
+    def may_be_alone(self) -> bool:
+        """True if a replica without others exchanges at the end of its rounds only. An average follows every merge."""
+        return self.meets_within_rounds and not self.averages
 
     @property
     def meets_within_rounds(self) -> bool:
