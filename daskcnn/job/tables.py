@@ -215,7 +215,7 @@ KernelShares: TypeAlias = Literal["measured", "speeds"]
 class Train(Options):
     """`[train]`: the method."""
 
-    strategy: str = "sgwu"
+    strategy: str = "bsp"
     """Update rule that joins the replicas, or `layer`: one replica with sharded kernels."""
     partition: str | None = None
     """Partitioner that gives each worker its samples. Default: `idpa`; none with `layer`."""
@@ -223,12 +223,13 @@ class Train(Options):
     """Steps in which the samples are given out. Default: up to 4, as partition and rule allow."""
     epochs: int = Field(10, ge=1)
     """Presentations of every sample, on average."""
-    batch_size: int = Field(128, ge=1)
-    """Samples in a minibatch. Default: 128 for a named network on the published images that it is for; otherwise 32,
-    for up to 1,000 training samples 16, for up to 200 of them 8."""
-    lr: float = Field(0.02, gt=0)
+    batch_size: int = Field(64, ge=1)
+    """Samples of one step of the weights. Under `bsp` and `layer`, and within groups, all workers share them by speed.
+    With rules whose replicas make steps of their own they are of such a step. Default: 64 for a named network on the
+    published images that it is for; otherwise 32, for up to 1,000 training samples 16, for up to 200 of them 8."""
+    lr: float = Field(0.01, gt=0)
     """Learning rate at the start. Default: that of the optimizer, `adamw` 0.003, `lars` 2, `sgd` 0.005, and twice as
-    much with `easgd`; 0.02 with `sgd` for a named network on the published images that it is for."""
+    much with `easgd`; 0.01 with `sgd` for a named network on the published images that it is for."""
     optimizer: Annotated[
         OptimizerOptions, BeforeValidator(partial(named, example='{name = "adamw", beta2 = 0.99}'))
     ] = OptimizerOptions()
