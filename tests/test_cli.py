@@ -117,7 +117,7 @@ def test_set_goes_before_flags_and_flags_before_the_file(monkeypatch: pytest.Mon
     args = [file, "--set", "train.epochs=5", "--set", "train.epochs=6", "--epochs", "4", "--lr", "0.4"]
     train = resolved(monkeypatch, *args)["train"]
     assert (train["epochs"], train["lr"], train["seed"], train["momentum"]) == (6, 0.4, 3, 0.5)
-    assert train["batch_size"] == 128
+    assert train["batch_size"] == 64
 
 
 def test_every_flag_reaches_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

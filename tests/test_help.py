@@ -27,7 +27,7 @@ def test_the_help_of_run_shows_defaults() -> None:
     text = " ".join(invoke("run", "--help").stdout.split())
     for flag, default in {
         "--epochs N": "10",
-        "--lr RATE": "0.02",
+        "--lr RATE": "0.01",
         "--wait SECONDS": "60.0",
         "--run-dir PATH": "runs",
     }.items():

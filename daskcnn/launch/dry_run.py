@@ -109,7 +109,9 @@ def _training(prepared: Prepared) -> str:
     workers = _worker_count(prepared.job)
     start = start_event(prepared, workers or train.replica_size)
     warmup = f" behind a warm-up of {plural(f'{schedule.warmup:g}', 'epoch')}" if schedule.warmup else ""
-    more = " (more with more replicas: all workers of the scheduler are used)" if start.replicas and not workers else ""
+    rule = prepared.job.rule
+    grows = bool(start.replicas and not workers and rule and not rule.shares_steps)
+    more = " (more with more replicas: all workers of the scheduler are used)" if grows else ""
     return f"{train.optimizer.name}, {step_text(start)}{more}, schedule {schedule.name}{warmup}"
 
 

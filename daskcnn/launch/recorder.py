@@ -370,6 +370,13 @@ def recorded(
             recorder.directory.close()  # another one, where the run had to be kept elsewhere
 
 
+def _pace(prepared: Prepared, workers: int) -> dict[str, Any]:
+    job = prepared.job
+    if job.rule is None:
+        return {"step_samples": job.train.batch_size}
+    return Settings.of(job, prepared.samples).pace(workers, job.train.lr)
+
+
 def start_event(prepared: Prepared, workers: int, *, run: str = "") -> RunStarted:
     """Return the first event of a run on this number of workers."""
     job = prepared.job
@@ -386,7 +393,7 @@ def start_event(prepared: Prepared, workers: int, *, run: str = "") -> RunStarte
         batch_size=job.train.batch_size,
         optimizer=job.train.optimizer.name,
         lr=job.train.lr,
-        **(Settings.of(job, prepared.samples).pace(workers, job.train.lr) if job.rule is not None else {}),
+        **_pace(prepared, workers),
         seed=job.train.seed,
         samples=prepared.samples,
         validation_samples=job.data.validation,

@@ -12,7 +12,7 @@ scaled as those of the others turned out. The share of a worker that joined is c
 With `swaps` pairs of workers swap half of their samples between two rounds, so that each sees more of the data (Hegde &
 Usmani §5.1.1). With `batch_size` all workers make the same number of steps in a round, because they meet after every
 few of them; their minibatches are in proportion to their samples. With `shares_steps` the minibatches of a step have
-that many samples together, else on average. With `alone` a single worker has nobody to meet within its rounds. No
+that many samples together, else on average. With `alone` a single worker does not meet within its rounds. No
 clock, no I/O.
 """
 
@@ -108,8 +108,8 @@ class Round:
     """One worker's next round. number: counts the worker's rounds from 0. ranges: the worker's samples.
 
     samples: how many of them this round presents. progress: of the whole run, 0 to 1, at the start and at the end of
-    the round. steps: minibatches to cut it into; None for minibatches of the job's size. alone: nobody else has a round
-    now, and none will before this one ends.
+    the round. steps: minibatches to cut it into; None for minibatches of the job's size. alone: no other worker has a
+    round before this one ends.
     """
 
     worker: str

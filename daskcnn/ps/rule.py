@@ -33,7 +33,7 @@ class Local:
     """A replica's side. All vectors have the center's length and dtype, and lie where the replica computes.
 
     weights: trained in place. base: the center they started from, never written. memory: what the rule keeps besides,
-    by name (ADMM's dual variables, where Downpour's next push begins). gradients: of the last step, with the new values
+    by name (ADMM's dual variables, where Downpour's next push begins). gradients: of the last step, with the change
     of what layers keep behind them, where the rule merges those; the weights are not trained then. pace: of that step.
     """
 

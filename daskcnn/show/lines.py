@@ -71,9 +71,12 @@ def _start(e: events.RunStarted) -> list[str]:
 def step_text(e: events.RunStarted) -> str:
     """Return the learning rate and the minibatches that a run begins with."""
     if e.replicas is None or e.scaled_lr is None:
-        return f"learning rate {e.lr:g}, minibatches of {count(e.batch_size)}"
+        of_all = e.step_samples == e.batch_size is not None
+        step = f"{plural(count(e.batch_size), 'sample')} a step" if of_all else f"minibatches of {count(e.batch_size)}"
+        return f"learning rate {e.lr:g}, {step}"
     if e.step_samples == e.batch_size:
-        shared = f", shared by {plural(e.replicas, 'worker')} by speed" if e.replicas > 1 else ""
+        sharing = plural(e.replicas, "group" if (e.replica_size or 1) > 1 else "worker")
+        shared = f", shared by {sharing} by speed" if e.replicas > 1 else ""
         return f"learning rate {e.scaled_lr:g}, {plural(count(e.step_samples), 'sample')} a step{shared}"
     scaled = "" if e.scaled_lr == e.lr else f" ({e.lr:g} for one replica)"
     together = f"{plural(e.replicas, 'replica')}: {plural(count(e.step_samples), 'sample')} a step"

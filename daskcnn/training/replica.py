@@ -165,7 +165,7 @@ class Replica:
         self._params, self._state = self.layout.views(self.weights)
         self.optimizer_state = self._at_rest()
         self.gradients = device.xp.empty(self.layout.size, self.layout.dtype)
-        """Of the last step that was not descended by (`training`), with what layers keep behind them."""
+        """Of the last step that was not descended by (`training`), and the change of what layers keep behind them."""
         self._grads = self.gradients[: self.layout.parameter_size]
         self.frozen = self.layout.spans(self.model.frozen)
         self._alone = {path for path, at in self.layout.places() if (at.stop - at.start) * host.itemsize >= ALONE}
@@ -262,6 +262,7 @@ class Replica:
             raise Diverged(f"loss = {value}", reason, "lower train.lr")
         if not descends:
             self.layout.flatten(grads, new_state, xp=self.device.xp, out=self.gradients, device=self.device)
+            self.gradients[len(self._grads) :] -= self.weights[len(self._grads) :]
             return value, None if right is None else int(self.device.backend.scalar(right))
         self._descend(grads, pace, adjust)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):

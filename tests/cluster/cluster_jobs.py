@@ -218,13 +218,13 @@ def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
     losses: list[float] = []
     step = replica.step
 
-    def noted(*args: Any) -> tuple[float, int | None]:
-        found = step(*args)
+    def noted(*args: Any, **how: Any) -> tuple[float, int | None]:
+        found = step(*args, **how)
         losses.append(found[0])
         return found
 
     # `train` calls it for each minibatch and keeps no losses; `noted` takes what the method takes, unseen by mypy
-    replica.step = noted  # type: ignore[method-assign,assignment]
+    replica.step = noted  # type: ignore[method-assign]
     n, epochs = training_samples(job, dataset), job.train.epochs
     with single_threaded_blas():
         for epoch in range(epochs):

@@ -153,7 +153,7 @@ def test_recorded_facts_give_the_same_orders_and_events(dataset: Dataset, strate
 # --- from peer to peer ---
 
 
-@pytest.mark.parametrize("rule", [{}, {"combine": "sum", "every": 3}], ids=["average", "sum"])
+@pytest.mark.parametrize("rule", [{"combine": "average"}, {"combine": "sum", "every": 3}], ids=["average", "sum"])
 def test_asa_makes_the_very_weights_that_the_server_would(dataset: Dataset, rule: dict[str, Any]) -> None:
     """To the last bit; each worker moves 2 (k-1)/k of the vector at each meeting."""
     through, _ = trained(job_of(rule=rule), dataset, 3)
@@ -218,7 +218,7 @@ def test_one_group_is_trained_in_rounds(dataset: Dataset, more: dict[str, Any]) 
     [
         ("sgwu", {}),
         ("sgwu", {"accuracy_on": "train"}),
-        ("bsp", {}),
+        ("bsp", {"combine": "average"}),
         ("bsp", {"every": 3, "combine": "sum"}),
         ("admm", {"rho": 0.0, "every": 2, "from_center": True}),
         ("parallel-sgd", {"rounds": 2}),

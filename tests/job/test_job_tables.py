@@ -188,7 +188,7 @@ def test_a_value_out_of_range_is_refused_with_the_bound(key: str, value: object,
         ("train.schedule.pwer", "train.schedule.pwer: unknown key; did you mean 'power'?"),
         ("cluster.workers.tpu", "cluster.workers.tpu: unknown key; did you mean 'gpu'?"),
         ("data.epochs", "data.epochs: unknown key; did you mean 'train.epochs'?"),
-        ("rule.accuracy_onn", "rule.accuracy_onn: unknown key; did you mean 'accuracy_on'?"),
+        ("rule.combin", "rule.combin: unknown key; did you mean 'combine'?"),
         (
             "run.qqq",
             "run.qqq: unknown key; known: checkpoint_every, dashboard, dir, imports, keep, mlflow, name, "

@@ -44,9 +44,9 @@ def test_the_built_in_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         str(tmp_path / "data/synthetic.zarr"),
         "none",
     )
-    assert (job.train.strategy, job.train.partition, job.train.increments) == ("sgwu", "idpa", 4)
+    assert (job.train.strategy, job.train.partition, job.train.increments) == ("bsp", "idpa", 4)
     job = on_data(job, "synthetic", (32, 32, 3), 10, 8000)
-    assert (job.model.name, job.data.validation, job.train.optimizer.name, job.train.lr) == ("quick", 800, "sgd", 0.02)
+    assert (job.model.name, job.data.validation, job.train.optimizer.name, job.train.lr) == ("quick", 800, "sgd", 0.01)
 
 
 @pytest.mark.parametrize(("name", "augment"), [("cifar10", "crop-mirror"), ("mnist", "none"), ("synthetic", "none")])
@@ -391,8 +391,8 @@ def test_a_damaged_job_is_named_by_its_file(tmp_path: Path, content: str, words:
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({}, ["100 to train on, 20 for validation, 60 to test", "sgwu with idpa", "3 increments", "200 presentations"]),
-        ({"train": {"partition": "udpa"}}, ["sgwu with udpa", "1 increments"]),
+        ({}, ["100 to train on, 20 for validation, 60 to test", "bsp with idpa", "3 increments", "200 presentations"]),
+        ({"train": {"partition": "udpa"}}, ["bsp with udpa", "1 increments"]),
         ({"train": {"strategy": "layer", "batch_size": 30}}, ["layer: kernels", "8 steps"]),
         ({"cluster": {"workers": {"cpu": 3}}}, ["3 cpu", "1 for the parameter server", "on this machine"]),
         ({"cluster": {"scheduler": "tcp://a:1"}}, ["all there are, of the scheduler tcp://a:1"]),
@@ -425,27 +425,36 @@ def test_the_package_has_no_other_names() -> None:
 
 
 BSP = {"strategy": "bsp", "lr": 0.02, "batch_size": 32}
-FOUR = {"workers": {"cpu": 4}}
+FOUR, EACH = {"workers": {"cpu": 4}}, {"batch": "worker"}
 
 
 @pytest.mark.parametrize(
-    ("train", "cluster", "words"),
+    ("train", "rule", "cluster", "words"),
     [
-        (BSP, FOUR, "learning rate 0.08 (0.02 for one replica), minibatches of 32 on 4 replicas: 128 samples a step"),
-        (BSP | {"optimizer": "adamw"}, FOUR, "learning rate 0.04 (0.02 for one replica)"),
-        (BSP | {"replica_size": 2}, FOUR, "learning rate 0.04 (0.02 for one replica), minibatches of 32 on 2 replicas"),
-        (BSP, {"scheduler": "tcp://h:1"}, "1 replica: 32 samples a step (more with more replicas: all workers"),
-        (BSP | {"strategy": "sgwu"}, FOUR, "learning rate 0.02, minibatches of 32"),
-        (BSP | {"strategy": "layer"}, FOUR, "learning rate 0.02, minibatches of 32"),
+        (BSP, {}, FOUR, "learning rate 0.02, 32 samples a step, shared by 4 workers by speed"),
+        (
+            BSP,
+            EACH,
+            FOUR,
+            "learning rate 0.08 (0.02 for one replica), minibatches of 32 on 4 replicas: 128 samples a step",
+        ),
+        (BSP | {"optimizer": "adamw"}, EACH, FOUR, "learning rate 0.04 (0.02 for one replica)"),
+        (BSP | {"replica_size": 2}, {}, FOUR, "learning rate 0.02, 32 samples a step, shared by 2 groups by speed"),
+        (BSP, {}, {"scheduler": "tcp://h:1"}, "learning rate 0.02, 32 samples a step, schedule"),
+        (BSP, EACH, {"scheduler": "tcp://h:1"}, "32 samples a step (more with more replicas: all workers"),
+        (BSP | {"strategy": "sgwu"}, {}, FOUR, "learning rate 0.02, minibatches of 32"),
+        (BSP | {"strategy": "layer"}, {}, FOUR, "learning rate 0.02, 32 samples a step"),
     ],
 )
 def test_plan_and_first_line_say_the_rate_that_replicas_step_by(
-    path: str, train: dict[str, Any], cluster: dict[str, Any], words: str
+    path: str, train: dict[str, Any], rule: dict[str, Any], cluster: dict[str, Any], words: str
 ) -> None:
-    ready = prepared(tiny_job(path, train=train, cluster=cluster))
+    ready = prepared(tiny_job(path, train=train, rule=rule, cluster=cluster))
     assert words in readable_plan(ready)
     line = describe(start_event(ready, 4))[1]
     if "workers" in cluster:
         assert words in line
-    else:
+    elif rule:
         assert "learning rate 0.08 (0.02 for one replica)" in line
+    else:
+        assert "learning rate 0.02, 32 samples a step, shared by 4 workers by speed" in line

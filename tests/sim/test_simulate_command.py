@@ -90,7 +90,7 @@ def refused(*args: str) -> str:
 
 def test_a_simulation_shows_the_cluster_the_report_and_the_costs() -> None:
     shown = simulate()
-    for part in ("cluster     cluster.toml: 2 cpu of 100 images/s", "sgwu + idpa, 3 of 3 epochs in", "desk-2"):
+    for part in ("cluster     cluster.toml: 2 cpu of 100 images/s", "bsp + idpa, 3 of 3 epochs in", "desk-2"):
         assert part in shown
     assert "waiting" in shown
     assert "costs by Hegde & Usmani" in shown
@@ -264,12 +264,13 @@ def test_a_plan_adds_one_worker_at_a_time() -> None:
 def test_a_plan_says_from_where_on_another_worker_does_not_pay() -> None:
     """The 16th of equal workers would shorten an epoch by 1/16 at the best, the 21st by less than 5 %."""
     Path("cluster.toml").write_text('[[worker]]\nname = "a"\nimages_per_second = 100\nevaluations_per_second = 1e9\n')
-    found = plan("--add", "cpu=2", "--set", "data.limit=5000")
+    rarely = ("--set", "data.limit=5000", "--set", "train.strategy=sgwu")  # no step's samples are to be cut evenly
+    found = plan("--add", "cpu=2", *rarely)
     (verdict,) = found["verdicts"]
     assert verdict["further"] + 3 == pytest.approx(20, abs=2)
     assert verdict["stops"]["workers"] == verdict["further"] + 4
     assert verdict["stops"]["gain"] < 0.05
-    again = plan("--add", "cpu=25", "--set", "data.limit=5000")
+    again = plan("--add", "cpu=25", *rarely)
     assert again["verdicts"][0]["stops"]["workers"] == verdict["stops"]["workers"]
     assert again["verdicts"][0]["further"] is None
 

@@ -111,7 +111,7 @@ def _called_through(client: Client, actor: Any) -> Any:
 
 
 def _of_center(context: RunContext, lo: int, hi: int) -> dict[str, Any]:
-    """What whoever holds the numbers lo…hi of the center must know besides the rule."""
+    """Return the arguments, besides the rule, of the actor that holds the numbers lo…hi of the center."""
     job, dataset = context.job, context.dataset
     steps = center_descent_of(job, layout_of(job, dataset), network_of(job, dataset).frozen)
     own = {"kept": within(frozen_spans(job, dataset), lo, hi), "ema": job.train.ema}

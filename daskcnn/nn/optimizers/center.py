@@ -23,7 +23,7 @@ _STEPS: Final = f"{OWN}steps"
 class CenterDescent:
     """Steps a center (size,), parameters and then what layers keep besides, by gradients of all its replicas.
 
-    Gradients (size,) have the new value of what layers keep behind those of the parameters. The optimizer's vectors
+    Gradients (size,) have the change of what layers keep behind those of the parameters. The optimizer's vectors
     are a dictionary: each (parameters,), and the number of steps so far, a vector of one number.
     """
 
@@ -68,7 +68,7 @@ class CenterDescent:
         pace: the learning rate, and the part (0…1) of the run that was made before.
         """
         n = self.parameters
-        new = np.concatenate([center[:n], gradients[n:]])
+        new = np.concatenate([center[:n], center[n:] + gradients[n:]])
         rows = [kept[name] for name in self._names]
         vectors = np.array(rows, center.dtype) if rows else np.empty((0, n), center.dtype)
         state = OptimizerState(vectors, int(kept[_STEPS][0]))
