@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 from daskcnn.arrays import Device, cpu_count
 from daskcnn.compiled.loop import FLOATS, LOOPS, cache_path
@@ -47,6 +48,18 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("DASKCNN_CACHE_DIR", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _blas_of_one_thread() -> None:
+    """As many tests run at once as there are cores: threads of each one's BLAS would only wait for each other.
+
+    In runs BLAS has one thread too (`single_threaded_blas`).
+    """
+    import scipy.linalg.cython_blas  # a library that is loaded later would not be limited
+
+    assert scipy.linalg.cython_blas
+    threadpool_limits(1, "blas")  # not as a context: inside one no other thread could set the number
 
 
 @pytest.fixture(scope="session", autouse=True)

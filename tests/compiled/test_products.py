@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import njit
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from daskcnn.arrays import single_threaded_blas
 from daskcnn.compiled import products
@@ -66,7 +66,7 @@ def test_a_product_of_parts_is_that_of_numpy(shape: Any, small: int, transposed:
 
 
 def test_blas_of_scipy_has_one_thread_where_that_of_numpy_has() -> None:
-    with single_threaded_blas():
+    with threadpool_limits(2, "blas"), single_threaded_blas():
         found = {Path(i["filepath"]).name: i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"}
     assert any("scipy" in name for name in found), "loops multiply with SciPy's BLAS"
     assert set(found.values()) == {1}

@@ -173,18 +173,19 @@ def naive(spec: ConvSpec, x: np.ndarray, w: np.ndarray, dy: np.ndarray) -> dict[
     """The definition, one tap and output pixel after the other, in float64; the adjoints are its derivative."""
     (ph, pw), (sh, sw), (dh, dw), (eh, ew), g = spec.pad, spec.stride, spec.dilation, spec.pad_end, spec.groups
     padded = np.pad(x.astype(np.float64), ((ph, ph + eh), (pw, pw + ew), (0, 0), (0, 0)))
-    padded = padded.reshape(*padded.shape[:3], g, -1)
-    w, dy = w.astype(np.float64).reshape(*w.shape[:3], g, -1), dy.astype(np.float64).reshape(*dy.shape[:3], g, -1)
+    # the numbers of every group before those of its samples: one product of matrices for each group
+    padded = padded.reshape(*padded.shape[:3], g, -1).swapaxes(2, 3)
+    w = w.astype(np.float64).reshape(*w.shape[:3], g, -1).swapaxes(2, 3)
+    dy = dy.astype(np.float64).reshape(*dy.shape[:3], g, -1).swapaxes(2, 3)
     y, dws, dpadded = np.zeros_like(dy), np.zeros_like(w), np.zeros_like(padded)
     for i, j, r, s in itertools.product(*(range(n) for n in (spec.out_H, spec.out_W, spec.R, spec.S))):
         at = i * sh + r * dh, j * sw + s * dw
-        for k in range(g):
-            y[i, j, :, k] += padded[at][:, k] @ w[r, s, :, k]
-            dws[r, s, :, k] += padded[at][:, k].T @ dy[i, j, :, k]
-            dpadded[at][:, k] += dy[i, j, :, k] @ w[r, s, :, k].T
+        y[i, j] += padded[at] @ w[r, s]
+        dws[r, s] += padded[at].mT @ dy[i, j]
+        dpadded[at] += dy[i, j] @ w[r, s].mT
     dx = dpadded[ph : ph + spec.H, pw : pw + spec.W]
     found = {"forward": (y, spec.y_shape), "backward_data": (dx, spec.x_shape), "backward_filter": (dws, spec.w_shape)}
-    return {name: array.reshape(shape) for name, (array, shape) in found.items()}
+    return {name: array.swapaxes(2, 3).reshape(shape) for name, (array, shape) in found.items()}
 
 
 @cache
@@ -205,19 +206,12 @@ def test_adds_a_bias_to_every_output(algorithm: str, spec: ConvSpec, device: Dev
 
 
 @every_case
-def test_computes_the_definition(algorithm: str, spec: ConvSpec, device: Device) -> None:
+def test_computes_the_definition_and_its_adjoints(algorithm: str, spec: ConvSpec, device: Device) -> None:
     exact = replace(spec, dtype="float64")
-    host = arrays(exact)
+    x, w, dy = host = arrays(exact)
     results, expected = run(ALGORITHMS[algorithm], exact, host, device), by_definition(exact)
     for name in DIRECTIONS:
         np.testing.assert_allclose(results[name], expected[name], rtol=1e-11, atol=1e-11, err_msg=name)
-
-
-@every_case
-def test_backward_directions_are_adjoints_of_forward(algorithm: str, spec: ConvSpec, device: Device) -> None:
-    exact = replace(spec, dtype="float64")
-    x, w, dy = host = arrays(exact)
-    results = run(ALGORITHMS[algorithm], exact, host, device)
     product = np.vdot(results["forward"], dy)
     scale = float(np.linalg.norm(results["forward"]) * np.linalg.norm(dy))
     assert np.vdot(x, results["backward_data"]) == pytest.approx(product, abs=1e-12 * scale)
@@ -350,20 +344,20 @@ SINGLE = {
     "5x5": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=5, S=5, pad=(2, 2)),
     "3x3": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=3, S=3, pad=(1, 1)),
     "3x3, stride 2": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=3, S=3, pad=(1, 1), stride=(2, 2)),
-    "3x3 of three channels": ConvSpec(N=64, H=40, W=40, C=3, K=32, R=3, S=3, pad=(1, 1)),
+    "3x3 of three channels": ConvSpec(N=32, H=20, W=20, C=3, K=32, R=3, S=3, pad=(1, 1)),
     "3x3 dilated": ConvSpec(N=16, H=20, W=20, C=32, K=48, R=3, S=3, pad=(2, 2), dilation=(2, 2)),
     "3x3 in groups": ConvSpec(N=16, H=20, W=20, C=16, K=24, R=3, S=3, pad=(1, 1), groups=2),
     "3x3 depthwise": ConvSpec(N=32, H=20, W=20, C=8, K=8, R=3, S=3, pad=(1, 1), groups=8),
     "1x1": ConvSpec(N=32, H=20, W=20, C=64, K=48, R=1, S=1),
-    "1x1 of three channels": ConvSpec(N=32, H=40, W=40, C=3, K=4, R=1, S=1),
+    "1x1 of three channels": ConvSpec(N=32, H=20, W=20, C=3, K=4, R=1, S=1),
 }
 FEW = [
-    *((name, replace(SINGLE["3x3 of three channels"], N=8, H=20, W=20, K=16)) for name in ("im2col", "direct")),
+    *((name, replace(SINGLE["3x3 of three channels"], N=8, K=16)) for name in ("im2col", "direct")),
     *((name, replace(SINGLE["3x3"], N=8, C=3, K=4)) for name in ("spectral-8", "winograd-2x3", "winograd-4x3")),
     ("winograd-4x5", replace(SINGLE["5x5"], N=8, C=3, K=4)),
     ("winograd-4x3-stride2", replace(SINGLE["3x3, stride 2"], N=8, C=8, K=8)),
     ("depthwise", replace(SINGLE["3x3 depthwise"], N=4)),
-    ("pointwise", replace(SINGLE["1x1 of three channels"], N=8)),
+    ("pointwise", replace(SINGLE["1x1 of three channels"], N=8, H=40, W=40)),
 ]
 """A problem of every kind, with long sums, for each kernel of BLAS."""
 

@@ -492,7 +492,7 @@ FILES: dict[str, Builder] = {
     "state of lists": state_with(lambda d: d["state"].update(book=[[]] * 5_000_000)),
     "state of many classes": state_with(lambda d: d["state"]["images"].update(classes=["c"] * 900_000)),
     "state of large images": state_with(lambda d: d["state"]["images"].update(shape=[10**6, 10**6, 3])),
-    "arrays by the hundred thousand": safetensors(empty_arrays(150_000)),
+    "arrays by the hundred thousand": lambda folder: safetensors(empty_arrays(150_000))(folder),
     "arrays with a header of numbers": safetensors(b'{"a":[' + b"1," * (7 * MIB) + b"1]}"),
     "arrays with a header nested deeply": safetensors(b'{"a":' + b"[" * DEEP + b"]" * DEEP + b"}"),
     "arrays of 10 GB": sparse_arrays,
