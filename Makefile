@@ -39,13 +39,16 @@ run: install
 # `each COMMAND` runs it whether or not one before it has failed; `exit $$worst` ends with the worst of their codes.
 EACH := worst=0; trap 'exit 130' INT; each() { echo "$$*"; "$$@" || { code=$$?; [ $$code -le $$worst ] || worst=$$code; }; }
 
+# Files with tests of a cluster: to look for these in all others takes as long as ten of them.
+CLUSTER_TESTS = $$(grep -rl --include='test_*.py' 'mark\.cluster' tests)
+
 # Without a cluster as many tests run at once as there are cores. Tests of a cluster mostly wait for processes, so two
 # files of them run at once; those of one file share their clusters.
 test: tools
 ifeq ($(ARGS),)
 	@$(EACH); \
 	each $(BIN)/python -m pytest -q -m "not cluster and not slow" --numprocesses auto --dist worksteal; \
-	each $(BIN)/python -m pytest -m "cluster and not slow" --numprocesses 2 --dist loadfile; \
+	each $(BIN)/python -m pytest -m "cluster and not slow" --numprocesses 2 --dist loadfile $(CLUSTER_TESTS); \
 	exit $$worst
 else
 	$(BIN)/python -m pytest $(ARGS)
@@ -58,7 +61,7 @@ test-all: tools
 	each $(BIN)/python -m pip install --quiet --group test-s3; \
 	each $(BIN)/python -m pip install --quiet --group test-mlflow; \
 	each $(BIN)/python -m pytest -q -m "slow and not cluster" --numprocesses auto --dist worksteal; \
-	each $(BIN)/python -m pytest -m "slow and cluster" --numprocesses 2 --dist loadfile; \
+	each $(BIN)/python -m pytest -m "slow and cluster" --numprocesses 2 --dist loadfile $(CLUSTER_TESTS); \
 	exit $$worst
 
 check: tools

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from inspect import getdoc
 from operator import attrgetter
 from pathlib import Path
-
-import pytest
 
 from tests.docs.pages import ROOT
 
@@ -22,8 +21,11 @@ NOT_FIRST = re.compile(r"(What|Whether|Who|Which|Where|How|That)\b")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def files() -> list[Path]:
-    return sorted((ROOT / "daskcnn").rglob("*.py"))
+@cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    """Every module of the package."""
+    files = sorted((ROOT / "daskcnn").rglob("*.py"))
+    return [(file, ast.parse(file.read_text(encoding="utf-8"))) for file in files]
 
 
 def public(node: ast.Module | Definition, above: str = "") -> Iterator[tuple[str, Definition]]:
@@ -41,29 +43,33 @@ def inherited(file: Path, name: str) -> str | None:
     return getdoc(attrgetter(name)(module))
 
 
-@pytest.mark.parametrize("file", files(), ids=lambda file: str(file.relative_to(ROOT / "daskcnn")))
-def test_everything_public_has_a_docstring(file: Path) -> None:
+def test_everything_public_has_a_docstring() -> None:
     """A method that takes the place of a documented one may leave its docstring to that."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    bare = [name for name, node in public(tree) if ast.get_docstring(node) is None]
-    missing = [name for name in bare if "." not in name or not inherited(file, name)]
-    assert not missing, f"{file.relative_to(ROOT)}: no docstring: {', '.join(missing)}"
+    missing = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file, tree in trees()
+        for name, node in public(tree)
+        if ast.get_docstring(node) is None and ("." not in name or not inherited(file, name))
+    ]
+    assert not missing, "no docstring"
 
 
-@pytest.mark.parametrize("file", files(), ids=lambda file: str(file.relative_to(ROOT / "daskcnn")))
-def test_docstrings_are_plain(file: Path) -> None:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for name, node in [("module", tree), *public(tree)]:
-        found = NOT_OURS.search(ast.get_docstring(node) or "")
-        assert not found, f"{file.relative_to(ROOT)}: {name}: {found.group()!r}: write plain sentences"
+def test_docstrings_are_plain() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}: {name}: {words.group()!r}"
+        for file, tree in trees()
+        for name, node in [("module", tree), *public(tree)]
+        if (words := NOT_OURS.search(ast.get_docstring(node) or ""))
+    ]
+    assert not found, "write plain sentences"
 
 
-@pytest.mark.parametrize("file", files(), ids=lambda file: str(file.relative_to(ROOT / "daskcnn")))
-def test_docstrings_begin_with_a_noun_or_a_verb(file: Path) -> None:
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     """Private ones too, and those below a constant or a field."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | Definition)]
-    said = [each.value for body in bodies for each in body if isinstance(each, ast.Expr)]
-    texts = [each.value for each in said if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    found = [text for text in texts if NOT_FIRST.match(text.lstrip())]
-    assert not found, f"{file.relative_to(ROOT)}: {found}"
+    found = []
+    for file, tree in trees():
+        bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | Definition)]
+        said = [each.value for body in bodies for each in body if isinstance(each, ast.Expr)]
+        texts = [each.value for each in said if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        found += [f"{file.relative_to(ROOT)}: {text}" for text in texts if NOT_FIRST.match(text.lstrip())]
+    assert not found
