@@ -282,6 +282,8 @@ COURSES = {
     "average, groups": (grouped(job_of("sgwu", model=WHOLE, train={"ema": 0.5})), 4),
 }
 every_course = pytest.mark.parametrize(("job", "workers"), [*COURSES.values()], ids=[*COURSES])
+EVERY_TIME = ("workers", "adamw, peers", "adamw, group", "average, adagrad", "average, groups")
+"""Courses that have every way of exchange and every kind of state between them."""
 
 
 @every_course
@@ -297,7 +299,13 @@ def test_resumed_run_ends_as_the_undisturbed_one(dataset: Dataset, job: Job, wor
     assert presented(again) == (EPOCHS - 1) * SAMPLES
 
 
-@every_course
+@pytest.mark.parametrize(
+    ("job", "workers"),
+    [
+        pytest.param(*course, id=name, marks=() if name in EVERY_TIME else pytest.mark.slow)
+        for name, course in COURSES.items()
+    ],
+)
 def test_a_longer_run_ends_as_one_that_was_planned_so(dataset: Dataset, job: Job, workers: int) -> None:
     """With a constant rate the schedule does not tell how long the run was to be."""
     constant = job.train.model_copy(update={"schedule": Schedule(name="constant")})

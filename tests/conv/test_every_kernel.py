@@ -17,10 +17,16 @@ X86 = ("Prescott", "Nehalem", "Sandybridge", "Haswell", "Zen", "SkylakeX", "Coop
 ARM = ("ARMV8", "NEOVERSEN1", "NEOVERSEV1", "NEOVERSEN2", "VORTEX")
 ROOT = Path(__file__).parents[2]
 KERNELS = ARM if machine() in ("aarch64", "arm64") else X86
+BETWEEN = ("Nehalem", "Sandybridge")
+"""Processors of before 2013, between the oldest kernel and those of today: `make test-all` tries them."""
+CASES = [
+    pytest.param(kernel, which, marks=pytest.mark.slow if which == "all" or kernel in BETWEEN else ())
+    for kernel in KERNELS
+    for which in ("few", "all")
+]
 
 
-@pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "which"), CASES)
 def test_rounding_stays_within_its_limits_under_every_kernel(kernel: str, which: str) -> None:
     environment = os.environ | {"OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": str(max(THREADS))}
     environment["OPENBLAS_THREAD_TIMEOUT"] = "4"  # threads sleep at once, where cores are fewer than they
