@@ -32,6 +32,17 @@ MODELS = ("50:500", "150:800", "300:1000", "500:1500", "quick", "lenet5")
 VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
 PLAIN20 = (16, *6 * (16,), -32, *5 * (32,), -64, *5 * (64,))
 PHOTOGRAPHS = ("alexnet", "googlenet")
+TWO_CONVOLUTIONS: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 16, "size": 5, "pad": 2},
+    {"layer": "maxpool", "size": 2},
+    {"layer": "relu"},
+    {"layer": "conv", "kernels": 32, "size": 5, "pad": 2},
+    {"layer": "relu"},
+    {"layer": "averagepool", "size": 2},
+    {"layer": "dense", "units": CLASSES},
+]
+RULES_NETWORK = "rules"
+"""The name here of the network of the rules' study."""
 CHAINS = {"vgg11": VGG11, "plain20": PLAIN20}
 """3×3 convolutions with batch normalising, by their kernels; a negative number has a stride of 2. VGG-11's (Simonyan &
 Zisserman, table 1, A), and ResNet-20's without its shortcuts (He et al., section 4.2)."""
@@ -78,6 +89,8 @@ class Configuration:
         """The network's layers as a job declares them."""
         if self.model in CHAINS:
             return chain(self.model)
+        if self.model == RULES_NETWORK:
+            return TWO_CONVOLUTIONS
         layers = model_spec(self.model, self.images.shape, len(self.images.classes))
         return _without_chance([s for s in layers if self.lrn or s["layer"] != "lrn"])
 

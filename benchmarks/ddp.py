@@ -33,9 +33,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,7 +54,8 @@ from daskcnn.events import EpochEnded, RunEnded, SamplesAllocated
 from daskcnn.job.network import rate_of
 from daskcnn.job.tables import Train
 from daskcnn.runs.log import read_events
-from daskcnn.store import BatchPlan, open_dataset
+from daskcnn.store import BatchPlan, batches, open_dataset
+from daskcnn.store.augmentation import Augment
 from daskcnn.store.loader import batch_edges, presentation_order
 from daskcnn.training.replica import EVALUATION_BATCH, Replica
 
@@ -65,8 +67,8 @@ MODELS = tuple(dict.fromkeys(model for model, _ in BARS))
 PART = 5
 """Training samples for each validation sample: as many as CIFAR-10 has for each test sample."""
 LR = 0.01
-"""The learning rate at the start. `bsp` and DDP multiply it by the number of workers. With twice a job's default
-of 0.02 `quick` does not learn."""
+"""The learning rate at the start of a worker's samples. `bsp` multiplies it by the number of workers, and DDP steps at
+twice this rate. With twice a job's default of 0.02 `quick` does not learn."""
 STEPS = 4
 """Steps of an epoch in the short run that compares losses."""
 ALIKE = 1e-2
@@ -75,7 +77,10 @@ ALIKE = 1e-2
 
 @dataclass(frozen=True)
 class Whole:
-    """A run that both sides make. batch: samples of a minibatch on each worker. keys: more of our job."""
+    """A run that both sides make. batch: samples of a minibatch on each worker. keys: more of our job.
+
+    lr: of a step of both ranks. slow: factor by which the second rank takes longer than its machine would.
+    """
 
     model: str
     data: str
@@ -84,11 +89,16 @@ class Whole:
     epochs: int
     batch: int
     keys: tuple[str, ...] = ()
+    lr: float = WORKERS * LR
+    seed: int = 0
+    augment: Augment = "none"
+    slow: float = 1.0
 
     @property
     def name(self) -> dict[str, Any]:
         """What tells its results from others."""
-        return {key: value for key, value in asdict(self).items() if key != "data" and value != ()}
+        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "data"}
+        return {name: value for name, value in told.items() if value != getattr(Whole, name, None)}
 
     @property
     def limit(self) -> int:
@@ -107,13 +117,14 @@ class Whole:
             "data.path": self.data,
             "data.limit": self.limit,
             "data.validation": self.validation,
-            "data.augment": "none",
+            "data.augment": self.augment,
             "model.name": self.model,
             "train.strategy": strategy,
             "train.partition": "udpa",  # equal parts, as ranks have them
             "train.epochs": self.epochs,
             "train.batch_size": self.batch,
-            "train.lr": LR,
+            "train.lr": self.lr / WORKERS,
+            "train.seed": self.seed,
             "cluster.workers": f"cpu={WORKERS}",
             "run.checkpoint_every": 1000.0,
         }
@@ -123,7 +134,8 @@ class Whole:
 class Turn:
     """What came of a run. seconds: those that count; command: of the whole command.
 
-    losses: mean training loss of each epoch. validation: accuracy at the end of each. test: accuracy.
+    losses: mean training loss of each epoch. validation: accuracy at the end of each. test: accuracy. looks: seconds at
+    which each was judged.
     """
 
     images_per_second: float
@@ -132,6 +144,7 @@ class Turn:
     losses: list[float]
     validation: list[float]
     test: float
+    looks: list[float]
 
 
 # --- ours ---
@@ -164,6 +177,7 @@ def our_run(whole: Whole, strategy: str) -> Turn:
         [event.loss for event in epochs],
         [event.validation.accuracy for event in epochs],
         last.test.accuracy,
+        [event.at - first.at for event in epochs],
     )
 
 
@@ -191,8 +205,7 @@ class Task:
     ----------
     network : with its first weights; the ranks share their memory.
     mean, factor : of every channel, (C, 1, 1): images are normalised by (x - mean) · factor.
-    orders : the samples of each epoch in the order in which each rank takes them: (n,) by epoch and rank.
-    edges : where the minibatches of an epoch begin and end.
+    plans : the samples of each epoch and the minibatches that each rank takes of them, by epoch and rank.
     meeting : a file by which the ranks find each other.
     """
 
@@ -203,8 +216,7 @@ class Task:
     test: Part
     mean: torch.Tensor
     factor: torch.Tensor
-    orders: list[list[np.ndarray]]
-    edges: list[tuple[int, int]]
+    plans: list[list[BatchPlan]]
     meeting: str
 
 
@@ -213,6 +225,8 @@ class Rank:
 
     def __init__(self, task: Task, rank: int) -> None:
         self.task, self.rank = task, rank
+        self.slow = task.whole.slow if rank else 1.0
+        self.dataset = open_dataset(task.whole.data, limit=task.whole.limit)
         network = copy.deepcopy(task.network).to(memory_format=torch.channels_last)
         self.model = DistributedDataParallel(network, gradient_as_bucket_view=True)
         self.sgd = sgd_of(self.model, task.train, 0.0)
@@ -221,9 +235,9 @@ class Rank:
     def warm_up(self) -> None:
         """Take a few steps and score a batch, so that libraries have what they need, and undo their effect."""
         kept = copy.deepcopy(self.model.module.state_dict())
-        lo, hi = self.task.edges[0]
-        for _ in range(WARM_UPS):
-            self.step(self.task.orders[0][self.rank][lo:hi], 0.0)
+        with closing(self.minibatches(0)) as ready:
+            for x, labels in islice(ready, WARM_UPS):
+                self.step(x, labels, 0.0)
         self.score(self.task.test, 0, min(len(self.task.test.labels), WORKERS * EVALUATION_BATCH))
         self.model.module.load_state_dict(kept)
         self.sgd = sgd_of(self.model, self.task.train, 0.0)
@@ -233,24 +247,39 @@ class Rank:
         x = part.images[samples].permute(0, 3, 1, 2).to(torch.float32)
         return x.sub_(self.task.mean).mul_(self.task.factor), part.labels[samples]
 
-    def step(self, samples: np.ndarray, progress: float) -> float:
+    def minibatches(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the minibatches of an epoch. Augmented ones come from our loader's thread."""
+        plan, dataset = self.task.plans[number][self.rank], self.dataset
+        if plan.augment == "none":
+            order = presentation_order(dataset, dataset.train, plan)
+            for lo, hi in batch_edges(plan, len(order)):
+                yield self.batch(self.task.training, torch.from_numpy(order[lo:hi]))
+            return
+        with batches(dataset, dataset.train, plan) as ready:
+            for batch in ready:
+                x = torch.from_numpy(batch.x).permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
+                yield x, torch.from_numpy(batch.labels)
+
+    def step(self, x: torch.Tensor, labels: torch.Tensor, progress: float) -> float:
         """Train on these samples at this part (0…1) of the run; the sum of their losses before the step."""
+        begun = time.thread_time()
         train = self.task.train
-        # gradients are averaged over the ranks, and the rate is multiplied by their number, as `bsp` does
-        lr = WORKERS * self._rate.rate(train.lr, progress, progress * train.epochs)
-        self.sgd.param_groups[0]["lr"] = lr
-        x, labels = self.batch(self.task.training, torch.from_numpy(samples))
+        self.sgd.param_groups[0]["lr"] = self._rate.rate(train.lr, progress, progress * train.epochs)
         self.sgd.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(self.model(x), labels)
         loss.backward()
         self.sgd.step()
-        return loss.item() * len(samples)
+        if self.slow > 1:  # by what it computed: the seconds in which it waited for the other rank are no work
+            time.sleep((self.slow - 1) * (time.thread_time() - begun))
+        return loss.item() * len(labels)
 
     def epoch(self, number: int) -> float:
         """Train on the own samples once; the mean loss of both ranks."""
-        order, epochs = self.task.orders[number][self.rank], self.task.whole.epochs
+        epochs, own = self.task.whole.epochs, self.task.whole.samples // WORKERS
         self.model.train()
-        total = sum(self.step(order[lo:hi], (number + lo / len(order)) / epochs) for lo, hi in self.task.edges)
+        total, done = 0.0, 0
+        for x, labels in self.minibatches(number):
+            total, done = total + self.step(x, labels, (number + done / own) / epochs), done + len(labels)
         return float(added_up(total)[0]) / self.task.whole.samples
 
     @torch.inference_mode()
@@ -269,15 +298,16 @@ class Rank:
     def run(self) -> Turn:
         """All epochs with their evaluations."""
         whole, test = self.task.whole, self.task.test
-        losses, validation = [], []
+        losses, validation, looks = [], [], []
         distributed.barrier()
         begun = time.perf_counter()
         for number in range(whole.epochs):
             losses.append(self.epoch(number))
             validation.append(self.score(self.task.training, whole.samples, whole.limit))
+            looks.append(time.perf_counter() - begun)
         accuracy = self.score(test, 0, len(test.labels))
         seconds = time.perf_counter() - begun
-        return Turn(whole.epochs * whole.samples / seconds, seconds, 0.0, losses, validation, accuracy)
+        return Turn(whole.epochs * whole.samples / seconds, seconds, 0.0, losses, validation, accuracy, looks)
 
 
 def added_up(*numbers: float) -> torch.Tensor:
@@ -304,25 +334,27 @@ def rank_main(rank: int, task: Task, answers: Any) -> None:
 def task_of(whole: Whole, meeting: str) -> Task:
     """All that ranks need: samples in the order of our own workers' `bsp`, whose two ranges are halves."""
     dataset, job = open_dataset(whole.data, limit=whole.limit), Configuration(whole.model, whole.batch, 1).job
+    train = job.train.model_copy(update={"epochs": whole.epochs, "lr": whole.lr, "seed": whole.seed})
     half = whole.samples // WORKERS
     steps = -(-half // whole.batch)
     ranges = [((rank * half, (rank + 1) * half),) for rank in range(WORKERS)]
     plans = [
-        [BatchPlan(own, whole.batch, job.train.seed, n, steps=steps) for own in ranges] for n in range(whole.epochs)
+        [BatchPlan(own, whole.batch, whole.seed, n, augment=whole.augment, steps=steps) for own in ranges]
+        for n in range(whole.epochs)
     ]
+    job = job.model_copy(update={"train": train})
     replica = Replica(job, dataset, Device.of("cpu", threads=1), clock=time.perf_counter)
     channels = [
         torch.tensor(numbers, dtype=torch.float32)[:, None, None] for numbers in (dataset.mean, 1 / dataset.deviation)
     ]
     return Task(
         whole,
-        job.train.model_copy(update={"epochs": whole.epochs, "lr": LR}),
+        train,
         twin(replica),
         Part.of(*dataset.train.read(0, whole.limit)),
         Part.of(*dataset.test.read(0, len(dataset.test))),
         *channels,
-        [[presentation_order(dataset, dataset.train, plan) for plan in both] for both in plans],
-        list(batch_edges(plans[0][0], half)),
+        plans,
         meeting,
     )
 

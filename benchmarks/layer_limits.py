@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar
 
 import psutil
 from distributed import Client
-from rules import machine, throttle
+from rules import THROTTLED, machine, throttle
 
 from daskcnn.cluster.link.connect import connect
 from daskcnn.events import EpochEnded, Event, KernelsSharded, StepsEnded, WorkersCalibrated
@@ -93,7 +93,7 @@ def unequal(data: str, model: str, batch: int) -> dict[str, Any]:
     """Seconds of a step's convolutions of both workers, and what they should be."""
     watch = Watch()
     with two_workers() as client:
-        throttle(client)
+        throttle(client, THROTTLED)
         trained(client, data, model, batch, EPOCHS, STEPS, watch)
     kernels = watch.of(KernelsSharded)[-1].kernels
     before, last = watch.of(EpochEnded)[-2:]

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rules import BY_SGD, LAYERS, TUNED, machine
+from common import TWO_CONVOLUTIONS
+from rules import BY_SGD, TUNED, machine
 
 from daskcnn.cluster.link.connect import connect
 from daskcnn.job.resolve import resolve
@@ -47,7 +48,7 @@ def trained(data: str, workers: int, folder: str, rules: list[str]) -> Iterator[
                 continue
             job = {
                 "data": {"name": "cifar10", "path": data},
-                "model": {"layers": LAYERS},
+                "model": {"layers": TWO_CONVOLUTIONS},
                 "train": {"strategy": strategy, "epochs": 2, **BY_SGD},
                 "rule": TUNED.get(strategy, {}) | ({"rounds": 2} if strategy == "parallel-sgd" else {}),
                 "cluster": {"workers": {"cpu": workers}},

@@ -3,8 +3,9 @@
     python benchmarks/rules.py --data data/cifar10.zarr [--quick] [--only agwu] [--results FILE]
 
 The slower worker computes and then sleeps for 1.3 times as long (DASKCNN_THROTTLE=2.3): with its caches cold after
-every sleep it trains at a third of the other's speed, which the images/s of both in FILE show. Each part is a run of
-its own, kept in FILE when it has ended: a study that was broken off goes on with the parts that are missing.
+every sleep it trains at a third of the other's speed, which the images/s of both in FILE show. Beside both, the fast
+worker trains alone and meets nobody. Each part is a run of its own, kept in FILE when it has ended: a study that was
+broken off goes on with the parts that are missing.
 `--tables` prints what FILE holds and trains nothing; `--plots FOLDER` draws it as well (`pip install 'daskcnn[plot]'`).
 """
 
@@ -20,11 +21,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from common import TWO_CONVOLUTIONS
 from distributed import Client
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.worker.session import THROTTLE
+from daskcnn.events import SamplesAllocated, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.training import train_job
@@ -37,15 +40,6 @@ from daskcnn.show.run_figures import Curve, Figure
 THROTTLED = 2.3
 BY_SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.02, "batch_size": 128, "schedule": "poly"}
 """The default training of named networks on CIFAR-10."""
-LAYERS: list[dict[str, Any]] = [
-    {"layer": "conv", "kernels": 16, "size": 5, "pad": 2},
-    {"layer": "maxpool", "size": 2},
-    {"layer": "relu"},
-    {"layer": "conv", "kernels": 32, "size": 5, "pad": 2},
-    {"layer": "relu"},
-    {"layer": "averagepool", "size": 2},
-    {"layer": "dense", "units": 10},
-]
 TARGETS = (0.4, 0.5, 0.55, 0.6)
 TUNED: dict[str, dict[str, Any]] = {
     "bsp": {"every": 10},
@@ -68,10 +62,13 @@ class Part:
     wire: str = "float32"
     epochs: int = 8
     increments: int | None = None
+    workers: int = 2
 
     @property
     def name(self) -> str:
         """The key it is kept under."""
+        if self.workers == 1:
+            return f"fast worker alone seed={self.seed} {self.wire} epochs={self.epochs}"
         more = {**self.rule, **({} if self.increments is None else {"increments": self.increments})}
         rule = "".join(f" {key}={value}" for key, value in more.items())
         return f"{self.strategy} {self.partition} seed={self.seed}{rule} {self.wire} epochs={self.epochs}"
@@ -81,7 +78,7 @@ class Part:
         """Its name as a run directory."""
         return "".join(c if c.isalnum() or c in ".-" else "-" for c in self.name)
 
-    def job(self, data: str, runs: str) -> dict[str, Any]:
+    def job(self, data: str) -> dict[str, Any]:
         """The tables of its job."""
         train = {
             "strategy": self.strategy,
@@ -93,19 +90,19 @@ class Part:
         }
         return {
             "data": {"name": "cifar10", "path": data},
-            "model": {"layers": LAYERS},
+            "model": {"layers": TWO_CONVOLUTIONS},
             "train": train,
             "rule": dict(self.rule),
-            "cluster": {"wire": self.wire, "workers": {"cpu": 2}},
-            "run": {"dir": runs, "name": self.folder, "checkpoint_every": 1000.0, "keep": 1},
+            "cluster": {"wire": self.wire, "workers": {"cpu": self.workers}},
+            "run": {"name": self.folder, "checkpoint_every": 1000.0, "keep": 1},
         }
 
 
 def parts(quick: bool) -> list[Part]:
-    """The study; the four of the issue of three seeds come first."""
+    """The study; those of three seeds come first: the fast worker alone, and the four that the verdict names."""
     if quick:
-        return [Part(s, "idpa", rule=TUNED.get(s, {}), epochs=2) for s in RULES]
-    key = [Part(s, p, seed) for seed in range(3) for s, p in KEY]
+        return [replace(ALONE, epochs=2), *(Part(s, "idpa", rule=TUNED.get(s, {}), epochs=2) for s in RULES)]
+    key = [part for seed in range(3) for part in (replace(ALONE, seed=seed), *(Part(s, p, seed) for s, p in KEY))]
     others = [Part(s, p, rule=TUNED.get(s, {})) for p in ("idpa", "udpa") for s in RULES]
     staleness = [Part("agwu", "idpa", seed, {"attenuation": "staleness"}) for seed in range(3)]
     floor = [Part("agwu", "idpa", 0, {"accuracy_floor": 1.0})]
@@ -116,14 +113,23 @@ def parts(quick: bool) -> list[Part]:
 
 
 KEY = (("agwu", "idpa"), ("sgwu", "udpa"), ("sgwu", "idpa"), ("agwu", "udpa"))
+ALONE = Part("bsp", "udpa", rule={"every": 0}, workers=1)
+"""One worker meets nobody: it hands its weights in at the end of each epoch, to be judged and kept."""
 
 
-def run(part: Part, client: Client, data: str, runs: Path | None) -> dict[str, Any]:
-    """Train, and return what is kept of it; the run directory stays where there is a folder for it."""
+def run(job: Mapping[str, Any], client: Client, runs: Path | None = None) -> dict[str, Any]:
+    """Train, and return what is kept of it; the run directory stays where there is a folder for it.
+
+    Seconds count from the last calibration; samples are given out `begun` seconds later.
+    """
     with tempfile.TemporaryDirectory() as own:
-        result = train_job(resolve(part.job(data, str(runs or own))), client=client)
-        report = tables(read_events(result.run / "events.jsonl"))
-    return kept_of(report)
+        placed = {**job, "run": {**job["run"], "dir": str(runs or own)}}
+        result = train_job(resolve(placed), client=client)
+        events = list(read_events(result.run / "events.jsonl"))
+    counted, begun = (
+        next(event.at for event in events if isinstance(event, kind)) for kind in (WorkersCalibrated, SamplesAllocated)
+    )
+    return {**kept_of(tables(events)), "begun": begun - counted}
 
 
 def kept_of(report: RunReport) -> dict[str, Any]:
@@ -148,10 +154,10 @@ def kept_of(report: RunReport) -> dict[str, Any]:
     }
 
 
-def throttle(client: Client) -> None:
-    """Slow the second worker down to a third."""
-    slow = [a for a, i in client.scheduler_info(n_workers=-1)["workers"].items() if i["name"] == "cpu-1"]
-    client.run(_set, THROTTLE, str(THROTTLED), workers=slow)
+def throttle(client: Client, factor: float, worker: str = "cpu-1") -> None:
+    """Let a worker take this many times as long in the runs that follow."""
+    slow = [a for a, i in client.scheduler_info(n_workers=-1)["workers"].items() if i["name"] == worker]
+    client.run(_set, THROTTLE, str(factor), workers=slow)
 
 
 def _set(name: str, value: str) -> None:
@@ -291,9 +297,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if missing:
         with connect(Cluster(workers=Workers(cpu=2))) as client:
             client.wait_for_workers(3, timeout=60)
-            throttle(client)
             for part in missing:
-                kept = {"part": asdict(part), **run(part, client, given.data, given.runs)}
+                throttle(client, 1.0 if part.workers == 1 else THROTTLED)
+                kept = {"part": asdict(part), **run(part.job(given.data), client, given.runs)}
                 results["parts"][part.name] = kept
                 save(given.results, results)
                 print(" | ".join(row(part.name, kept)), flush=True)

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rules import LAYERS, TUNED, kept_of, load, save, table
+from common import TWO_CONVOLUTIONS
+from rules import TUNED, kept_of, load, save, table
 
 from daskcnn.errors import Diverged
 from daskcnn.job.network import layout_of, training_samples
@@ -27,20 +28,23 @@ from daskcnn.store import open_dataset
 WORKERS = (4, 8, 16, 32)
 GIGABIT = 1.25e8  # bytes a second
 FAST, SLOW = 900.0, 300.0  # images a second
+EXCHANGE = 0.003  # seconds of a meeting besides its transfer
 TARGETS = (0.25, 0.3, 0.35, 0.4)
 LIMIT, VALIDATION, BATCH, EPOCHS = 6500, 500, 32, 4
 
 
-def cluster(workers: int) -> SimulatedCluster:
-    """Half of the workers fast, half slow, all on gigabit links to one server."""
+def cluster(
+    workers: int, fast: float = FAST, slow: float = SLOW, bandwidth: float = GIGABIT, exchange: float = EXCHANGE
+) -> SimulatedCluster:
+    """Half of the workers fast, half slow, one alone fast, all on such links to one server."""
     half = workers // 2
-    link: dict[str, Any] = {"bandwidth": GIGABIT, "latency": 0.0002}
+    link: dict[str, Any] = {"bandwidth": bandwidth, "latency": 0.0002}
     return SimulatedCluster(
-        server=Server(bandwidth=GIGABIT, merge_rate=2e9),
-        costs=Costs(dispatch=0.03, exchange=0.003),
+        server=Server(bandwidth=bandwidth, merge_rate=2e9),
+        costs=Costs(dispatch=0.03, exchange=exchange),
         worker=[
-            Worker(name="fast", count=half, images_per_second=FAST, **link),
-            Worker(name="slow", count=half, images_per_second=SLOW, **link),
+            Worker(name="fast", count=workers - half, images_per_second=fast, **link),
+            Worker(name="slow", count=half, images_per_second=slow, **link),
         ],
     )
 
@@ -50,7 +54,7 @@ def scenario(strategy: str, partition: str, workers: int, data: str) -> Scenario
     job = resolve(
         {
             "data": {"name": "cifar10", "path": data, "limit": LIMIT, "validation": VALIDATION},
-            "model": {"layers": LAYERS},
+            "model": {"layers": TWO_CONVOLUTIONS},
             "train": {
                 "strategy": strategy,
                 "partition": partition,
@@ -66,11 +70,10 @@ def scenario(strategy: str, partition: str, workers: int, data: str) -> Scenario
     return Scenario(job, cluster(workers), "a cluster file", dataset, training_samples(job, dataset), numbers)
 
 
-def part(name: str, data: str) -> dict[str, Any]:
-    """Simulate a part; what is kept of it, or why it diverged."""
-    strategy, partition, workers = name.split()[:3]
+def simulated(chosen: Scenario) -> dict[str, Any]:
+    """Simulate a run with its arithmetic; what is kept of it, or why it diverged."""
     try:
-        result = simulate(scenario(strategy, partition, int(workers), data), train=True)
+        result = simulate(chosen, train=True)
     except Diverged as error:
         return {"diverged": str(error)}
     return kept_of(replace(result.report, test=None))
@@ -110,7 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in names(given.quick):
         if given.tables or name in results["parts"] or not any(text in name for text in given.only):
             continue
-        results["parts"][name] = part(name, given.data)
+        strategy, partition, workers = name.split()[:3]
+        results["parts"][name] = simulated(scenario(strategy, partition, int(workers), given.data))
         save(given.results, results)
         print(f"{name}: {_seconds(results['parts'][name])} s simulated", flush=True)
     print(table(results, TARGETS), by_size(results), sep="\n\n")

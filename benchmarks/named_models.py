@@ -1,0 +1,160 @@
+"""The default batch and rate of each named model: three of each and three seeds, on one machine.
+
+    python benchmarks/named_models.py --cifar10 data/cifar10.zarr --mnist data/mnist.zarr [--models quick lenet5]
+                                      [--batches 32 64 128] [--rates 0.005 0.01 0.02] [--seeds 3] [--epochs 4]
+                                      [--limit N] [--page benchmarks/named_models.md]
+
+A model is trained by one one-thread worker that meets nobody, by SGD with Nesterov momentum and a rate that falls
+linearly to 0, on the published images that it is for: CIFAR-10 or MNIST, with their usual augmentation. Without --rates
+models that normalise by batches are given rates four times as high. Models for photographs are left out, as their
+images are, and so are those that reconstruct images.
+
+What counts is the time until an accuracy on the validation samples is reached, evaluations included: the best median at
+the end of a run, less two points. The median of the seeds decides, and a run that does not get there counts as one that
+takes for ever. Each run is kept in --results when it has ended: a study that was broken off goes on with the runs that
+are missing, so that it may take several nights. --tables prints what there is, and --page writes it to a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from sooner import (
+    BATCHES,
+    RATES,
+    RESULTS,
+    THE_FASTEST,
+    Median,
+    Place,
+    Run,
+    add_options,
+    best,
+    by_setting,
+    make,
+    median_of,
+    seconds_of,
+)
+
+from daskcnn.job.dataset import on_data
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Train
+from daskcnn.nn.models import MODELS, model_spec
+from daskcnn.store import DATASETS
+
+DATA = {DATASETS[name].shape: name for name in ("mnist", "cifar10")}
+"""The data set of a model, by the shape of the images that it is for."""
+STUDIED = [name for name, model in MODELS.items() if model.image in DATA and not model.reconstructs]
+HIGHER = 4.0
+"""Times the rates of the others that models with batch normalising are given."""
+LESS = 0.02
+"""The accuracy to be reached is that much less than the best at the end of a run."""
+EPOCHS = 4
+
+
+def normalises(model: str) -> bool:
+    """True for a network with batch normalising."""
+    known = MODELS[model]
+    return '"batchnorm"' in json.dumps(model_spec(model, known.image, known.classes))
+
+
+def runs(given: argparse.Namespace) -> Iterator[Run]:
+    """The runs that were asked for: all settings of a model with one seed after the other."""
+    for model, seed in product(given.models, range(given.seeds)):
+        rates = given.rates or [rate * (HIGHER if normalises(model) else 1) for rate in RATES]
+        for batch, lr in product(given.batches, rates):
+            data = DATA[MODELS[model].image]
+            yield Run(model, THE_FASTEST, Place(), batch, lr, seed, given.epochs or EPOCHS, given.limit, data)
+
+
+# --- tables ---
+
+
+@cache
+def default(each: Run) -> Train:
+    """What a job that names the model and the data set alone is given."""
+    job = resolve({"data": {"name": each.data, "path": "unread"}, "model": {"name": each.network}})
+    found = DATASETS[each.data]
+    return on_data(job, each.data, found.shape, found.classes, found.training_samples).train
+
+
+def target_of(parts: Sequence[Mapping[str, Any]]) -> float:
+    """The accuracy that settings of one model are compared at."""
+    seeds: dict[Run, list[Mapping[str, Any]]] = {}
+    for found in parts:
+        seeds.setdefault(replace(Run.of(found), seed=0), []).append(found)
+    return max(median_of(kept, ()).end for kept in seeds.values()) - LESS
+
+
+def sections(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A heading and a table for each model, in Markdown."""
+    models: dict[Run, list[Mapping[str, Any]]] = {}
+    for found in parts:
+        models.setdefault(replace(Run.of(found), batch=None, lr=None, seed=0), []).append(found)
+    for each, own in models.items():
+        target = target_of(own)
+        settings = by_setting(own, [target])
+        ((_, medians),), (least,) = settings.items(), best(settings).values()
+        usual = default(each)
+        samples = "all samples" if each.limit is None else f"{each.limit:,} samples"
+        yield (
+            f"## `{each.network}`\n\nSeconds to {target:.1%} on {each.data}, and accuracy at the end of {each.epochs} "
+            f"epochs of {samples}. Best: batch {least.batch}, rate {least.lr:g}. The default now: batch "
+            f"{usual.batch_size}, rate {usual.lr:g}, {usual.optimizer.name}.\n\n{grid(medians, least)}"
+        )
+
+
+def grid(medians: Sequence[Median], least: Median) -> str:
+    """A row a batch, a column a rate."""
+    cells = {(each.batch, each.lr): each for each in medians}
+    batches, rates = sorted({batch for batch, _ in cells}), sorted({lr for _, lr in cells})
+    rows = [["batch", *(f"rate {lr:g}" for lr in rates)], ["---"] * (len(rates) + 1)]
+    rows += [[str(batch), *(_cell(cells.get((batch, lr)), least) for lr in rates)] for batch in batches]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(found: Median | None, least: Median) -> str:
+    if found is None:
+        return "–"
+    text = f"{seconds_of(found.to[-1])}, {found.end:.1%}"
+    few = "" if found.seeds == least.seeds else f" ({found.seeds} seeds)"
+    return f"**{text}**{few}" if found is least else text + few
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """All tables, in Markdown."""
+    machine = results["machine"]
+    head = (
+        "# Batch and rate of the named models\n\nMade by `benchmarks/named_models.py` from "
+        f"`results/named_models.json`, on {machine['processor']}, {machine['cores']} cores: one one-thread worker, "
+        "medians of the seeds. The script says what is measured."
+    )
+    return "\n\n".join([head, *sections(list(results["parts"].values()))]) + "\n"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Train what is missing, then print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, batches=BATCHES, rates=RATES)
+    parser.set_defaults(rates=None, simulated=False, targets=(), results=RESULTS / "named_models.json")
+    for name in DATA.values():
+        parser.add_argument(f"--{name}", default=f"data/{name}.zarr", help="the prepared data set")
+    parser.add_argument("--models", nargs="+", choices=STUDIED, default=STUDIED, help=f"default: {' '.join(STUDIED)}")
+    parser.add_argument("--page", type=Path, help="write the tables to this file, and train nothing")
+    given = parser.parse_args(words)
+    given.tables = given.tables or given.page is not None
+    text = page(make(runs(given), given))
+    if given.page is None:
+        print(text)
+    else:
+        given.page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
