@@ -21,7 +21,8 @@ Real: two one-thread workers. For 1 : R the second one sleeps after each of its 
 long makes three times slower, as its caches are cold after a sleep), and so does the second rank. Sides take turns.
 --simulated: the arithmetic is real, on one thread, and time is that of a cluster: half of its workers make 2,400 images
 a second, half of them R times fewer, on links of --links bytes a second to the server's host, which has such a link
-too. By default one of workers, ratio and link changes at a time, from two workers, 1 : 3, 1 Gb/s; --grid takes all.
+too. A sample takes a worker the same time in a step of any size. By default one of workers, ratio and link changes at a
+time, from two workers, 1 : 3, 1 Gb/s; --grid takes all of them together.
 
 Each run is kept in --results when it has ended: a study that was broken off goes on with the runs that are missing.
 --tables prints what there is. Exit 1 where a bar is missed.
@@ -280,8 +281,8 @@ def shown(found: Mapping[str, Any], targets: Sequence[float]) -> str:
     """A run in a few words."""
     if "diverged" in found:
         return "diverged"
-    to = ", ".join(f"{target:.0%} {seconds_of(_reached(found, target))}" for target in targets)
-    return f"{found['seconds']:.1f} s, {to}, at the end {ending(found):.1%}"
+    to = "".join(f", {target:.0%} {seconds_of(_reached(found, target))}" for target in targets)
+    return f"{found['seconds']:.1f} s{to}, at the end {ending(found):.1%}"
 
 
 def seconds_of(value: float) -> str:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import ast
+import math
+import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-FILES = sorted((Path(__file__).parents[1] / "benchmarks").glob("*.py"))
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Job
+from daskcnn.ps import BSP
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+FILES = sorted(FOLDER.glob("*.py"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -30,3 +39,46 @@ def _is_module(package: str, name: str) -> bool:
     except ImportError:
         return False
     return True
+
+
+@pytest.fixture
+def sooner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`benchmarks/sooner.py`, whose modules are forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield import_module("sooner")
+    for name in set(sys.modules) - before:
+        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def run_of(sooner: Any, side: str, lr: float, seed: int, at: float | None) -> dict[str, Any]:
+    """A kept run that is right in six of ten at this time and at the end; None: that diverged."""
+    place = sooner.Place(1 if side == "alone" else 2)
+    run = sooner.asdict(sooner.Run("quick", side, place, 64, lr, seed, 4))
+    return {"run": run} | ({"diverged": ""} if at is None else {"looks": [[at, 1, 1, 0.6, None]], "seconds": at})
+
+
+def test_each_side_is_taken_at_its_own_best_rate_by_the_median_of_its_seeds(sooner: Any) -> None:
+    found = {("alone", 0.01): (20, 22, 90), ("alone", 0.02): (10, 30, None), ("bsp", 0.02): (11, 12, None)}
+    kept = [run_of(sooner, side, lr, seed, at) for (side, lr), times in found.items() for seed, at in enumerate(times)]
+    medians = {run.side: (run, best) for run, best in sooner.best(sooner.by_setting(kept, [0.6])).items()}
+    alone, bsp = medians["alone"][1], medians["bsp"][1]
+    assert (alone.lr, alone.to) == (0.01, (22,)), "0.02 takes 30 s"
+    assert (bsp.to, bsp.seeds) == ((12,), 3)
+    assert [(missed, "0.55" in told) for told, missed in sooner.verdict(dict(medians.values()))] == [(False, True)]
+
+
+def test_a_side_of_which_most_seeds_do_not_get_there_never_does(sooner: Any) -> None:
+    kept = [run_of(sooner, "bsp", 0.01, seed, at) for seed, at in enumerate((10, None, None))]
+    (best,) = sooner.best(sooner.by_setting(kept, [0.6])).values()
+    assert math.isinf(best.to[0])
+    assert sooner.seconds_of(best.to[0]) == "never"
+
+
+def test_the_fastest_worker_alone_makes_no_exchange_within_a_round(sooner: Any) -> None:
+    job: Job = resolve(sooner.Run("quick", "alone", sooner.Place(), 64, 0.01, 0, 4).job("unread"))
+    assert isinstance(job.rule, BSP)
+    assert job.rule.period is None
+    assert job.cluster.workers.cpu == 1
+    assert (job.train.increments, job.train.batch_size) == (1, 64), "a round is an epoch"
