@@ -381,6 +381,7 @@ def run_rate(data: str, workers: int) -> float:
             "run.dir": folder,
             "train.loss": "reconstruction",
             "train.strategy": "bsp",
+            "rule.batch": "worker",
             "train.epochs": 2,
             "train.batch_size": BATCH,
             "train.lr": 1.0,

@@ -67,8 +67,7 @@ MODELS = tuple(dict.fromkeys(model for model, _ in BARS))
 PART = 5
 """Training samples for each validation sample: as many as CIFAR-10 has for each test sample."""
 LR = 0.01
-"""The learning rate at the start of a worker's samples. `bsp` multiplies it by the number of workers, and DDP steps at
-twice this rate. With twice a job's default of 0.02 `quick` does not learn."""
+"""The learning rate at the start, of a worker's own steps; steps of both workers are twice as large."""
 STEPS = 4
 """Steps of an epoch in the short run that compares losses."""
 ALIKE = 1e-2
@@ -112,7 +111,8 @@ class Whole:
         return replace(self, samples=samples, validation=min(self.validation, samples), epochs=2)
 
     def settings(self, strategy: str) -> dict[str, Any]:
-        """The keys of our job."""
+        """The keys of our job. With `bsp` its minibatch and rate are those of a step of both workers."""
+        both = WORKERS if strategy == "bsp" else 1
         return {
             "data.path": self.data,
             "data.limit": self.limit,
@@ -122,8 +122,8 @@ class Whole:
             "train.strategy": strategy,
             "train.partition": "udpa",  # equal parts, as ranks have them
             "train.epochs": self.epochs,
-            "train.batch_size": self.batch,
-            "train.lr": self.lr / WORKERS,
+            "train.batch_size": both * self.batch,
+            "train.lr": both * self.lr / WORKERS,
             "train.seed": self.seed,
             "cluster.workers": f"cpu={WORKERS}",
             "run.checkpoint_every": 1000.0,

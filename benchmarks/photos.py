@@ -1,6 +1,6 @@
 """The recipe for a few hundred photographs (docs/own-images.md) on four workers of unequal speed.
 
-    python benchmarks/photos.py [--seeds 3] [--epochs 100] [--batch 16] [--json benchmarks/results/photos.json]
+    python benchmarks/photos.py [--seeds 3] [--epochs 100] [--json benchmarks/results/photos.json]
 
 300 images of circles, squares and triangles of any colour, size and place, with noise, become a data set of 32×32 as a
 folder of files does: 216 to train on, 24 for validation, 60 to test with. Four one-thread workers train on it, of which
@@ -100,12 +100,12 @@ def read(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
 # --- training ---
 
 
-def trained(client: Client, path: Path, fresh: Dataset, seed: int, epochs: int, batch: int) -> Trained:
+def trained(client: Client, path: Path, fresh: Dataset, seed: int, epochs: int) -> Trained:
     """Train by the recipe, and test."""
     job = {
         "data": {"path": str(path), "augment": "crop-mirror"},
         "model": {"name": "compact"},
-        "train": {"strategy": "bsp", "batch_size": batch, "epochs": epochs, "seed": seed},
+        "train": {"epochs": epochs, "seed": seed},
         "cluster": {"workers": {"cpu": len(THROTTLES)}},
         "run": {"dir": str(path.parent), "name": f"seed-{seed}"},
     }
@@ -117,7 +117,7 @@ def trained(client: Client, path: Path, fresh: Dataset, seed: int, epochs: int, 
     return Trained(seed, result.summary["test"]["accuracy"], float(right), report.seconds, speeds)
 
 
-def study(seeds: int, epochs: int, batch: int, folder: Path) -> list[Trained]:
+def study(seeds: int, epochs: int, folder: Path) -> list[Trained]:
     """Prepare the images, and train with each seed on the same workers."""
     found = []
     with connect(Cluster(workers=Workers(cpu=len(THROTTLES)))) as client:
@@ -131,7 +131,7 @@ def study(seeds: int, epochs: int, batch: int, folder: Path) -> list[Trained]:
         drawn = draw(folder / "fresh", FRESH + len(CLASSES), 1)
         fresh = daskcnn.prepare_folder(drawn, folder / "fresh.zarr", test=share, **how)
         for seed in range(seeds):
-            found.append(trained(client, folder / "photos.zarr", fresh, seed, epochs, batch))
+            found.append(trained(client, folder / "photos.zarr", fresh, seed, epochs))
             print(
                 f"seed {seed}: {found[-1].test:.1%} of 60, {found[-1].fresh:.1%} of {len(fresh.train)} fresh",
                 flush=True,
@@ -144,15 +144,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="default %(default)s")
     parser.add_argument("--epochs", type=int, default=100, help="default %(default)s")
-    parser.add_argument("--batch", type=int, default=16, help="samples of a step; default %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     given = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
-        found = study(given.seeds, given.epochs, given.batch, Path(folder))
+        found = study(given.seeds, given.epochs, Path(folder))
     test, fresh = (median(getattr(each, part) for each in found) for part in ("test", "fresh"))
     print(f"median of {len(found)}: {test:.1%} of 60 test images, {fresh:.1%} of {FRESH} fresh ones (bar {BAR:.0%})")
     if given.json is not None:
-        how = f"python benchmarks/photos.py --seeds {given.seeds} --epochs {given.epochs} --batch {given.batch}"
+        how = f"python benchmarks/photos.py --seeds {given.seeds} --epochs {given.epochs}"
         save(given.json, {"machine": machine(), "command": how, "runs": [asdict(each) for each in found]})
     return int(min(test, fresh) < BAR)
 

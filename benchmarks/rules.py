@@ -39,7 +39,7 @@ from daskcnn.show.run_figures import Curve, Figure
 
 THROTTLED = 2.3
 BY_SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.02, "batch_size": 128, "schedule": "poly"}
-"""The default training of named networks on CIFAR-10."""
+"""The training of all parts. Minibatches are a worker's own: rules that meet within a round do so every ten steps."""
 TARGETS = (0.4, 0.5, 0.55, 0.6)
 TUNED: dict[str, dict[str, Any]] = {
     "bsp": {"every": 10},
@@ -113,7 +113,7 @@ def parts(quick: bool) -> list[Part]:
 
 
 KEY = (("agwu", "idpa"), ("sgwu", "udpa"), ("sgwu", "idpa"), ("agwu", "udpa"))
-ALONE = Part("bsp", "udpa", rule={"every": 0}, workers=1)
+ALONE = Part("bsp", "udpa", workers=1)
 """One worker meets nobody: it hands its weights in at the end of each epoch, to be judged and kept."""
 
 

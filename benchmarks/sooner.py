@@ -132,7 +132,6 @@ class Run:
         rule: Mapping[str, Any] = {}
         if self.side == THE_FASTEST:
             train |= {"strategy": ALONE.strategy, "partition": ALONE.partition}
-            rule = ALONE.rule
         elif self.side != DEFAULT:
             train["strategy"] = self.side
             rule = {} if self.side == "bsp" else TUNED.get(self.side, {})

@@ -14,7 +14,7 @@ import pytest
 
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.ps import BSP
+from daskcnn.training.coordinator.settings import Settings
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 FILES = sorted(FOLDER.glob("*.py"))
@@ -78,7 +78,6 @@ def test_a_side_of_which_most_seeds_do_not_get_there_never_does(sooner: Any) -> 
 
 def test_the_fastest_worker_alone_makes_no_exchange_within_a_round(sooner: Any) -> None:
     job: Job = resolve(sooner.Run("quick", "alone", sooner.Place(), 64, 0.01, 0, 4).job("unread"))
-    assert isinstance(job.rule, BSP)
-    assert job.rule.period is None
+    assert Settings.of(job, samples=48_000).may_be_alone
     assert job.cluster.workers.cpu == 1
     assert (job.train.increments, job.train.batch_size) == (1, 64), "a round is an epoch"
