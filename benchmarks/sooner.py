@@ -11,11 +11,11 @@ the accuracy on the validation samples is reached, in proportion between two eva
 begins when samples are given out. CIFAR-10, Nesterov 0.9, a rate that falls linearly to 0, the usual augmentation.
 
 `alone` is one worker at full speed that meets nobody within an epoch: the fastest of the workers without the others.
-The others are a strategy on all workers (`bsp`, `sgwu`, …), `default`, a job that names none of strategy, batch and
-rate, and `ddp`, PyTorch's DistributedDataParallel (gloo) with two one-thread ranks in equal parts. --batches are
-samples of a step: of all workers together under `bsp` and `ddp`, of a worker's own step under rules with local steps.
-Each side is given every batch, rate and seed; that of the least median time to the last of --targets is its best. A run
-that does not get there counts as one that takes for ever.
+The others are a strategy on all workers (`bsp`, `sgwu`, …), `default`, a job that leaves strategy, batch, rate and
+optimizer to us, and `ddp`, PyTorch's DistributedDataParallel (gloo) with two one-thread ranks in equal parts. --batches
+are samples of a step: of all workers together under `bsp` and `ddp`, of a worker's own step under rules with local
+steps. Each side is given every batch, rate and seed; that of the least median time to the last of --targets is its
+best. A run that does not get there counts as one that takes for ever.
 
 Real: two one-thread workers. For 1 : R the second one sleeps after each of its steps (DASKCNN_THROTTLE; 2.3 times as
 long makes three times slower, as its caches are cold after a sleep), and so does the second rank. Sides take turns.
@@ -339,8 +339,12 @@ def by_setting(parts: Iterable[Mapping[str, Any]], targets: Sequence[float]) -> 
 
 
 def best(settings: Mapping[Run, Sequence[Median]]) -> dict[Run, Median]:
-    """Each side at its own best batch and rate."""
-    return {each: min(medians, key=lambda found: found.order) for each, medians in settings.items()}
+    """Each side at its own best batch and rate, of those that have the most seeds so far."""
+    most = {each: max(found.seeds for found in medians) for each, medians in settings.items()}
+    return {
+        each: min((found for found in medians if found.seeds == most[each]), key=lambda found: found.order)
+        for each, medians in settings.items()
+    }
 
 
 # --- tables ---
@@ -413,9 +417,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--strategies",
         nargs="*",
         choices=[*RULES, DEFAULT, DDP],
-        default=["bsp", DEFAULT, "sgwu"],
+        default=["bsp", DEFAULT],
         metavar="NAME",
-        help=f"sides beside `alone`, of {', '.join([*RULES, DEFAULT, DDP])}; default: bsp default sgwu",
+        help=f"sides beside `alone`, of {', '.join([*RULES, DEFAULT, DDP])}; default: bsp default",
     )
     options.add_argument("--ratios", nargs="+", type=float, metavar="R", help="default: 1 3, or simulated 1 3 10")
     options.add_argument("--targets", nargs="+", type=float, default=TARGETS, help="default: 0.55 0.6 0.65")
