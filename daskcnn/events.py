@@ -73,6 +73,12 @@ class Judged(Fields):
     accuracy: Annotated[float | None, "Share of right classes or labels, 0 to 1; none for `reconstruction`."] = None
     loss: Annotated[float | None, "Mean loss per sample; all samples count alike."] = None
     auc: Annotated[float | None, "Area under the ROC curve, the mean over classes or labels, 0 to 1."] = None
+    samples: Annotated[NonNegativeInt | None, "Samples it was judged on, where they are a part of those set apart."] = (
+        None
+    )
+    error: Annotated[
+        NonNegativeFloat | None, "Standard error of `accuracy` as that of all of them; none without part."
+    ] = None
     metrics: Annotated[dict[str, float | None], "Means of the job's metrics (`train.metrics`), by name."] = {}
 
 
@@ -291,6 +297,8 @@ class RoundNumbers(Fields):
     wait: Annotated[NonNegativeFloat, "Seconds it waited for the other workers."]
     communication: Annotated[NonNegativeFloat, "Seconds of exchanges, without `wait`."]
     evaluation: Annotated[NonNegativeFloat, "Seconds it judged weights on validation samples."] = 0.0
+    q_samples: Annotated[NonNegativeInt | None, "Validation samples on which it measured each Q."] = None
+    judged: Annotated[NonNegativeInt | None, "Validation samples on which it judged the center."] = None
     bytes_up: Annotated[NonNegativeInt, "Bytes it sent."]
     bytes_down: Annotated[NonNegativeInt, "Bytes it received."]
     pushes: Annotated[NonNegativeInt, "Its pushes."] = 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from daskcnn.cluster.server.actor import ServerAt
 from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
+from daskcnn.training.judging import JudgedPart
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class RoundOrder:
     ----------
     life, session : the server's number in the run; the number of the worker's session
     score : validation samples to judge the merged center on afterwards
+    q : those to judge the own weights on before a push
     scale : factor of the learning rate
     """
 
@@ -26,7 +28,8 @@ class RoundOrder:
     session: int
     server: ServerAt
     round: Round | None = None
-    score: tuple[int, int] | None = None
+    score: JudgedPart | None = None
+    q: JudgedPart | None = None
     optimizer: OptimizerState | None = None
     scale: float = 1.0
 

@@ -215,7 +215,9 @@ def heading(run: LiveRun, now: float) -> str:
     facts += [f"loss {number(board.loss)}"] if board.loss is not None else []
     facts += [f"accuracy {percent(board.accuracy)}"] if board.accuracy is not None else []
     if board.validation_accuracy is not None:
-        facts.append(f"validation {percent(board.validation_accuracy)} (best {percent(board.best_validation)})")
+        accuracy = percent(board.validation_accuracy, board.validation_error)
+        best = "" if board.best_validation is None else f" (best {percent(board.best_validation)})"
+        facts.append(f"validation {accuracy}{best}")
     if run.history.end is not None and run.history.end.test is not None:
         facts.append(f"test {percent(run.history.end.test.accuracy)}")
     left = None if run.ended else board.remaining(run.at)

@@ -310,6 +310,12 @@ class Train(Options):
     early_stopping: int | None = Field(None, ge=1)
     """Stop after this many evaluations without a better validation accuracy, or without a lower validation loss where
     the loss has no accuracy. The run hands back the best weights then, not the last. Default: never."""
+    evaluation: Literal["sized", "all"] = "sized"
+    """Validation samples that the weights are judged on after a round or an epoch. `sized`: as many as 4 % of the
+    seconds of training allow, 100 at least. The merged weights are judged on all of them wherever these fit in, at the
+    end, and with `early_stopping` or `restore_best`. Otherwise they, and each replica's own weights (Q of `sgwu` and
+    `agwu`), are judged on a part, drawn anew for each round by `seed`. Which weights are the best is decided on all of
+    them alone. `all`: always on all."""
     restore_best: bool | None = None
     """The run hands back the weights that were best on the validation samples, not the last: they are tested, loaded,
     evaluated, exported and predicted with. Default: with `early_stopping`."""

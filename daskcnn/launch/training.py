@@ -44,6 +44,7 @@ from daskcnn.store.image_facts import Facts
 from daskcnn.trained.fine_tuning import first_weights
 from daskcnn.trained.trained_model import TrainedModel
 from daskcnn.training.coordinator.layer_records import REPLICA
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.trained_network import Classifier
 
 STATUS: dict[type[BaseException], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
@@ -232,7 +233,7 @@ def _train(
         if final is not recorder.last:
             recorder.save(final)
         handed = recorder.hand_back(final)
-        test = context.scoring.score(handed.weights, "test", 0, len(context.dataset.test))
+        test = context.scoring.score(handed.weights, "test", JudgedPart(0, len(context.dataset.test)))
     except BaseException as error:
         reached = shell.state if shell else _reached(recorder, checkpoint)
         recorder.finish(_status_of(error), reached, recorder.seconds, None)

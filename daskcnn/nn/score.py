@@ -157,6 +157,24 @@ class Score:
         known = {name: mean if math.isfinite(mean) else None for name, mean in means.items()}
         return found.model_copy(update={"metrics": known}) if known else found
 
+    def error(self, of: int) -> float | None:
+        """Return the standard error of the accuracy as that of `of` samples, of which these were drawn at random.
+
+        It is 0 if these are all. One right and one wrong answer are added, for a part without either may be by chance.
+        The labels of one sample count as one answer.
+        """
+        if self.accuracy is None or not self.samples:
+            return None
+        share = (self.accuracy * self.samples + 1) / (self.samples + 2)
+        left = max(0, of - self.samples) / max(1, of - 1)
+        return math.sqrt(share * (1 - share) / self.samples * left)
+
+    def judged_of(self, of: int) -> Judged:
+        """Return `judged`, with the standard error if these are a part of `of` samples."""
+        if not 0 < self.samples < of:
+            return self.judged
+        return self.judged.model_copy(update={"samples": self.samples, "error": self.error(of)})
+
 
 Counts = npt.NDArray[np.int64]
 

@@ -45,6 +45,14 @@ class _Rounds(_StateFields):
     joined: list[str] = Field(default_factory=list)
 
 
+class _Judging(_StateFields):
+    """Seconds of a replica's training and judging so far, and of judging a sample, once that is measured."""
+
+    trained: NonNegativeFloat
+    judged: NonNegativeFloat
+    each: NonNegativeFloat | None
+
+
 class _Book(_StateFields):
     """The coordinator's state."""
 
@@ -55,6 +63,7 @@ class _Book(_StateFields):
     epochs: Count | None = None
     rate_scale: float = Field(1.0, gt=0, le=1)
     told: bool = False
+    judging: dict[str, _Judging] = Field(default_factory=dict)
 
 
 class Record(_StateFields):

@@ -49,6 +49,7 @@ class Board:
     loss: float | None = None
     accuracy: float | None = None
     validation_accuracy: float | None = None
+    validation_error: float | None = None
     best_validation: float | None = None
     validation_loss: float | None = None
     least_validation_loss: float | None = None
@@ -171,8 +172,10 @@ class Board:
         if event.validation:
             accuracy, loss = event.validation.accuracy, event.validation.loss
             self.validation_accuracy, self.validation_loss = accuracy, loss
-            self.best_validation = _best(max, self.best_validation, accuracy)
-            self.least_validation_loss = _best(min, self.least_validation_loss, loss)
+            self.validation_error = event.validation.error
+            if event.validation.samples is None:  # a part of the samples decides nothing
+                self.best_validation = _best(max, self.best_validation, accuracy)
+                self.least_validation_loss = _best(min, self.least_validation_loss, loss)
         self._advance(event.epoch)
 
     def _steps(self, event: events.StepsEnded) -> None:

@@ -235,13 +235,13 @@ def _workers(report: RunReport) -> Value:
 
 
 def _best_validation(report: RunReport) -> Value:
-    known = (look.validation_accuracy for look in report.looks)
+    known = (look.validation_accuracy for look in report.looks if look.judged is None)
     return max((accuracy for accuracy in known if accuracy is not None), default=None)
 
 
 def _losses(report: RunReport) -> list[float]:
-    """The validation losses of a run whose loss has no accuracy."""
-    known = ((look.validation_loss, look.validation_accuracy) for look in report.looks)
+    """The losses on all validation samples of a run whose loss has no accuracy."""
+    known = ((look.validation_loss, look.validation_accuracy) for look in report.looks if look.judged is None)
     return [loss for loss, accuracy in known if loss is not None and accuracy is None]
 
 

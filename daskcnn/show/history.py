@@ -72,6 +72,8 @@ ROUND_COLUMNS = ("life", "number", "increment", "worker", "at", "epoch", *_NUMBE
 class EvaluationRow:
     """An evaluation of the center. loss, accuracy: of training since the last evaluation.
 
+    judged: validation samples, if they are a part of those set apart. validation_error: standard error of the accuracy.
+
     rounds: made until then, the mean of the workers; moved: bytes of all rounds until then, also of those made again.
     """
 
@@ -85,6 +87,8 @@ class EvaluationRow:
     validation_loss: float | None
     validation_accuracy: float | None
     auc: float | None
+    judged: int | None = None
+    validation_error: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict, hash=False)
 
 
@@ -263,6 +267,8 @@ class History:
                 validation_loss=judged.loss,
                 validation_accuracy=judged.accuracy,
                 auc=judged.auc,
+                judged=judged.samples,
+                validation_error=judged.error,
                 metrics=judged.metrics,
             )
         )

@@ -101,7 +101,7 @@ def _validation(found: events.Judged) -> str:
     if found.accuracy is None and found.loss is not None:
         return f"validation loss {number(found.loss)}"
     more = ", ".join([*([] if found.auc is None else [f"AUC {found.auc:.4f}"]), *measured(found.metrics)])
-    return f"validation {percent(found.accuracy)} (loss {number(found.loss)}{more and f', {more}'})"
+    return f"validation {percent(found.accuracy, found.error)} (loss {number(found.loss)}{more and f', {more}'})"
 
 
 def _line(e: events.Event) -> str | None:

@@ -177,6 +177,7 @@ _LOOKS: list[Column[EvaluationRow]] = [
     _field("training accuracy", "accuracy", percent),
     _field("validation loss", "validation_loss", number),
     _field("validation accuracy", "validation_accuracy", percent),
+    _field("standard error", "validation_error", percent),
     _field("AUC", "auc", "{:.3f}".format),
 ]
 _NOTES: list[Column[Note]] = [_field("time", "at", duration), _field("trouble", "text", str)]

@@ -156,8 +156,9 @@ class RunReport:
         return _pooled(later) if later else None
 
     def reached(self, accuracy: float) -> EvaluationRow | None:
-        """Return the first evaluation with a validation accuracy of at least this (BPT-CNN table 1)."""
-        return next((look for look in self.looks if (look.validation_accuracy or 0.0) >= accuracy), None)
+        """Return the first evaluation on all validation samples with an accuracy of at least this (BPT-CNN table 1)."""
+        whole = (look for look in self.looks if look.judged is None)
+        return next((look for look in whole if (look.validation_accuracy or 0.0) >= accuracy), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON, under the fields' own names."""

@@ -31,9 +31,11 @@ def number(value: float | None) -> str:
     return f"{value:.{3 if abs(value) < 10 else 2 if abs(value) < 100 else 1}f}"
 
 
-def percent(share: float | None) -> str:
-    """Return a share of 1 as '55.1 %'; '-' for None."""
-    return "-" if share is None else f"{100 * share:.1f} %"
+def percent(share: float | None, error: float | None = None) -> str:
+    """Return a share of 1 as '55.1 %', with a standard error as '55.1 ± 1.2 %'; '-' for None."""
+    if share is None:
+        return "-"
+    return f"{100 * share:.1f} %" if error is None else f"{100 * share:.1f} ± {100 * error:.1f} %"
 
 
 def time_shares(

@@ -17,6 +17,7 @@ from daskcnn.ps.server import Steps
 from daskcnn.store import Dataset, Scattered
 from daskcnn.store.manifest import Labelling
 from daskcnn.training.cadence import steps_of_round
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica, Trained
 
 LAYERS: list[dict[str, Any]] = [{"layer": "dense", "units": 24}, {"layer": "relu"}, {"layer": "dense", "units": 10}]
@@ -105,8 +106,8 @@ class Learner(Protocol):
     def train(self, steps: int) -> Learnt:
         """Go on to this step of the round."""
 
-    def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
-        """Return the score of these weights, or its own, on samples lo…hi of the training part; None: not known.
+    def judge(self, part: JudgedPart, weights: Vector | None = None) -> Score | None:
+        """Return the score of these weights, or its own, on these validation samples; None: not known.
 
         The score of given weights has the numbers behind their AUC.
         """
@@ -127,7 +128,7 @@ class TimingOnly:
         """Learn nothing."""
         return NOTHING
 
-    def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
+    def judge(self, part: JudgedPart, weights: Vector | None = None) -> Score | None:
         """Return None: no score is known."""
         return None
 
@@ -160,10 +161,10 @@ class Training:
                 self.close()
         return self._learnt
 
-    def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
-        """Judge these weights, or the replica's own, on samples lo…hi of the training part."""
-        whole = None if weights is None else self._replica.job.data.validation
-        return self._replica.evaluate(self._replica.dataset.train, lo, hi, weights=weights, whole=whole)
+    def judge(self, part: JudgedPart, weights: Vector | None = None) -> Score | None:
+        """Judge these weights, or the replica's own, on these validation samples."""
+        whole, (lo, hi, draw) = None if weights is None else self._replica.job.data.validation, part
+        return self._replica.evaluate(self._replica.dataset.train, lo, hi, draw=draw, weights=weights, whole=whole)
 
     def close(self) -> None:
         """End the round under way, with the thread that loads for it."""

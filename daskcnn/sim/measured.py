@@ -145,9 +145,16 @@ def weighted_median(values: Sequence[tuple[float, float]]) -> float:
 
 
 def _judged(r: _Lap, part: int, workload: Workload) -> int:
-    """Return the samples judged in a round: all for each push that is weighed, and a part for the center."""
-    pushes = r.ended.pushes if workload.rule.judges_pushes else 0
-    return int(pushes * workload.validation + r.judges * part)
+    """Return the samples judged in a round, for pushes and for the center. part: of the center, if the log has none."""
+    center = r.judges * part if r.ended.judged is None else r.ended.judged
+    return _judged_for_pushes(r.ended, workload) + center
+
+
+def _judged_for_pushes(ended: RoundEnded, workload: Workload) -> int:
+    """Return the samples on which the pushes of a round were judged: all for each, if the log does not say."""
+    if ended.q_samples is not None:
+        return ended.pushes * ended.q_samples
+    return ended.pushes * workload.validation if workload.rule.judges_pushes else 0
 
 
 def _exchange(r: _Lap, workload: Workload) -> float:
@@ -172,10 +179,10 @@ def _meeting_seconds(workers: Mapping[str, Worker], rounds: Mapping[str, Sequenc
     found = []
     for laps in together.values():
         pushes = laps[0].ended.pushes
-        judged = pushes * workload.validation if workload.rule.judges_pushes else 0
         own_laps = [(r.ended, workers[r.ended.worker]) for r in laps]
-        usual = max(r.samples * worker.seconds + judged * worker.judging for r, worker in own_laps)
-        took = median(r.busy + r.wait + r.communication + judged * worker.judging for r, worker in own_laps)
+        judged = [_judged_for_pushes(r, workload) * worker.judging for r, worker in own_laps]
+        usual = max(r.samples * w.seconds + each for (r, w), each in zip(own_laps, judged, strict=True))
+        took = median(r.busy + r.wait + r.communication + each for (r, _), each in zip(own_laps, judged, strict=True))
         found.append(float(took - usual) / max(1, pushes))
     return max(0.0, median(found))
 

@@ -12,7 +12,7 @@ from daskcnn.sim.learners import Learner
 from daskcnn.sim.speeds import Pace
 from daskcnn.sim.workload import Workload
 from daskcnn.training import replica_exchange
-from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
+from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.coordinator.facts import RoundDone
 from daskcnn.training.coordinator.orders import StartRound
 
@@ -81,13 +81,13 @@ class SimulatedReplica:
         self._order, self._reported = order, reported
         self._busy, self.sent, self.received = 0.0, 0, 0
         self.learner.begin(order.round, self.local, order.scale)
-        self._train(self._exchange.begin(order.round, order.score))
+        self._train(self._exchange.begin(order.round, order.score, order.q))
 
     def _carry_out(self, order: replica_exchange.Order) -> None:
         begun = self._agenda.now
         match order:
             case replica_exchange.JudgeCenter():
-                end = self._pace.end(begun, (order.hi - order.lo) * self._judging)
+                end = self._pace.end(begun, order.part.samples * self._judging)
                 self._agenda.at(end, self._judged_center, order, begun)
             case TrainSteps():
                 self._train(order)
@@ -98,8 +98,9 @@ class SimulatedReplica:
             case replica_exchange.PullCenter():
                 self._told = self._brought_center
                 self._host.pull(self, averaged=order.averaged)
-            case JudgeLocal():
-                self._agenda.at(self._pace.end(begun, (order.hi - order.lo) * self._judging), self._judge_local, begun)
+            case replica_exchange.JudgeLocal():
+                end = self._pace.end(begun, order.part.samples * self._judging)
+                self._agenda.at(end, self._judge_local, begun)
             case replica_exchange.Await():
                 pass  # the replies come as they come
 
@@ -118,11 +119,11 @@ class SimulatedReplica:
         trained = self._pace.end(begun, order.gained * self._seconds)
         self._busy += trained - begun
         self._segment = order, begun, trained
-        judge = order.judge
-        if judge is None or self._sending is not None:
+        q = self._order.q if order.judge and self._order is not None else None
+        if q is None or self._sending is not None:
             self._agenda.at(trained, self._trained)
         else:
-            judged = self._pace.end(trained, (judge.hi - judge.lo) * self._judging)
+            judged = self._pace.end(trained, q.samples * self._judging)
             self._agenda.at(judged, self._trained_and_judged)
 
     def _trained(self) -> None:
@@ -144,14 +145,13 @@ class SimulatedReplica:
 
     def _judge_local(self, begun: float) -> None:
         """End the evaluation of the replica's own weights, begun at this time."""
-        assert self._segment is not None
-        judge = self._segment[0].judge
-        assert judge is not None
-        score = self.learner.judge(judge.lo, judge.hi)
+        assert self._order is not None
+        assert self._order.q is not None
+        score = self.learner.judge(self._order.q)
         self._send(self._exchange.judged_local(score, begun=begun, at=self._agenda.now))
 
     def _judged_center(self, order: replica_exchange.JudgeCenter, begun: float) -> None:
-        score = self.learner.judge(order.lo, order.hi, order.weights)
+        score = self.learner.judge(order.part, order.weights)
         self._exchange.judged_center(score, begun=begun, at=self._agenda.now)
         self._finish()
 

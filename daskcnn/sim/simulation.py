@@ -56,8 +56,7 @@ class Simulation:
         of_center: dict[str, Any] = {"kept": learners[0].frozen, "steps": learners[0].steps}
         self.server = ParameterServer(self.rule, learners[0].weights, life=LIFE, ema=workload.ema, **of_center)
         self._host = self._made_host()
-        judged = workload.samples, workload.samples + workload.validation
-        cadence = Cadence(self.rule, workload.batch_size, judged)
+        cadence = Cadence(self.rule, workload.batch_size, workload.validation)
         self.replicas = {
             member.name: SimulatedReplica(
                 member,
@@ -203,7 +202,7 @@ class Simulation:
     def _judge(self, order: orders.Judge) -> None:
         learner, snapshot = self.replicas[self.members[0].name].learner, self.server.snapshot()
         weights, _ = exchanged(snapshot.center, snapshot.state or {})
-        self._tell(facts.Judged(learner.judge(order.lo, order.hi, weights), self.now))
+        self._tell(facts.Judged(learner.judge(order.part, weights), self.now))
 
     def _end(self, order: orders.End) -> None:
         self.end = order

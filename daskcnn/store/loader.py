@@ -246,14 +246,15 @@ def _window_bytes(split: Split) -> int:
 
 @contextmanager
 def batches(
-    dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike = np.float32
+    dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike = np.float32, order: Indices | None = None
 ) -> Iterator[Iterator[Batch]]:
     """Yield the batches of a presentation; two are prepared ahead on a thread that ends with the context.
 
     The chunks that come next are read meanwhile on threads of their own. An error while loading is raised where its
-    batch is asked for. The last batch may be smaller.
+    batch is asked for. The last batch may be smaller. order: the samples in the order to show them in, if it is not the
+    plan's.
     """
-    order = presentation_order(dataset, split, plan)
+    order = presentation_order(dataset, split, plan) if order is None else order
     pool = ThreadPoolExecutor(1, thread_name_prefix="daskcnn-loader")
     with reading_ahead(split.source, order, _window_bytes(split)) as reached:
         near: Near = {}

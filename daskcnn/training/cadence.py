@@ -14,19 +14,11 @@ from daskcnn.training.replica import Replica, Trained
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeLocal:
-    """Judge the replica's own weights on samples lo…hi of the training part."""
-
-    lo: int
-    hi: int
-
-
-@dataclass(frozen=True, slots=True)
 class TrainSteps:
     """Make the round's next steps, up to a stop at which the rule wants a push, a pull or both, or the round's end.
 
     first, step: the steps to make, counted from 1 in each round. gained, samples: the samples of these steps; the
-    samples behind the replica afterwards. judge: the order to carry out before the push. last: True at the round's end.
+    samples behind the replica afterwards. judge: weights are judged before the push. last: True at the round's end.
     """
 
     first: int
@@ -35,20 +27,20 @@ class TrainSteps:
     samples: int
     push: bool
     pull: bool
-    judge: JudgeLocal | None
+    judge: bool
     last: bool
 
 
 class Cadence:
     """The stops of every round of a rule; worked out once for rounds of the same shape.
 
-    validation: the samples lo…hi of the training part on which a rule that weighs pushes has them judged. If there are
-    none, Q is the round's training accuracy.
+    validation: the number of validation samples. Without any, a rule that weighs pushes goes by the round's training
+    accuracy.
     """
 
-    def __init__(self, rule: UpdateRule, batch_size: int, validation: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, rule: UpdateRule, batch_size: int, validation: int = 0) -> None:
         self._rule, self._batch_size = rule, batch_size
-        self._judge = JudgeLocal(*validation) if rule.judges_pushes and validation[0] < validation[1] else None
+        self._judges = rule.judges_pushes and validation > 0
         self._known: dict[tuple[int, int, int | None, bool], tuple[TrainSteps, ...]] = {}
 
     def stops(self, round_: Round) -> tuple[TrainSteps, ...]:
@@ -75,7 +67,7 @@ class Cadence:
             due = frozenset() if alone and not last else self._rule.due(step, round_end=last)
             if due or last:
                 push = Action.PUSH in due
-                judge = self._judge if push else None
+                judge = self._judges and push
                 yield TrainSteps(made + 1, step, done - before, done, push, Action.PULL in due, judge, last)
                 made, before = step, done
 

@@ -35,6 +35,7 @@ from daskcnn.nn.network import Views, predict_views
 from daskcnn.nn.optimizers import Gradients
 from daskcnn.nn.score import Collected, Score
 from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.weighting import Weighting, weighting_of, weights_of
 
 T = TypeVar("T")
@@ -345,6 +346,7 @@ class Replica:
         hi: int,
         stop: Callable[[], bool] = lambda: False,
         *,
+        draw: int | None = None,
         weights: Array | None = None,
         whole: int | None = None,
         look: Callable[[Array, Array], None] | None = None,
@@ -352,18 +354,20 @@ class Replica:
     ) -> Score:
         """Return the score on samples lo…hi of a split, of the present weights or of these on the device.
 
-        All samples count alike. whole: samples that are judged, if lo…hi is a part of them; the score then has the
-        numbers behind their AUC and the job's metrics, if the loss is for labels. look: called with the scores and
-        labels of each batch, on the host. views: of each image, whose scores are averaged.
+        All samples count alike. draw: as in `JudgedPart`. whole: samples that are judged, if lo…hi is a part of them;
+        the score then has the numbers behind their AUC and the job's metrics, if the loss is for labels. look: called
+        with the scores and labels of each batch, on the host. views: of each image, whose scores are averaged.
         """
         params, state = (self._params, self._state) if weights is None else self.layout.views(weights)
         dtype = self.job.model.dtype
         size = evaluation_batch(self.model, self.dataset.shape, dtype, self.device, EVALUATION_BATCH)
         plan = BatchPlan(((lo, hi),), size, seed=0, shuffle=False)
+        first, seed = network.training_samples(self.job, self.dataset), self.job.train.seed
+        order = None if draw is None else JudgedPart(lo, hi, draw).indices(first, len(split), seed)
         total, backend = Score(0.0, 0, 0), self.device.backend
         collected = None if whole is None or self.loss.labels == "image" else Collected(lo, whole)
         ctx = Context(self.device, kept={})
-        with batches(self.dataset, split, plan, dtype) as ready:
+        with batches(self.dataset, split, plan, dtype, order) as ready:
             for batch in ready:
                 if stop():
                     raise Stopped

@@ -49,7 +49,8 @@ from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, Pace, Reply, UpdateRule, Vector
-from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
+from daskcnn.training.cadence import Cadence, TrainSteps
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.round_report import RoundReport
 
 CERTAIN = 1.0
@@ -92,11 +93,16 @@ class PullCenter(NamedTuple):
     averaged: bool
 
 
-class JudgeCenter(NamedTuple):
-    """Judge these weights on samples lo…hi of the training part."""
+class JudgeLocal(NamedTuple):
+    """Judge the replica's own weights on these validation samples."""
 
-    lo: int
-    hi: int
+    part: JudgedPart
+
+
+class JudgeCenter(NamedTuple):
+    """Judge these weights on these validation samples."""
+
+    part: JudgedPart
     weights: Vector
 
 
@@ -152,7 +158,8 @@ class _Tally:
     """
 
     round: Round
-    center_range: tuple[int, int] | None
+    center_part: JudgedPart | None
+    own_part: JudgedPart | None
     stops: tuple[TrainSteps, ...]
     version: int
     base_version: int
@@ -170,6 +177,7 @@ class _Tally:
     staleness: int = 0
     gamma: float = 1.0
     q: float | None = None
+    q_samples: int = 0
     judged: int = 0
     center: Score | None = None
 
@@ -221,11 +229,15 @@ class ReplicaExchange:
         self.rule.begin(self.local, center, version)
         self._phase, self._seq = _IDLE, 0
 
-    def begin(self, round_: Round, center_range: tuple[int, int] | None) -> TrainSteps:
-        """Begin a round. center_range: the samples of the training part to judge the center on afterwards."""
+    def begin(self, round_: Round, center_part: JudgedPart | None, own_part: JudgedPart | None = None) -> TrainSteps:
+        """Begin a round.
+
+        center_part: the samples to judge the center on afterwards. own_part: those to judge the own weights on before
+        a push; None: Q is the round's training accuracy.
+        """
         assert self._phase is _IDLE, self._not_now("a round begins")
         stops, version = self._cadence.stops(round_), self.local.base_version
-        self._tally = _Tally(round_, center_range, stops, version, version)
+        self._tally = _Tally(round_, center_part, own_part, stops, version, version)
         self._phase = _TRAINING
         return stops[0]
 
@@ -243,18 +255,18 @@ class ReplicaExchange:
         """Take in the score of the replica's own weights; None: it is not known."""
         tally = self._tally
         assert tally is not None and self._phase is _JUDGING_LOCAL, self._not_now("own weights are judged")  # noqa: PT018
+        assert tally.own_part is not None
         tally.evaluation += at - begun
-        tally.since = at
+        tally.since, tally.q_samples = at, tally.own_part.samples
         return self._send(tally, None if score is None else score.quality)
 
     def judged_center(self, score: Score | None, *, begun: float, at: float) -> Report:
         """Take in the score of the center; None: it is not known."""
         tally = self._tally
         assert tally is not None and self._phase is _JUDGING_CENTER, self._not_now("the center is judged")  # noqa: PT018
-        assert tally.center_range is not None
-        lo, hi = tally.center_range
+        assert tally.center_part is not None
         tally.evaluation += at - begun
-        tally.center, tally.judged = score, hi - lo
+        tally.center, tally.judged = score, tally.center_part.samples
         self._phase = _REPORTING
         return _REPORT
 
@@ -265,9 +277,9 @@ class ReplicaExchange:
         if phase is _PULLING_CENTER:
             tally.communication += at - tally.since
             ((_, center),) = answers
-            assert tally.center_range is not None
+            assert tally.center_part is not None
             self._phase = _JUDGING_CENTER
-            return JudgeCenter(*tally.center_range, center)
+            return JudgeCenter(tally.center_part, center)
         sent, self._under_way = self._under_way, None
         assert sent is not None, self._not_now("replies are there")
         if phase is not _TRAINING:
@@ -307,6 +319,7 @@ class ReplicaExchange:
             tally.staleness,
             tally.gamma,
             tally.q,
+            tally.q_samples,
             tally.judged,
             tally.center,
             optimizer,
@@ -323,9 +336,9 @@ class ReplicaExchange:
     def _at_stop(self, tally: _Tally) -> Order:
         """Return the order at a stop whose steps are all made, with nothing under way."""
         stop = tally.stops[tally.told]
-        if stop.judge is not None:
+        if stop.judge and tally.own_part is not None:
             self._phase = _JUDGING_LOCAL
-            return stop.judge
+            return JudgeLocal(tally.own_part)
         if stop.push or stop.pull:
             return self._send(tally, None if tally.score is None else tally.score.quality)
         tally.told += 1
@@ -374,15 +387,14 @@ class ReplicaExchange:
         if tally.told < len(tally.stops):
             self._phase = _TRAINING
             return tally.stops[tally.told]
-        if tally.center_range is None:
+        if tally.center_part is None:
             self._phase = _REPORTING
             return _REPORT
         if self._pulled is not None:
             self._phase = _PULLING_CENTER
             return self._pulled
         self._phase = _JUDGING_CENTER
-        lo, hi = tally.center_range
-        return JudgeCenter(lo, hi, self.local.base)
+        return JudgeCenter(tally.center_part, self.local.base)
 
     def _not_now(self, fact: str) -> str:
         return f"{fact}, while the machine waits for {self._phase.value}"

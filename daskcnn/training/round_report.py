@@ -28,6 +28,7 @@ class RoundReport(NamedTuple):
     version : Version of the last reply.
     base_version, gamma, q : The last push's base version, attenuation γ and accuracy Q.
     staleness : The largest staleness of the round's pushes, in versions.
+    q_samples : Number of validation samples that each Q was measured on; 0 if it was not.
     judged, center : Number of validation samples that the center was judged on; the center's score on them.
     optimizer : The optimizer's state on the host.
     members : Costs of each worker of a group.
@@ -49,6 +50,7 @@ class RoundReport(NamedTuple):
     staleness: int
     gamma: float
     q: float | None
+    q_samples: int
     judged: int
     center: Score | None
     optimizer: OptimizerState | None

@@ -86,7 +86,15 @@ class Worker:
         server = SimpleNamespace(secret="", stream=lambda *_: None, link=lambda *_, **__: self.link)
         round_ = Round("a", 0, ((0, SIZE * steps),), SIZE * steps, (0.0, 1.0))
         order: Any = SimpleNamespace(
-            life=0, worker="a", session=session, server=server, score=None, optimizer=None, round=round_, scale=1.0
+            life=0,
+            worker="a",
+            session=session,
+            server=server,
+            score=None,
+            q=None,
+            optimizer=None,
+            round=round_,
+            scale=1.0,
         )
         self.link.answers.release()
         join_server(order, self.session, lambda: False)

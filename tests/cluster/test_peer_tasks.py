@@ -31,6 +31,7 @@ from daskcnn.job.network import initial_weights
 from daskcnn.job.tables import Job
 from daskcnn.partition.rounds import Round
 from daskcnn.store import Dataset
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica
 from tests.toy_data import toy_dataset
 
@@ -69,7 +70,7 @@ class Meeting:
             begin_life(self.peers[name], name, None, 7, weights)
         rounds = {"one": Round("one", 0, ((0, 120),), 120, (0.0, 0.5), 5), "two": None}
         rounds["two"] = Round("two", 0, ((120, 180),), 60, (0.0, 0.5), 5)
-        self.starts = {name: RoundStart(round_, (200, 210), 2.0) for name, round_ in rounds.items() if round_}
+        self.starts = {name: RoundStart(round_, JudgedPart(200, 210), 2.0) for name, round_ in rounds.items() if round_}
 
     def steps(self, version: int, sums: list[Any], start: bool = False) -> list[Any]:
         return [train(self.peers[n], version, self.starts[n] if start else None, sums) for n in NAMES]

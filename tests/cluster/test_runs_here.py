@@ -16,6 +16,7 @@ from daskcnn.job.tables import Job, Schedule
 from daskcnn.ps import RULES, Join, ParameterServer, Pull, Push
 from daskcnn.ps.vectors import cast
 from daskcnn.store import Dataset
+from daskcnn.training import judging
 from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
@@ -238,7 +239,11 @@ def test_two_groups_end_where_two_workers_do(dataset: Dataset, strategy: str, ru
 
 def validations(run: RunHere) -> list[dict[str, Any]]:
     """How the center was judged, epoch by epoch."""
-    return [event.validation.model_dump(exclude={"metrics"}) for event in run.of(EpochEnded) if event.validation]
+    return [
+        event.validation.model_dump(exclude={"metrics"}, exclude_none=True)
+        for event in run.of(EpochEnded)
+        if event.validation
+    ]
 
 
 @pytest.mark.parametrize(
@@ -253,6 +258,40 @@ def test_groups_present_every_sample(dataset: Dataset, strategy: str, rule: dict
     members = {member.name: member for event in rounds for member in event.members}
     assert members.keys() == {"cpu-0", "cpu-1", "cpu-2", "cpu-3"}
     assert all(member.busy > 0 and member.bytes_up > 0 for member in members.values())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule", "train"),
+    [
+        ("sgwu", {}, {}),
+        ("sgwu", {}, {"replica_size": 2, "kernel_shares": "speeds"}),
+        ("sgwu", {}, {"ema": 0.9}),
+        ("agwu", {}, {}),
+        ("bsp", {}, {}),
+        ("bsp", {"exchange": "asa"}, {}),
+    ],
+)
+def test_runs_are_judged_on_parts_and_at_their_end_on_all(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, strategy: str, rule: dict[str, Any], train: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(judging, "FEWEST", 4)
+    monkeypatch.setattr(judging, "TARGET", 1e-9)
+    _, run = trained(job_of(strategy, rule=rule, train={"epochs": 3, **train}), dataset, 4)
+    looks = [event.validation for event in run.of(EpochEnded) if event.validation]
+    assert {look.samples for look in looks[:-1]} == {4}
+    assert all(look.error for look in looks[:-1])
+    assert {event.q_samples for event in run.of(RoundEnded)} == {4 if strategy in ("sgwu", "agwu") else 0}
+    assert {state.validation.samples for state in run.saved if state.validation} == {30}
+    assert run.saved[-1].validation is not None, "the last center is judged on all"
+
+
+def test_a_reproducible_run_is_resumed_with_the_same_parts(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "FEWEST", 4)
+    job = job_of("sgwu", train={"epochs": 4, "reproducible": True}, model=WHOLE)
+    undisturbed, run = trained(job, dataset, 2)
+    assert {event.q_samples for event in run.of(RoundEnded)} != {30}
+    before = next(state for state in run.saved if state.epoch == 2)
+    np.testing.assert_array_equal(RunHere(job, dataset, 2).train(before), undisturbed)
 
 
 def test_who_is_in_no_group_is_named(dataset: Dataset) -> None:

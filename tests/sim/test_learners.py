@@ -18,6 +18,7 @@ from daskcnn.ps.server import Steps
 from daskcnn.sim.learners import LAYERS, Learner, Learnt, Training, clusters_of_points
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica
 from tests.sim.sim_cases import WITHIN, cluster, of, run, workload
 
@@ -155,7 +156,7 @@ class Parabola:
         self._taken = steps
         return Learnt()
 
-    def judge(self, lo: int, hi: int, weights: Any = None) -> None:
+    def judge(self, part: JudgedPart, weights: Any = None) -> None:
         return None
 
 

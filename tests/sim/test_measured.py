@@ -121,12 +121,26 @@ def test_a_log_without_measurements_is_refused(kinds: tuple[str, ...], problem: 
 def test_who_never_judged_is_known_to_have_judged_nothing() -> None:
     """The look at the center follows the report of who has judged it; clocks read twice are no judging."""
     work = workload("easgd", epochs=2, samples=200)
-    events = run(work, cluster(10, 30, evaluations_per_second=50))[1]
+    written = run(work, cluster(10, 30, evaluations_per_second=50))[1]
+    events = [event.model_copy(update=dict.fromkeys(("judged", "q_samples"))) for event in written]  # an older version
     unseen = [e for e in events if not isinstance(e, EpochEnded)]
     assert {worker.evaluations_per_second for worker in measured_cluster(unseen, work).worker} == {None}
     judges = {a.worker for a, b in pairwise(events) if isinstance(a, RoundEnded) and isinstance(b, EpochEnded)}
     for worker in measured_cluster(events, work).worker:
         assert worker.evaluations_per_second == (pytest.approx(50) if worker.name in judges else None)
+
+
+@pytest.mark.parametrize("name", ["sgwu", "agwu", "bsp"])
+def test_judging_is_measured_by_the_samples_that_were_judged(name: str) -> None:
+    """They are a part of the validation samples in some rounds, and all in others."""
+    work = workload(name, epochs=6, samples=6000, validation=1000, sized=True)
+    events = run(work, cluster(100, 300, evaluations_per_second=500))[1]
+    judged = {event.judged for event in events if isinstance(event, RoundEnded) and event.judged}
+    assert len(judged) > 2
+    for worker in measured_cluster(events, work).worker:
+        assert worker.evaluations_per_second in (None, pytest.approx(500))
+    spent, busy = (sum(getattr(e, of) for e in events if isinstance(e, RoundEnded)) for of in ("evaluation", "busy"))
+    assert spent < 0.05 * busy
 
 
 def test_the_weighted_median_is_that_of_the_weight() -> None:

@@ -26,7 +26,8 @@ def report_of(round_: Round, *, version: int = 1, busy: float = 1.0, center: Sco
     seconds: dict[str, Any] = {"busy": busy, "load": 0.0, "wait": 0.0, "communication": 0.0, "evaluation": 0.0}
     return RoundReport(
         round_, score, 0.1, **seconds, bytes_up=0, bytes_down=0, pushes=1, version=version, base_version=version - 1,
-        gamma=1.0, q=0.5, staleness=0, judged=center.samples if center else 0, center=center, optimizer=None,
+        gamma=1.0, q=0.5, staleness=0, q_samples=0, judged=center.samples if center else 0, center=center,
+        optimizer=None,
     )  # fmt: skip
 
 
@@ -133,8 +134,8 @@ class Shell:
                 self._expect(order, lambda at: facts.Waits(frozenset(), at))
             case orders.Rescue():
                 self._expect(order, lambda at: facts.Rescued(self.version, at))
-            case orders.Judge(lo, hi):
-                self._expect(order, lambda at: facts.Judged(Score(1.0, hi - lo, hi - lo), at))
+            case orders.Judge(part):
+                self._expect(order, lambda at: facts.Judged(Score(1.0, part.samples, part.samples), at))
             case orders.Save():
                 self._expect(order, lambda at: facts.Saved(self.version, at))
             case orders.Cancel(replica):
@@ -163,8 +164,8 @@ class Shell:
         self.version += 1
         center = None
         if order.score is not None:
-            lo, hi = order.score
-            center = Score(float(hi - lo), round(self.accuracy * (hi - lo)), hi - lo)
+            samples = order.score.samples
+            center = Score(float(samples), round(self.accuracy * samples), samples)
         report = report_of(order.round, version=self.version, center=center)
         if center is not None and self.ruins:
             self.ruins = False

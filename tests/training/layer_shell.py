@@ -136,7 +136,7 @@ class Shell:
 
     def judged(self, correct: int | None = None) -> list[Order]:
         order = self._asked(orders.Judge)
-        samples = order.hi - order.lo
+        samples = order.part.samples
         right = min(samples, next(self.accuracy)) if correct is None else correct
         return self.then(facts.Judged, Score(10.0, right, samples))
 

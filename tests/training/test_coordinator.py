@@ -26,6 +26,7 @@ from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import Log, Order
 from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.judging import JudgedPart
 from tests.training.coordinator_shell import Shell, begun, report_of
 from tests.training.test_coordinator_machine import STALL, settings_of
 
@@ -57,7 +58,7 @@ def lost(worker: str, samples: int, reason: str = "gone") -> Order:
 
 
 def starts(round_: Round, *, score: tuple[int, int] | None, life: int = 1, scale: float = 1.0) -> Order:
-    return orders.StartRound(life, 1, round_, score, scale)
+    return orders.StartRound(life, 1, round_, score and JudgedPart(*score), JudgedPart(60, 80), scale)
 
 
 def reported(round_: Round, epoch: float, **known: Any) -> Order:
@@ -245,7 +246,7 @@ def test_a_center_that_was_not_judged_at_the_end() -> None:
     shell = training("agwu")
     while not shell.of(orders.Judge):
         found = shell.answer(len(shell.pending) - 1)
-    assert found[-1] == orders.Judge(60, 80)
+    assert found[-1] == orders.Judge(JudgedPart(60, 80))
     assert shell.answer_to(orders.Judge) == [orders.Save(3.0, ANY, ("cpu-0", "cpu-1"), Score(1.0, 20, 20))]
     assert shell.answer_to(orders.Save) == [orders.CancelAll(), orders.End("done")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import settings
@@ -28,6 +29,7 @@ from daskcnn.training.coordinator.layer import GO_BACK
 from daskcnn.training.coordinator.layer_records import LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.shares import REPORTS
+from daskcnn.training.judging import JudgedPart
 from tests.training.layer_shell import Shell, balancing, row_of, settings_of, spent_by
 
 BOOK = {"best": 0.0, "worse": 0, "epochs": 2, "told": False, "by_heart": False, "rate_scale": 1.0}
@@ -85,11 +87,32 @@ def test_shares_by_speeds_alone_order_no_links() -> None:
     assert kinds(out) == [WorkersCalibrated, KernelsSharded, orders.Place, orders.RunSegment]
 
 
+def test_a_snapshot_that_is_judged_on_a_part_has_no_score_and_the_last_one_is_judged_on_all() -> None:
+    shell = Shell(settings_of(sized=True, validation=400))
+    shell.start(a=1.0, b=3.0)
+    shell.links()
+    shell.steps(10)
+    assert shell.pieces()[-1] == orders.Judge(JudgedPart(80, 180, 1))
+    keep, _ = shell.judged(99)
+    assert isinstance(keep, orders.Keep)
+    assert (keep.validation, keep.book["best"]) == (None, 0.0)
+    assert keep.book["judging"]["layer"]["judged"] > 0
+    epoch, save, *_ = shell.counted()
+    assert isinstance(epoch, orders.Log)
+    assert isinstance(epoch.event, EpochEnded)
+    assert epoch.event.validation is not None
+    assert epoch.event.validation.samples == 100
+    assert save == orders.Save(1.0, keep.book, ("layer",), None)
+    shell.steps(10)
+    assert shell.pieces()[-1] == orders.Judge(JudgedPart(80, 480))
+    assert shell.judged(99)[0] == orders.Keep(20, 2.0, ANY, Score(10.0, 99, 400))
+
+
 def test_an_epoch_ends_with_a_judged_snapshot() -> None:
     shell = begun()
     assert shell.steps(9) == []
     assert shell.step() == [orders.Collect(2, 10)]
-    assert shell.pieces() == [orders.Keep(10, 1.0, BOOK, None), orders.Judge(80, 100)]
+    assert shell.pieces() == [orders.Keep(10, 1.0, BOOK, None), orders.Judge(JudgedPart(80, 100))]
     book, score = BOOK | {"best": 0.05}, Score(10.0, 1, 20)
     assert shell.judged() == [orders.Keep(10, 1.0, book, score), orders.AskCounters(1)]
     epoch, save, place, run = shell.counted()

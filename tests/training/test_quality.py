@@ -16,6 +16,7 @@ from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, Join, Local, ParameterServer, Push, UpdateRule
 from daskcnn.training.cadence import Cadence
 from daskcnn.training.coordinator.evaluations import NOTHING, Evaluations
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica_exchange import ReplicaExchange, Send
 from tests.training.coordinator_shell import report_of
 
@@ -69,9 +70,9 @@ def test_runs_stop_early_without_a_lower_loss() -> None:
 @pytest.mark.parametrize(("accuracy_on", "quality"), [("validation", 0.8), ("train", 0.25)])
 def test_a_push_is_weighed_by_the_loss(accuracy_on: str, quality: float) -> None:
     rule = RULES["sgwu"].model_validate({"accuracy_on": accuracy_on})
-    machine = ReplicaExchange(rule, Local(np.zeros(2), np.zeros(2)), Cadence(rule, 4, (8, 12)), overlap=True)
+    machine = ReplicaExchange(rule, Local(np.zeros(2), np.zeros(2)), Cadence(rule, 4, 4), overlap=True)
     machine.joined(np.zeros(2), 0)
-    machine.begin(Round("a", 0, ((0, 4),), 4, (0.0, 1.0)), None)
+    machine.begin(Round("a", 0, ((0, 4),), 4, (0.0, 1.0)), None, JudgedPart(8, 12))
     order = machine.trained(judged(3.0), 0.1, busy=1.0, load=0.0, at=1.0)
     if accuracy_on == "validation":
         order = machine.judged_local(judged(0.25), begun=1.0, at=2.0)

@@ -31,6 +31,7 @@ from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import RULES, Local
 from daskcnn.store import Batch, BatchPlan, Dataset, batches, normalise
 from daskcnn.training.cadence import steps_of_round
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch
 from daskcnn.training.worker_calibration import step_seconds
 from tests.standin import device_of
@@ -498,6 +499,17 @@ def test_evaluation_is_the_loss_of_a_pass_outside_training(dataset: Dataset, mon
         assert found.loss == pytest.approx(-np.log(likelihood).mean(), rel=1e-12)
         assert (found.correct, found.samples) == (int((scores.argmax(axis=1) == labels).sum()), 60)
     np.testing.assert_array_equal(replica.host_weights(), before)
+
+
+def test_a_part_that_is_drawn_is_judged_as_its_samples_are(dataset: Dataset) -> None:
+    replica = _replica(dataset)
+    found = replica.evaluate(dataset.train, 205, 217, draw=4)
+    seed = replica.job.train.seed
+    drawn = JudgedPart(205, 217, 4).indices(len(dataset.train) - replica.job.data.validation, len(dataset.train), seed)
+    each = [replica.evaluate(dataset.train, int(i), int(i) + 1) for i in drawn]
+    assert (found.correct, found.samples) == (sum(score.correct or 0 for score in each), 12)
+    assert found.loss == pytest.approx(sum(score.loss_sum for score in each) / 12, rel=1e-12)
+    assert [*drawn] != [*range(205, 217)]
 
 
 def test_other_weights_are_judged_without_the_replica_s_own(device: Device, dataset: Dataset) -> None:

@@ -16,13 +16,15 @@ from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, AccuracyWeighted, Action, Local, Reply, UpdateRule, Vector
 from daskcnn.store.loader import BatchPlan, batch_edges
-from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
+from daskcnn.training.cadence import Cadence, TrainSteps
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica_exchange import (
     CERTAIN,
     Await,
     ExchangePhase,
     Gain,
     JudgeCenter,
+    JudgeLocal,
     Order,
     PullCenter,
     ReplicaExchange,
@@ -31,7 +33,7 @@ from daskcnn.training.replica_exchange import (
 )
 from daskcnn.training.round_report import RoundReport
 
-BATCH, VALIDATION = 3, (100, 107)
+BATCH, OWN = 3, JudgedPart(100, 107, 2)
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "sgwu": [{"accuracy_on": "train"}],
     "agwu": [{"accuracy_on": "train"}, {"max_staleness": 1}],
@@ -105,7 +107,7 @@ class Facts(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.local = Local(np.zeros(2), np.zeros(2))
-        cadence = Cadence(self.of, BATCH, VALIDATION)
+        cadence = Cadence(self.of, BATCH, OWN.samples)
         self.machine = ReplicaExchange(self.of, self.local, cadence, overlap=True, averaged=self.averaged)
         self.now, self.version, self.seq = 0.0, 0, 0
         self.order: Order | None = None
@@ -140,12 +142,12 @@ class Facts(RuleBasedStateMachine):
                     assert push.base_version == self.local.base_version
                     assert push.accuracy == (CERTAIN if self.q is None else self.q)
                 self.q = None if self.score is None else self.score.accuracy
-            case JudgeLocal(lo, hi):
+            case JudgeLocal(part):
                 assert self.of.judges_pushes
-                assert (lo, hi) == VALIDATION
-            case JudgeCenter(lo, hi, weights):
+                assert part is OWN
+            case JudgeCenter(part, weights):
                 assert self.round is not None
-                assert (lo, hi) == self.range
+                assert part is self.part
                 if self.of.answers != "difference" and not self.averaged:
                     np.testing.assert_array_equal(weights, self.local.base)
                 else:
@@ -178,17 +180,17 @@ class Facts(RuleBasedStateMachine):
         whole=st.integers(1, 14),
         passes=st.integers(1, 2),
         steps=st.none() | st.integers(1, 5),
-        score=st.none() | st.just((100, 104)),
+        score=st.none() | st.just(JudgedPart(100, 104)),
     )
-    def begin(self, whole: int, passes: int, steps: int | None, score: tuple[int, int] | None) -> None:
+    def begin(self, whole: int, passes: int, steps: int | None, score: JudgedPart | None) -> None:
         self.rounds += 1
         self.round = Round("a", self.rounds, ((0, whole),), whole * passes, (0.0, 1.0), steps)
-        self.range, self.score, self.exchanged = score, None, dict[int, set[Action]]()
+        self.part, self.score, self.exchanged = score, None, dict[int, set[Action]]()
         self.q = None
         self.pushed = self.answered = self.staleness = 0
         self.communication = self.waited = self.evaluation = self.busy = 0.0
         self.last_version = self.local.base_version
-        self.take(self.machine.begin(self.round, score))
+        self.take(self.machine.begin(self.round, score, OWN))
 
     @precondition(lambda self: isinstance(self.order, TrainSteps))
     @rule(data=st.data(), all_of_them=st.booleans(), known=st.booleans())
@@ -275,8 +277,8 @@ class Facts(RuleBasedStateMachine):
             assert self.pushed == self.round.samples or Action.PUSH not in self.due().get(self.stop.step, set())
             assert report.base_version == self.last_push.base_version
             assert report.gamma == 0.5
-        assert report.judged == (0 if self.range is None else 4)
-        assert self.range is None or report.center == self.center_score
+        assert report.judged == (0 if self.part is None else 4)
+        assert self.part is None or report.center == self.center_score
         self.order = self.round = None
 
     @precondition(lambda self: self.machine.phase is not ExchangePhase.APART)

@@ -23,6 +23,7 @@ from daskcnn.ps.bsp import ASA
 from daskcnn.ps.split import Span, spans
 from daskcnn.ps.vectors import all_finite, cast
 from daskcnn.training.cadence import Cadence, TrainSteps
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica, Stopped
 from daskcnn.training.replica_exchange import ReplicaExchange, Send
 from daskcnn.training.round_report import RoundReport
@@ -58,7 +59,7 @@ class RoundStart:
     """The driver's order to begin a round. score: the validation samples to judge its center on; scale: of the rate."""
 
     round: Round
-    score: tuple[int, int] | None
+    score: JudgedPart | None
     scale: float
 
 
@@ -94,7 +95,7 @@ class MeetingRound(ReplicaRound):
     """
 
     def __init__(self, replica: Replica, exchange: ReplicaExchange, start: RoundStart) -> None:
-        super().__init__(replica, exchange, start.round, start.score, start.scale)
+        super().__init__(replica, exchange, start.round, start.score, None, start.scale)
         self.training = self.steps()
         self.samples, self.seconds = 0, 0.0
         self.bytes_up = self.bytes_down = 0

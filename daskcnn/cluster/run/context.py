@@ -34,6 +34,7 @@ from daskcnn.runs.state import TrainingState
 from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.store import Dataset
 from daskcnn.training.coordinator.settings import PATIENCE
+from daskcnn.training.judging import JudgedPart
 
 Name: TypeAlias = str | type
 """A worker or replica, else the kind of its work: users name workers, so that no name is free for anything else."""
@@ -255,41 +256,41 @@ class Scoring:
         self._run, self._dispatch, self._results = run, dispatch, results
         self._limit, self._calibrations, self._even = limit, calibrations, even
 
-    def score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
-        """Judge weights on samples lo…hi of a split, and again where a worker is lost meanwhile."""
+    def score(self, weights: Array, split: str, part: JudgedPart) -> Score:
+        """Judge weights on a part of a split, and again where a worker is lost meanwhile."""
         workers = self._dispatch.workers
         while True:
             try:
-                return self._score(weights, split, lo, hi)
+                return self._score(weights, split, part)
             except WorkersLost as lost:
                 for name in lost.names:
                     workers.lose(name, "connection lost")
             except ServerLost:
                 workers.needs_server = False  # scoring does not need it; a later call to it finds out
 
-    def _score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
-        futures, known = self.submit(weights, split, lo, hi), self._calibrations
-        each = ((end - begin) * known[name].seconds_per_sample for name, begin, end in self.parts(lo, hi))
+    def _score(self, weights: Array, split: str, part: JudgedPart) -> Score:
+        futures, known = self.submit(weights, split, part), self._calibrations
+        each = (own.samples * known[name].seconds_per_sample for name, own in self.parts(part))
         slowest = max(each, default=0.0)
         found = self._results.gather(futures, within=self._limit + PATIENCE * slowest)
         return sum(found.values(), Score(0.0, 0, 0))
 
-    def submit(self, weights: Array, split: str, lo: int, hi: int) -> dict[str, Future]:
+    def submit(self, weights: Array, split: str, part: JudgedPart) -> dict[str, Future]:
         """Let every worker judge its part. Returns the scores to come, by worker."""
         vector = self._dispatch.send(weights)
         return {
-            name: self._dispatch.submit("score", score_weights, self._run, vector, split, begin, end, worker=name)
-            for name, begin, end in self.parts(lo, hi)
+            name: self._dispatch.submit("score", score_weights, self._run, vector, split, own, worker=name)
+            for name, own in self.parts(part)
         }
 
-    def parts(self, lo: int, hi: int) -> list[tuple[str, int, int]]:
-        """lo…hi cut over the workers in proportion to their calibrated speed, or evenly."""
+    def parts(self, part: JudgedPart) -> list[tuple[str, JudgedPart]]:
+        """The part cut over the workers in proportion to their calibrated speed, or evenly."""
         names = [name for name in self._dispatch.workers.alive if name in self._calibrations]
         seconds = as_counted([self._calibrations[name].seconds_per_sample for name in names], even=self._even)
-        cut, begin = [], lo
-        for name, size in zip(names, proportional(hi - lo, [1 / each for each in seconds]), strict=True):
+        cut, begin = [], part.lo
+        for name, size in zip(names, proportional(part.samples, [1 / each for each in seconds]), strict=True):
             if size:
-                cut.append((name, begin, begin + size))
+                cut.append((name, part._replace(lo=begin, hi=begin + size)))
             begin += size
         return cut
 

@@ -158,7 +158,7 @@ class ServerExchange:
         found = {}
         for order in started:
             joined = self._order(order.round.worker, order)
-            sent = replace(joined, round=order.round, score=order.score, scale=order.scale)
+            sent = replace(joined, round=order.round, score=order.score, q=order.q, scale=order.scale)
             found[order.round.worker] = self._replicas.start(sent, self._watch)
         return found
 

@@ -103,7 +103,7 @@ class DataParallel:
     def _judge(self, order: orders.Judge) -> None:
         snapshot = self._exchange.snapshot()
         weights, _ = exchanged(snapshot.center, snapshot.state or {})
-        score = self.context.scoring.score(weights, "train", order.lo, order.hi)
+        score = self.context.scoring.score(weights, "train", order.part)
         self._shell.tell(facts.Judged(score, self._shell.now))
 
     def _restore(self) -> None:

@@ -223,7 +223,7 @@ class LayerSharded:
         self.state = TrainingState(order.step, order.epoch, weights, optimizers, order.book, order.validation)
 
     def _judge(self, order: orders.Judge) -> None:
-        futures = self.context.scoring.submit(self.state.weights, "train", order.lo, order.hi)
+        futures = self.context.scoring.submit(self.state.weights, "train", order.part)
         nothing = Score(0.0, 0, 0)
         self._gather(facts.Judged, futures, lambda found, at: facts.Judged(sum(found.values(), nothing), at))
 

@@ -24,9 +24,19 @@ from daskcnn.partition.rounds import Round
 from daskcnn.ps import Join, Local, Pull, Push, Reply, Request
 from daskcnn.ps.vectors import cast
 from daskcnn.store.array_index import ArrayIndex
-from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps, steps_of_round
+from daskcnn.training.cadence import Cadence, TrainSteps, steps_of_round
+from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica, Stopped, Trained
-from daskcnn.training.replica_exchange import Answer, Await, JudgeCenter, Order, PullCenter, ReplicaExchange, Send
+from daskcnn.training.replica_exchange import (
+    Answer,
+    Await,
+    JudgeCenter,
+    JudgeLocal,
+    Order,
+    PullCenter,
+    ReplicaExchange,
+    Send,
+)
 from daskcnn.training.round_report import RoundReport
 from daskcnn.training.worker_calibration import stage_seconds, step_seconds, tune_convolutions
 
@@ -37,8 +47,7 @@ def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -
     if session.exchange is None:
         overlap = job.cluster.overlap and job.train.replica_size == 1  # a group's home makes no steps by itself
         assert job.rule is not None, "strategy layer has tasks of its own"
-        end = len(replica.dataset.train)
-        cadence = Cadence(job.rule, job.train.batch_size, (end - job.data.validation, end))
+        cadence = Cadence(job.rule, job.train.batch_size, job.data.validation)
         local = Local(replica.weights, replica.weights)
         averaged = job.train.ema is not None
         session.exchange = ReplicaExchange(
@@ -55,11 +64,17 @@ class ReplicaRound:
     """A round of a replica on its worker, from the beginning to the report. `order` is to be carried out next."""
 
     def __init__(
-        self, replica: Replica, exchange: ReplicaExchange, round_: Round, score: tuple[int, int] | None, scale: float
+        self,
+        replica: Replica,
+        exchange: ReplicaExchange,
+        round_: Round,
+        score: JudgedPart | None,
+        q: JudgedPart | None,
+        scale: float,
     ) -> None:
         self.replica, self.exchange = replica, exchange
         self._round, self._scale = round_, scale
-        self.order: Order = exchange.begin(round_, score)
+        self.order: Order = exchange.begin(round_, score, q)
 
     def steps(self) -> Generator[Trained, None, None]:
         """Train the round a step at a time; see `steps_of_round`."""
@@ -71,15 +86,16 @@ class ReplicaRound:
         busy, now = so_far.load + so_far.compute, time.perf_counter()
         self.order = self.exchange.trained(so_far.score, so_far.lr, busy=busy, load=so_far.load, at=now)
 
-    def evaluate(self, lo: int, hi: int, weights: Array | None, whole: int | None = None) -> Score:
-        """Judge weights on samples lo…hi of the training part; None: the replica's own. See `Replica.evaluate`."""
-        return self.replica.evaluate(self.replica.dataset.train, lo, hi, stopped, weights=weights, whole=whole)
+    def evaluate(self, part: JudgedPart, weights: Array | None, whole: int | None = None) -> Score:
+        """Judge weights on these samples; None: the replica's own. See `Replica.evaluate`."""
+        (lo, hi, draw), train = part, self.replica.dataset.train
+        return self.replica.evaluate(train, lo, hi, stopped, draw=draw, weights=weights, whole=whole)
 
     def report(self, bytes_up: int, bytes_down: int, *, at_center: bool = False) -> RoundReport:
         """Judge the center if that is ordered, and report the round. at_center: its own weights are the center's."""
         if isinstance(self.order, JudgeCenter):
-            begun, (lo, hi, center) = time.perf_counter(), self.order
-            score = self.evaluate(lo, hi, None if at_center else center, self.replica.job.data.validation)
+            begun, (part, center) = time.perf_counter(), self.order
+            score = self.evaluate(part, None if at_center else center, self.replica.job.data.validation)
             self.order = self.exchange.judged_center(score, begun=begun, at=time.perf_counter())
         optimizer = self.replica.host_optimizer() if self.exchange.local.gradients is None else None
         return self.exchange.report(bytes_up=bytes_up, bytes_down=bytes_down, optimizer=optimizer)
@@ -96,7 +112,7 @@ class ServedRound(ReplicaRound):
         assert session.exchange is not None, "joined before its first round"
         assert order.round is not None, "an order to join only"
         session.exchange.give_up()  # a round before may have been stopped
-        super().__init__(session.replica, session.exchange, order.round, order.score, order.scale)
+        super().__init__(session.replica, session.exchange, order.round, order.score, order.q, order.scale)
         self.asked, self._session = order, session
         self._link = _link(order, session, stop)
         self._calls: Future[list[Reply]] | None = None  # under way while steps are made
@@ -136,8 +152,8 @@ class ServedRound(ReplicaRound):
     def _next(self, order: JudgeLocal | Send | Await) -> Order:
         """Carry the order out. Returns the order that follows."""
         match order:
-            case JudgeLocal(lo, hi):
-                begun, score = time.perf_counter(), self.evaluate(lo, hi, None)
+            case JudgeLocal(part):
+                begun, score = time.perf_counter(), self.evaluate(part, None)
                 return self.exchange.judged_local(score, begun=begun, at=time.perf_counter())
             case Send():
                 return self._send(order)
@@ -220,15 +236,14 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Arr
 
 
 @returns_refusals
-def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Score:
-    """Judge these weights on samples lo…hi of a split ("train" or "test"), of test samples by the job's views."""
+def score_weights(run: str, weights: Array, split: str, part: JudgedPart) -> Score:
+    """Judge these weights on this part of a split ("train" or "test"), of test samples by the job's views."""
     replica = session_of(run).replica
     with single_threaded_blas():
         theirs = replica.device.backend.from_host(weights)
-        part = getattr(replica.dataset, split)
-        data = replica.job.data
-        whole, views = (len(part), data.views) if split == "test" else (data.validation, "none")
-        return replica.evaluate(part, lo, hi, stopped, weights=theirs, whole=whole, views=views)
+        samples, data, (lo, hi, draw) = getattr(replica.dataset, split), replica.job.data, part
+        whole, views = (len(samples), data.views) if split == "test" else (data.validation, "none")
+        return replica.evaluate(samples, lo, hi, stopped, draw=draw, weights=theirs, whole=whole, views=views)
 
 
 @returns_refusals

@@ -82,10 +82,11 @@ class NotebookProgress:
 
     def _figures(self) -> list[str]:
         board = self._board
+        accuracy = percent(board.validation_accuracy, board.validation_error)
         return [
             f"loss {number(board.loss)}",
             "" if board.accuracy is None else f"accuracy {percent(board.accuracy)}",
-            "" if board.validation_accuracy is None else f"validation {percent(board.validation_accuracy)}",
+            "" if board.validation_accuracy is None else f"validation {accuracy}",
             "" if board.best_validation is None else f"best {percent(board.best_validation)}",
             "" if board.samples_per_second is None else f"{count(board.samples_per_second)} images/s",
             "" if board.seconds_per_step is None else f"{number(board.seconds_per_step)} s/step",

@@ -112,7 +112,7 @@ def _figures(board: Board, *, wide: bool) -> Columns | Text:
     if board.accuracy is not None:
         figures.append(("accuracy", percent(board.accuracy)))
     if board.validation_accuracy is not None:
-        figures.append(("validation", f"{percent(board.validation_accuracy)}{best}"))
+        figures.append(("validation", f"{percent(board.validation_accuracy, board.validation_error)}{best}"))
     elif board.validation_loss is not None:
         least = f" (least {number(board.least_validation_loss)})"
         figures.append(("validation loss", f"{number(board.validation_loss)}{least}"))

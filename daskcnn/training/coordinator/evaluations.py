@@ -133,13 +133,19 @@ class Evaluation:
     """An evaluation of the center, and the training since the one before.
 
     trained, center: scores while training, and of the center on validation samples. samples, seconds: presented in the
-    interval; its length.
+    interval; its length. validation: all validation samples, of which the center's may be a part.
     """
 
     trained: Score
     center: Score
     samples: int
     seconds: float
+    validation: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """True if the center was judged on all validation samples, or a simulation knows no score."""
+        return not 0 < self.center.samples < self.validation
 
     def event(self, *, epoch: float, epochs: float, step: int, lr: float | None) -> EpochEnded:
         """Return the event that is logged."""
@@ -150,7 +156,7 @@ class Evaluation:
             step=step,
             loss=trained.loss,
             accuracy=trained.accuracy,
-            validation=self.center.judged,
+            validation=self.center.judged_of(self.validation),
             samples_per_second=self.samples / self.seconds if self.seconds else 0.0,
             lr=lr,
             seconds=self.seconds,
@@ -169,17 +175,28 @@ class Evaluations:
     book : Their entries of a checkpoint, if any.
     epochs : Epochs to train. A run that was given another number since is patient anew.
     epoch : The epoch to go on from.
+    validation : All validation samples. An evaluation of a part of them decides nothing about the best center.
 
     Attributes
     ----------
     best : The best quality on the validation samples so far (`Score.quality`).
     worse : Evaluations since.
+    begun, samples : The time when the interval began, and the samples trained on since.
     mark : The next whole epoch; an asynchronous run judges its center when rounds up to there are given out.
     told : True once the run was told that it is no better than guessing. by_heart: that but on its training images.
     """
 
-    def __init__(self, book: Mapping[str, Any], patience: int | None, epochs: int, epoch: float, now: float) -> None:
-        self.patience, self._epochs = patience, epochs
+    def __init__(
+        self,
+        book: Mapping[str, Any],
+        patience: int | None,
+        epochs: int,
+        epoch: float,
+        now: float,
+        *,
+        validation: int = 0,
+    ) -> None:
+        self.patience, self._epochs, self._validation = patience, epochs, validation
         self.best, self.told = float(book.get("best", 0.0)), bool(book.get("told", False))
         self.by_heart = bool(book.get("by_heart", False))
         self.worse = int(book.get("worse", 0)) if book.get("epochs", epochs) == epochs else 0
@@ -193,7 +210,7 @@ class Evaluations:
 
     def restart(self, now: float) -> None:
         """Begin an interval: the counts since the last evaluation are logged, or trained again."""
-        self._begun, self._samples, self.judged = now, 0, False
+        self.begun, self.samples, self.judged = now, 0, False
         self._trained = self._center = NOTHING
 
     @property
@@ -210,7 +227,7 @@ class Evaluations:
 
     def add(self, report: RoundReport, *, judged: bool) -> None:
         """Count a round that has ended. judged: its replica was asked to judge the center."""
-        self._samples += report.samples
+        self.samples += report.samples
         self.judged |= judged
         if report.score is not None:
             self._trained += report.score
@@ -219,7 +236,7 @@ class Evaluations:
 
     def trained(self, score: Score) -> None:
         """Count samples that were trained on."""
-        self._samples += score.samples
+        self.samples += score.samples
         self._trained += score
 
     def scored(self, score: Score) -> None:
@@ -244,9 +261,10 @@ class Evaluations:
 
     def end_interval(self, now: float) -> tuple[Evaluation, bool]:
         """Begin the next interval. Returns the evaluation, and True if the center is better than all before."""
-        found = Evaluation(self._trained, self._center, self._samples, now - self._begun)
-        better = found.center.samples > 0 and found.center.quality > self.best
-        if found.center.samples:
+        found = Evaluation(self._trained, self._center, self.samples, now - self.begun, self._validation)
+        counts = found.center.samples > 0 and found.whole
+        better = counts and found.center.quality > self.best
+        if counts:
             self.best, self.worse = max(self.best, found.center.quality), 0 if better else self.worse + 1
         self.restart(now)
         return found, better

@@ -191,8 +191,7 @@ class LayerCoordinator(Coordinating):
 
     def _judge(self) -> None:
         self._enter(Phase.JUDGING)
-        lo = self.settings.samples
-        self._out.put(orders.Judge(lo, lo + self.settings.validation))
+        self._out.put(orders.Judge(self.records.to_judge(self.done, self.roster.seconds, self._now)))
 
     def _on_judged(self, fact: facts.Judged) -> None:
         if self.phase is not Phase.JUDGING:

@@ -14,6 +14,7 @@ from daskcnn.training.coordinator.evaluations import Divergence, Evaluation, Eva
 from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.settings import LayerSettings
 from daskcnn.training.coordinator.shares import Shares, ShareWatch
+from daskcnn.training.judging import JudgedPart, Judging
 
 
 class StepCosts:
@@ -99,12 +100,23 @@ class LayerRecords:
     def __init__(self, settings: LayerSettings, snapshot: LayerSnapshot, out: Outbox) -> None:
         self._settings, self._out = settings, out
         self.snapshot = self.good = snapshot
-        self.evaluations = Evaluations(snapshot.book, settings.patience, settings.epochs, snapshot.epoch, 0.0)
+        self._begin_from(snapshot)
         self.costs = StepCosts()
         self.divergence = Divergence(snapshot.book, lowers=settings.lowers)
         self.evaluated: tuple[Evaluation, bool] | None = None
         self._lr: float | None = None  # of the last step
+        self._judging_since = 0.0
         self._reported = (0, 0.0)  # at which step and when the last report of steps was
+
+    def _begin_from(self, snapshot: LayerSnapshot) -> None:
+        """Go on with the evaluations of this snapshot."""
+        settings, book, epoch = self._settings, snapshot.book, snapshot.epoch
+        self.evaluations = Evaluations(
+            book, settings.patience, settings.epochs, epoch, 0.0, validation=settings.validation
+        )
+        self.judging = Judging(
+            book, settings.validation, sized=settings.sized, even=settings.even, keeps_best=settings.keeps_best
+        )
 
     # --- steps ---
 
@@ -134,7 +146,7 @@ class LayerRecords:
 
     def keep(self, step: int, validation: Score | None) -> None:
         """Make the pieces that were collected last the snapshot."""
-        book = self.evaluations.book() | self.divergence.book()
+        book = self.evaluations.book() | self.divergence.book() | self.judging.book()
         self.snapshot = LayerSnapshot(step, step / self._settings.steps_per_epoch, book, validation)
         self._out.put(orders.Keep(step, self.snapshot.epoch, book, validation))
 
@@ -145,8 +157,8 @@ class LayerRecords:
 
     def restore(self) -> None:
         """Go back to the snapshot that was saved last."""
-        self.snapshot, settings = self.good, self._settings
-        self.evaluations = Evaluations(self.good.book, settings.patience, settings.epochs, self.good.epoch, 0.0)
+        self.snapshot = self.good
+        self._begin_from(self.good)
         self._out.put(orders.Restore())
 
     @property
@@ -189,12 +201,26 @@ class LayerRecords:
 
     # --- epochs ---
 
+    def to_judge(self, step: int, workers: Mapping[str, float], now: float) -> JudgedPart:
+        """Return the samples to judge the snapshot on. workers: seconds of a sample of each, which judge together."""
+        settings, samples = self._settings, max(1, self.evaluations.samples)
+        self._judging_since, alone = now, 1 / sum(1 / seconds for seconds in workers.values())
+        each = (now - self.evaluations.begun) / samples
+        cost = self.judging.cost(REPLICA, samples, each, own=False, share=1.0, alone=alone)
+        _, size = self.judging.sizes([cost], last=step >= settings.steps)
+        return JudgedPart.of(settings.samples, size, settings.validation, step // settings.steps_per_epoch)
+
     def judged(self, step: int, score: Score | None, now: float) -> None:
         """End an epoch with the score of its snapshot."""
         if score is not None:
             self.evaluations.scored(score)
+            begun, judged = self.evaluations.begun, self._judging_since
+            busy, samples = judged - begun, self.evaluations.samples
+            self.judging.add(
+                REPLICA, samples, busy, own=0, center=score.samples, evaluation=now - judged, paid=(REPLICA,)
+            )
         self.evaluated = self.evaluations.end_interval(now)
-        self.keep(step, score)
+        self.keep(step, score if self.evaluated[0].whole else None)
 
     def end_epoch(self, now: float) -> bool:
         """Log the epoch that was judged, and begin the next. Returns True if its snapshot is the best so far."""

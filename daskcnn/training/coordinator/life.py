@@ -22,6 +22,7 @@ from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.records import Records
 from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import PATIENCE, STEPS_AHEAD, Settings
+from daskcnn.training.judging import JudgedPart
 
 
 def too_few(settings: Settings, workers: int) -> ClusterError | None:
@@ -41,7 +42,11 @@ def too_few(settings: Settings, workers: int) -> ClusterError | None:
 
 
 class Teams:
-    """The replicas of one life. members: their workers, in the order in which they judge validation samples."""
+    """The replicas of one life.
+
+    members: their workers, in the order in which they judge validation samples. judges: seconds a sample of the worker
+    that judges for each replica.
+    """
 
     def __init__(self, settings: Settings, roster: Roster, out: Outbox) -> None:
         self._roster, self._even = roster, settings.even
@@ -52,8 +57,7 @@ class Teams:
             self.members: dict[str, tuple[str, ...]] = {worker: (worker,) for worker in seconds}
         else:
             self._form_groups(settings, seconds, out)
-        # seconds a sample of the worker that judges for a replica
-        self._judges = {name: min(seconds[worker] for worker in own) for name, own in self.members.items()}
+        self.judges = {name: min(seconds[worker] for worker in own) for name, own in self.members.items()}
 
     def _form_groups(self, settings: Settings, seconds: dict[str, float], out: Outbox) -> None:
         size = settings.replica_size
@@ -68,11 +72,11 @@ class Teams:
 
     def add(self, worker: str) -> None:
         """Make the worker a replica."""
-        self.members[worker], self._judges[worker] = (worker,), self._roster.alive[worker].seconds
+        self.members[worker], self.judges[worker] = (worker,), self._roster.alive[worker].seconds
 
     def drop(self, replica: str) -> None:
         """Forget the replica."""
-        del self.members[replica], self._judges[replica]
+        del self.members[replica], self.judges[replica]
 
     def of(self, worker: str) -> str | None:
         """Return the replica that the worker belongs to, if it is in one."""
@@ -87,20 +91,20 @@ class Teams:
             for name, own in self.members.items()
         }
 
-    def parts(self, lo: int, hi: int) -> dict[str, tuple[int, int]]:
-        """Cut samples lo…hi over the replicas in proportion to the speed of the workers that judge for them."""
-        parts = {}
-        counted = as_counted([*self._judges.values()], even=self._even)
-        sizes = proportional(hi - lo, [1 / seconds for seconds in counted])
-        for replica, size in zip(self._judges, sizes, strict=True):
+    def parts(self, part: JudgedPart) -> dict[str, JudgedPart]:
+        """Cut the part over the replicas in proportion to the speed of the workers that judge for them."""
+        parts, lo = {}, part.lo
+        counted = as_counted([*self.judges.values()], even=self._even)
+        sizes = proportional(part.samples, [1 / seconds for seconds in counted])
+        for replica, size in zip(self.judges, sizes, strict=True):
             if size:
-                parts[replica] = (lo, lo + size)
+                parts[replica] = part._replace(lo=lo, hi=lo + size)
             lo += size
         return parts
 
     def validate(self) -> None:
         """Assert the invariants between two facts."""
-        assert self.members.keys() == self._judges.keys()
+        assert self.members.keys() == self.judges.keys()
         assert all(worker in self._roster.alive for own in self.members.values() for worker in own)
 
 
@@ -260,13 +264,13 @@ class Life:
         self._out.put(orders.Leave(replica, self.number, self.sessions.numbers[replica]))
 
     def _start(self, due: list[Round], now: float) -> None:
-        scored = self._to_score(due)
+        q, scored = self._to_judge(due)
         scale = self._settings.rate_scale(len(self.rounds.running)) * self._records.divergence.scale
         self._scored.update(scored)
         for round_ in due:
             worker, session = round_.worker, self.sessions.numbers[round_.worker]
             self.sessions.running[worker] = Running(round_, session, now, self._expected(round_))
-            self._out.put(orders.StartRound(self.number, session, round_, scored.get(worker), scale))
+            self._out.put(orders.StartRound(self.number, session, round_, scored.get(worker), q, scale))
 
     def _expected(self, round_: Round) -> float:
         """Return the seconds within which the round should be heard of."""
@@ -277,15 +281,40 @@ class Life:
             return round_.samples * each / -(-round_.steps // period)
         return round_.samples * each
 
-    def _to_score(self, due: list[Round]) -> dict[str, tuple[int, int]]:
-        """Return the validation samples that each replica judges: behind a barrier all do, else one each epoch."""
-        rounds, settings = self.rounds, self._settings
-        lo, hi = settings.samples, settings.samples + settings.validation
+    def _to_judge(self, due: list[Round]) -> tuple[JudgedPart | None, dict[str, JudgedPart]]:
+        """Return the samples for Q, the same for all these rounds, and those on which each replica judges the center.
+
+        Behind a barrier all replicas judge the center, else one each epoch.
+        """
+        settings, judging, lo = self._settings, self._records.judging, self._settings.samples
+        whole, judges = settings.validation, self._judges_of_center(due)
+        each = 1 / (whole if self._barrier else whole * len(self.teams.members))
+        costs = [
+            judging.cost(
+                round_.worker,
+                round_.samples,
+                self.rounds.seconds[round_.worker],
+                own=settings.rule.judges_pushes,
+                share=each * (judges.get(round_.worker, 0) if self._barrier else sum(judges.values())),
+                alone=self.teams.judges[round_.worker],
+            )
+            for round_ in due
+        ]
+        q, center = judging.sizes(costs, last=self._barrier and self.rounds.budget.spent)
+        draw = max(round_.number for round_ in due)
+        own = JudgedPart.of(lo, q, whole, draw) if settings.rule.judges_pushes else None
+        part = JudgedPart.of(lo, center, whole, draw)
+        return own, self.teams.parts(part) if len(judges) > 1 else dict.fromkeys(judges, part)
+
+    def _judges_of_center(self, due: list[Round]) -> dict[str, int]:
+        """Return the replicas that judge the center after these rounds, and the samples of each if it judges on all."""
+        rounds, whole = self.rounds, self._settings.validation
         if self._barrier:
-            parts = self.teams.parts(lo, hi)
-            return parts if parts.keys() <= {r.worker for r in due} else {due[0].worker: (lo, hi)}
+            parts = self.teams.parts(JudgedPart(0, whole))
+            here = parts.keys() <= {round_.worker for round_ in due}
+            return {name: part.samples for name, part in parts.items()} if here else {due[0].worker: whole}
         issued = 1 - rounds.budget.left / rounds.presentations
-        return {due[-1].worker: (lo, hi)} if self._records.evaluations.due(issued * settings.epochs) else {}
+        return {due[-1].worker: whole} if self._records.evaluations.due(issued * self._settings.epochs) else {}
 
     # --- they join and report ---
 
@@ -328,6 +357,16 @@ class Life:
         if judged := fact.replica in self._scored:
             self._scored.remove(fact.replica)
         records.evaluations.add(report, judged=judged)
+        own, paid = report.q_samples * report.pushes, (report.worker,) if self._barrier else [*self.teams.members]
+        records.judging.add(
+            report.worker,
+            report.samples,
+            report.busy,
+            own=own,
+            center=report.judged,
+            evaluation=report.evaluation,
+            paid=paid,
+        )
         if self._logs:
             self._out.log(report.event(records.epoch(rounds)))
         round_ended = not rounds.running if self._barrier else judged

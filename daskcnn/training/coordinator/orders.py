@@ -12,6 +12,7 @@ from daskcnn.frozen import Stated, frozen
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator.shares import Shares
+from daskcnn.training.judging import JudgedPart
 
 Status: TypeAlias = Literal["done", "diverged", "interrupted", "lost", "failed", "unusable"]
 
@@ -65,13 +66,15 @@ class Join(Order):
 class StartRound(Order):
     """Let the replica train a round. Answer: `RoundDone`.
 
-    score: validation samples on which it judges the center afterwards, if any. scale: factor of the learning rate.
+    score: validation samples on which it judges the center afterwards, if any. q: those on which it judges its own
+    weights before a push, if the rule wants that. scale: factor of the learning rate.
     """
 
     life: int
     session: int
     round: Round
-    score: tuple[int, int] | None
+    score: JudgedPart | None
+    q: JudgedPart | None
     scale: float
 
 
@@ -187,10 +190,9 @@ class Rescue(Order):
 
 @dataclass(frozen=True, slots=True)
 class Judge(Order):
-    """Score the center on the training part's samples lo…hi. Answer: `Judged`."""
+    """Score the center on these validation samples. Answer: `Judged`."""
 
-    lo: int
-    hi: int
+    part: JudgedPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.evaluations import Divergence, Evaluations
 from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.judging import Judging
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Records:
     good : The state that was saved last, or that the run began with.
     saving : States that are being kept, the oldest first.
     version : Version of the newest center that was reported.
+    judging : Sizes evaluations.
     ruined : The error of a center that has diverged without a loss that is not finite, by the last evaluation.
     """
 
@@ -59,7 +61,13 @@ class Records:
         self.ruined: Diverged | None = None
         self.version = self.kept.step
         book = self.kept.book or {}
-        self.evaluations = Evaluations(book, self._settings.patience, self._settings.epochs, self.kept.epoch, now)
+        settings, epoch = self._settings, self.kept.epoch
+        self.evaluations = Evaluations(
+            book, settings.patience, settings.epochs, epoch, now, validation=settings.validation
+        )
+        self.judging = Judging(
+            book, settings.validation, sized=settings.sized, even=settings.even, keeps_best=settings.keeps_best
+        )
 
     def epoch(self, rounds: Rounds) -> float:
         """Return the presentations a sample so far."""
@@ -78,7 +86,7 @@ class Records:
         if self.ruined:  # such weights are none to go back to
             return
         if better or rounds.ended or epoch - self.kept.epoch >= settings.checkpoint_every:
-            self.save(found.center, rounds, life)
+            self.save(found.center if found.whole else None, rounds, life, judged=found.whole)
 
     def save(self, validation: Score | None, rounds: Rounds, life: int, *, judged: bool = True) -> None:
         """Keep the state as it is now."""
@@ -101,5 +109,5 @@ class Records:
         self.kept = Kept(version, self.epoch(rounds), self._book(rounds, life), judged=False)
 
     def _book(self, rounds: Rounds, life: int) -> dict[str, Any]:
-        own = self.evaluations.book() | self.divergence.book()
+        own = self.evaluations.book() | self.divergence.book() | self.judging.book()
         return {"rounds": rounds.to_dict(), "server_epoch": life, **own}

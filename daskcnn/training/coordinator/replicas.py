@@ -39,6 +39,7 @@ from daskcnn.training.coordinator.life import Life, too_few
 from daskcnn.training.coordinator.records import Kept, Records
 from daskcnn.training.coordinator.roster import Refusal
 from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.judging import JudgedPart
 
 # Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
 _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
@@ -245,7 +246,7 @@ class Coordinator(Coordinating):
         else:
             self.phase = Phase.JUDGING
             lo = self.settings.samples
-            self._out.put(orders.Judge(lo, lo + self.settings.validation))
+            self._out.put(orders.Judge(JudgedPart(lo, lo + self.settings.validation)))
 
     def _on_judged(self, fact: facts.Judged) -> None:
         if self.phase is Phase.JUDGING:

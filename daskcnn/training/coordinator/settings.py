@@ -38,6 +38,8 @@ class RunSettings:
     measures_links : Links are measured, and kernels shared out by what transfers take too.
     lowers : A run that diverges goes back once, with a lower learning rate.
     guess : The guess on the validation samples; None: it has no accuracy.
+    even : Shares do not go by measured speeds.
+    sized : Evaluations may be of a part of the validation samples. keeps_best: those of the center may not.
     """
 
     samples: int
@@ -51,6 +53,9 @@ class RunSettings:
     measures_links: bool = True
     lowers: bool = False
     guess: Guessing | None = None
+    even: bool = False
+    sized: bool = False
+    keeps_best: bool = False
 
 
 def _of_any(job: Job, samples: int, guess: Guessing | None) -> dict[str, Any]:
@@ -66,6 +71,9 @@ def _of_any(job: Job, samples: int, guess: Guessing | None) -> dict[str, Any]:
         "measures_links": job.train.kernel_shares == "measured",
         "lowers": job.train.on_divergence == "lower",
         "guess": guess,
+        "even": job.train.reproducible,
+        "sized": job.train.evaluation == "sized",
+        "keeps_best": job.train.early_stopping is not None or job.train.hands_back == "best",
     }
 
 
@@ -73,14 +81,13 @@ def _of_any(job: Job, samples: int, guess: Guessing | None) -> dict[str, Any]:
 class Settings(RunSettings):
     """A data-parallel run.
 
-    even: shares of samples do not go by measured speeds. replica_size: workers of a replica. rate_power: power of the
-    replicas' number that the learning rate grows by, if the rule scales it. averages: an average follows the center.
+    replica_size: workers of a replica. rate_power: power of the replicas' number that the learning rate grows by, if
+    the rule scales it. averages: an average follows the center.
     """
 
     strategy: str
     rule: UpdateRule
     partitioner: Partitioner
-    even: bool = False
     replica_size: int = 1
     rate_power: float = 1.0
     averages: bool = False
@@ -95,7 +102,6 @@ class Settings(RunSettings):
             strategy=train.strategy,
             rule=job.rule,
             partitioner=PARTITIONERS[train.partition](train.increments or 1, even=train.reproducible),
-            even=train.reproducible,
             replica_size=train.replica_size,
             rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
             averages=train.ema is not None,
