@@ -49,8 +49,9 @@ def row(worker: str) -> CalibratedWorker:
     return CalibratedWorker(name=worker, address=f"tcp://{worker}")
 
 
-def allocated(**sizes: int) -> Order:
-    return Log(SamplesAllocated(sizes={name.replace("_", "-"): size for name, size in sizes.items()}))
+def allocated(step: dict[str, int] | None = None, **sizes: int) -> Order:
+    given = {name.replace("_", "-"): size for name, size in sizes.items()}
+    return Log(SamplesAllocated(sizes=given, step=step or {}))
 
 
 def lost(worker: str, samples: int, reason: str = "gone") -> Order:
@@ -383,7 +384,7 @@ def test_peers_are_rescued() -> None:
     ]
     assert shell.tell(facts.Rescued(4, 10.0)) == [
         Log(Warned(message="the round is begun again from version 4, by 2 workers")),
-        allocated(cpu_1=30, cpu_2=30),
+        allocated({"cpu-1": 4, "cpu-2": 4}, cpu_1=30, cpu_2=30),
         orders.Join("cpu-1", 2, 1),
         orders.Join("cpu-2", 2, 1),
     ]
