@@ -79,6 +79,23 @@ class Allocation:
             ranges[taker] = union(ranges[taker], moved)
         return replace(self, ranges=ranges)
 
+    def shifted(self, samples: Mapping[str, int]) -> Allocation:
+        """Move the last samples of workers to others; `samples` says how many each gets, or below 0 how many it gives.
+
+        They add up to 0.
+        """
+        ranges, moved = dict(self.ranges), _NOTHING
+        for worker, number in samples.items():
+            if number < 0:
+                ranges[worker], given = take(ranges[worker], count(ranges[worker]) + number)
+                moved = union(moved, given)
+        for worker, number in samples.items():
+            if number > 0:
+                taken, moved = take(moved, number)
+                ranges[worker] = union(ranges[worker], taken)
+        assert not moved, f"{count(moved)} samples went to nobody"
+        return replace(self, ranges=ranges)
+
     def check(self) -> None:
         """Assert the invariants: every sample exactly once, ranges sorted and merged, the same workers everywhere."""
         assert self.ranges.keys() == self.granted.keys()

@@ -1,7 +1,8 @@
 """The base of the partitioners: increments, for one worker or all at a time, and workers that come and go.
 
 Synchronous rules call `allocate` once a round for all workers together. Asynchronous rules call `grant_each` for
-workers whose own round ends, with the latest times known of all. Only `leave`, `join` and `settle` move samples.
+workers whose own round ends, with the latest times known of all. Only `leave`, `join`, `settle` and `levelled` move
+samples.
 
 Incremental and uniform data partitioning and allocation (BPT-CNN, §3.3.1 and §5.3.3).
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import ClassVar
 
 from daskcnn.partition.allocation import Allocation, count
@@ -18,6 +20,8 @@ from daskcnn.partition.proportions import as_counted, level, proportional, speed
 
 Seconds = Mapping[str, float]
 """Seconds a sample takes each worker: calibrated at first, measured later."""
+WORTH = 0.02
+"""The part of a step's time that other shares must save, once all increments are given."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,15 @@ class Partitioner(ABC):
     `laws` names what the law suite checks of this class, besides that parts are disjoint and only grow: "complete" (no
     sample is free after the last increment), "proportional" (targets by speed), "equal", or "served" (no worker gets a
     second sample while another has none). at_once: whether all samples are one increment, however many are asked for.
-    even: whether all workers count as equally fast, so that nothing that is measured decides.
+    follows: whether shares go on following the workers' speeds once all increments are given. even: whether all workers
+    count as equally fast, so that nothing that is measured decides.
     """
 
     increments: int = 4
     even: bool = False
     laws: ClassVar[frozenset[str]]
     at_once: ClassVar[bool] = False
+    follows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.increments < 1:
@@ -143,6 +149,25 @@ class Partitioner(ABC):
         growth = _growth(allocation, level(given, weights, low, high))
         return allocation.with_moved(worker, {other: number for other, number in growth.items() if other != worker})
 
+    @property
+    def adapts(self) -> bool:
+        """True if shares follow what is measured, all through a run."""
+        return self.follows and not self.even
+
+    def levelled(self, allocation: Allocation, seconds_per_sample: Seconds) -> Allocation:
+        """Move samples so that all workers take equally long, where that makes a step shorter by more than WORTH.
+
+        Each worker keeps a sample. Returns the same allocation where nothing moves: so it stays as it is at constant
+        speeds, and never changes if the partitioner does not adapt.
+        """
+        if not self.adapts:
+            return allocation
+        have, times = list(allocation.sizes().values()), self._times(seconds_per_sample, allocation.workers)
+        least, all_of_it = [min(size, 1) for size in have], [allocation.given] * len(have)
+        sizes = level(allocation.given, self.weights(times), least, all_of_it)
+        now, then = (max(map(mul, each, times)) for each in (have, sizes))
+        return allocation.shifted(_growth(allocation, sizes)) if then < (1 - WORTH) * now else allocation
+
     def _times(self, seconds_per_sample: Seconds, workers: Sequence[str]) -> list[float]:
         """Return the seconds that the workers' shares go by."""
         missing = [worker for worker in workers if worker not in seconds_per_sample]
@@ -211,9 +236,11 @@ class IDPA(Partitioner):
 
     BPT-CNN eq. 2-5 with two corrections. Eq. 3 uses the arithmetic mean of t̄, but only the harmonic mean makes the
     targets add up. floor(N/A) loses N mod A samples; here the last increment takes them. `idpa-paper` keeps eq. 3.
+    The paper stops measuring after the last increment; here shares follow speeds all through a run behind a barrier.
     """
 
     laws: ClassVar[frozenset[str]] = frozenset({"complete", "proportional", "served"})
+    follows: ClassVar[bool] = True
 
     def weights(self, seconds: Sequence[float]) -> list[float]:
         return speeds(seconds)
@@ -225,10 +252,12 @@ class IDPAPaper(IDPA):
 
     t̄ is the arithmetic mean of t̄_j, so the n'_j add up to more than there is, and the last worker starves. The bounds
     are ours: no worker loses samples or gets more than the increment still has, and every one gets a sample in the
-    first increment, if there are enough. The last increment gives out the N mod A samples too, as in `idpa`.
+    first increment, if there are enough. The last increment gives out the N mod A samples too, as in `idpa`. After it
+    shares stay as they are.
     """
 
     laws: ClassVar[frozenset[str]] = frozenset({"complete"})
+    follows: ClassVar[bool] = False
 
     def _given_after(self, allocation: Allocation, increment: int) -> int:
         """Return floor(N/A)·a, and all samples after the last increment."""

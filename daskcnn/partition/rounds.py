@@ -6,6 +6,9 @@ start together; otherwise each starts again when its own round ends. Then increm
 without a barrier, those of workers that come too late for them go to those that begin a round. The last rounds are cut
 so that all add up to `total · epochs` presentations.
 
+Behind a barrier the slowest worker decides how long a step takes. Once all increments are given, samples move between
+two rounds from workers that have become slower to the others, where that is worth it and the partitioner adapts.
+
 Shares compare like with like. Rounds take longer than calibrations, so the calibration of a worker without a round is
 scaled as those of the others turned out. The share of a worker that joined is corrected behind its first round.
 
@@ -179,6 +182,9 @@ class Rounds:
         self._stop(worker)
         self.seconds[worker] = seconds_per_sample
         self._unmeasured.discard(worker)
+        given = max(self.allocation.granted.values()) >= self.partitioner.increments
+        if self.barrier and given and not self.running and self._all_measured:
+            self.allocation = self.partitioner.levelled(self.allocation, self.seconds)
 
     def lost(self, worker: str) -> None:
         """Remove a worker; the others take its samples and unfinished presentations. ValueError if none is left."""
@@ -205,9 +211,14 @@ class Rounds:
     def _like_rounds(self) -> Mapping[str, float]:
         return _like_rounds(self.seconds, self._calibrated, self._unmeasured)
 
+    @property
+    def _all_measured(self) -> bool:
+        """True if all workers that have samples were measured in a round."""
+        return not any(self.allocation.ranges[worker] for worker in self._unmeasured)
+
     def _settle(self) -> None:
         """Correct the shares of workers that joined, once all that have samples were measured."""
-        if self._joined and not any(self.allocation.ranges[worker] for worker in self._unmeasured):
+        if self._joined and self._all_measured:
             for worker in [worker for worker in self._joined if worker not in self._unmeasured]:
                 self.allocation = self.partitioner.settle(self.allocation, worker, self._like_rounds())
                 del self._joined[worker]

@@ -67,6 +67,11 @@ class RoundReport(NamedTuple):
         return self.round.samples
 
     @property
+    def seconds_per_sample(self) -> float:
+        """Seconds of the round's steps and exchanges, without waiting for other workers, by its samples."""
+        return (self.busy + self.communication) / self.samples
+
+    @property
     def loss(self) -> float | None:
         """Mean loss of a sample."""
         return None if self.score is None else self.score.loss

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskcnn.partition import PARTITIONERS, Allocation, Partitioner
+from daskcnn.partition.partitioner import WORTH
 
 every = pytest.mark.parametrize("name", PARTITIONERS)
 times = st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=7).map(
@@ -187,6 +188,36 @@ def test_leave_and_join_move_only_to_the_joiner_and_from_the_leaver(
     assert (left.given, left.free) == (joined.given, joined.free)
     for worker in left.workers:
         assert _samples(left, worker) >= _samples(joined, worker)
+
+
+@every
+@given(total=st.integers(6, 300), seconds=times, data=drift)
+def test_levelling_moves_samples_only_where_a_step_gets_shorter(
+    name: str, total: int, seconds: dict[str, float], data: st.DataObject
+) -> None:
+    partitioner = PARTITIONERS[name](increments=2)
+    allocation = partitioner.start(total, list(seconds))
+    for increment in range(1, data.draw(st.integers(1, partitioner.increments)) + 1):
+        allocation = partitioner.allocate(allocation, _jittered(data, seconds), increment=increment)
+    now = _jittered(data, seconds)
+
+    levelled = partitioner.levelled(allocation, now)
+    levelled.check()
+    assert (levelled.workers, levelled.free, levelled.granted) == (
+        allocation.workers,
+        allocation.free,
+        allocation.granted,
+    )
+    assert partitioner.levelled(levelled, now) is levelled
+    if not partitioner.adapts:
+        assert levelled is allocation
+    for worker in seconds:
+        assert levelled.size(worker) or not allocation.size(worker)
+        before, after = _samples(allocation, worker), _samples(levelled, worker)
+        assert before <= after or after <= before
+    if levelled is not allocation:
+        longest = [max(size * now[worker] for worker, size in each.sizes().items()) for each in (allocation, levelled)]
+        assert longest[1] < (1 - WORTH) * longest[0]
 
 
 # --- corners ---

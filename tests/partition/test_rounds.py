@@ -579,3 +579,68 @@ def test_workers_lost_between_swaps_leave_their_samples_to_the_others() -> None:
         rounds.allocation.check()
     assert presented + sum(each.samples for due in _together(rounds) for each in due) == 500
     assert rounds.allocation.sizes() == {"w0": 50, "w2": 50}
+
+
+# --- shares follow speeds ---
+
+
+def _lengths(rounds: Rounds, costs: dict[str, tuple[float, float]], number: int) -> list[float]:
+    """How long the next rounds take, if a step costs each worker a fixed time and a time for each of its samples."""
+    found = []
+    for _ in range(number):
+        due = rounds.due()
+        taken = {each.worker: _seconds(each, costs) for each in due}
+        for each in due:
+            rounds.finished(each.worker, taken[each.worker] / each.samples)
+        found.append(max(taken.values()))
+    return found
+
+
+def _seconds(each: Round, costs: dict[str, tuple[float, float]]) -> float:
+    fixed, of_sample = costs[each.worker]
+    return (each.steps or 1) * fixed + each.samples * of_sample
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(0.5, 4), min_size=2, max_size=4), st.lists(st.floats(0.25, 4), min_size=4, max_size=4))
+def test_behind_a_barrier_shares_follow_speeds_within_two_rounds(seconds: list[float], drift: list[float]) -> None:
+    rounds = _meeting(seconds, total=4000, epochs=12, increments=2)
+    _lengths(rounds, {w: (0.0, each) for w, each in rounds.seconds.items()}, 4)
+    now = {w: each * d for (w, each), d in zip(rounds.seconds.items(), drift, strict=False)}
+    best = 4000 / sum(1 / each for each in now.values())
+    lengths = _lengths(rounds, {w: (0.0, each) for w, each in now.items()}, 4)
+    assert max(lengths[1:]) <= 1.021 * best
+    settled = rounds.allocation
+    _lengths(rounds, {w: (0.0, each) for w, each in now.items()}, 3)
+    assert rounds.allocation is settled
+
+
+def test_shares_settle_by_the_whole_time_of_a_step() -> None:
+    """A worker whose steps have a fixed cost gets fewer samples than its seconds for each of them alone say."""
+    rounds, costs = _meeting([1.0, 1.0], total=4000, epochs=12, batch_size=40), {"w0": (0.0, 1.0), "w1": (20.0, 1.0)}
+    lengths = _lengths(rounds, costs, 8)
+    assert min(lengths[4:]) == max(lengths[4:])
+    assert lengths[-1] <= 1.02 * (4000 + 50 * 20) / 2
+
+
+@pytest.mark.parametrize(("partition", "options"), [("udpa", {}), ("idpa-paper", {}), ("idpa", {"even": True})])
+def test_shares_that_do_not_go_by_speed_stay(partition: str, options: dict[str, Any]) -> None:
+    rounds = _rounds(partition, [1.0, 1.0], True, epochs=6, increments=1, **options)
+    for _ in range(4):
+        for each in rounds.due():
+            rounds.finished(each.worker, 1.0 if each.worker == "w0" else 4.0)
+    assert rounds.allocation.sizes() == {"w0": 50, "w1": 50}
+
+
+def test_nothing_moves_while_not_all_were_measured() -> None:
+    """After a resume the times are calibrations again, which rounds are not compared with."""
+    rounds = _rounds("idpa", [1.0, 1.0], True, epochs=6, increments=1)
+    for each in rounds.due():
+        rounds.finished(each.worker, 1.0)
+    resumed = _rounds("idpa", [1.0, 8.0], True, epochs=6, increments=1)
+    resumed.restore(rounds.to_dict(), ["w0", "w1"])
+    assert [each.samples for each in resumed.due()] == [50, 50]
+    resumed.finished("w0", 1.0)
+    assert resumed.allocation.sizes() == {"w0": 50, "w1": 50}
+    resumed.finished("w1", 3.0)
+    assert resumed.allocation.sizes() == {"w0": 75, "w1": 25}

@@ -342,7 +342,7 @@ class Life:
             return
         del sessions.running[replica]
         rounds = self.rounds
-        rounds.finished(replica, report.busy / report.round.samples)
+        rounds.finished(replica, report.seconds_per_sample)
         self._record(fact, now)
         if self._records.ruined is not None:  # the run goes back: nothing starts any more
             return
