@@ -7,16 +7,17 @@ without a barrier, those of workers that come too late for them go to those that
 so that all add up to `total · epochs` presentations.
 
 Behind a barrier the slowest worker decides how long a step takes. Once all increments are given, samples move between
-two rounds from workers that have become slower to the others, where that is worth it and the partitioner adapts.
+two rounds from workers that have become slower to the others, where that is worth it and the partitioner adapts. Where
+minibatches follow speeds within rounds (`step_shares`), samples follow the minibatches.
 
 Shares compare like with like. Rounds take longer than calibrations, so the calibration of a worker without a round is
 scaled as those of the others turned out. The share of a worker that joined is corrected behind its first round.
 
 With `swaps` pairs of workers swap half of their samples between two rounds, so that each sees more of the data (Hegde &
 Usmani §5.1.1). With `batch_size` all workers make the same number of steps in a round, because they meet after every
-few of them; their minibatches are in proportion to their samples. With `shares_steps` the minibatches of a step have
-that many samples together, else on average. With `alone` a single worker does not meet within its rounds. No
-clock, no I/O.
+few of them; their minibatches are in proportion to their samples at a round's beginning. With `shares_steps` the
+minibatches of a step have that many samples together, else on average. With `alone` a single worker does not meet
+within its rounds. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from daskcnn.frozen import frozen
 from daskcnn.partition.allocation import Allocation, Ranges, count, take, union
 from daskcnn.partition.partitioner import Partitioner
 from daskcnn.partition.proportions import proportional
+from daskcnn.partition.step_shares import SETTLED, StepSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Budget:
     """
 
     left: int
+    """Below 0 while a worker has presented more than its part of a round, and another has not yet reported fewer."""
 
     @classmethod
     def of(cls, samples: int, epochs: int) -> Budget:
@@ -70,7 +73,7 @@ class Budget:
         return now, Budget(self.left - now)
 
     def returned(self, number: int) -> Budget:
-        """Return the budget with presentations that a lost worker did not make; other workers make them."""
+        """Return the budget with presentations that a worker did not make; others make them. Below 0: it made more."""
         return Budget(self.left + number)
 
 
@@ -110,9 +113,9 @@ def _spread(ranges: Ranges, number: int, pieces: int) -> tuple[Ranges, Ranges]:
 class Round:
     """One worker's next round. number: counts the worker's rounds from 0. ranges: the worker's samples.
 
-    samples: how many of them this round presents. progress: of the whole run, 0 to 1, at the start and at the end of
-    the round. steps: minibatches to cut it into; None for minibatches of the job's size. alone: no other worker has a
-    round before this one ends.
+    samples: how many of them this round presents, unless minibatches change within it. progress: of the whole run, 0 to
+    1, at the start and at the end of the round. steps: minibatches to cut it into; None for minibatches of the job's
+    size. alone: no other worker has a round before this one ends.
     """
 
     worker: str
@@ -140,6 +143,7 @@ class Rounds:
         batch_size: int | None = None,
         shares_steps: bool = False,
         alone: bool = False,
+        resizes_steps: bool = False,
     ) -> None:
         self.partitioner = partitioner
         self.allocation = partitioner.start(total, tuple(seconds))
@@ -150,6 +154,7 @@ class Rounds:
         self.budget = Budget.of(total, epochs)
         self.barrier, self.passes, self.swaps, self.batch_size = barrier, passes, swaps, batch_size
         self.shares_steps, self._may_be_alone = shares_steps, alone
+        self._resizes_steps, self._shares = resizes_steps, dict[str, float]()  # of the last steps of those that ended
         self.numbers = dict.fromkeys(seconds, 0)
         self.running: dict[str, Round] = {}
         self._idle = dict.fromkeys(seconds)  # an ordered set
@@ -177,14 +182,20 @@ class Rounds:
             return []
         return self._together() if self.barrier else self._alone()
 
-    def finished(self, worker: str, seconds_per_sample: float) -> None:
-        """Note that the worker's round ended, with its seconds per sample."""
-        self._stop(worker)
+    def finished(self, worker: str, seconds_per_sample: float, sizes: StepSizes | None = None) -> None:
+        """Note that the worker's round ended, with its seconds per sample. sizes: minibatches that may have changed."""
+        ended = self._stop(worker)
+        if sizes is not None:
+            self.budget = self.budget.returned(ended.samples - sizes.until(sizes.steps))
+            if sizes.changed or (self._resizes_steps and sizes.steps >= SETTLED):
+                self._shares[worker] = sizes.last
         self.seconds[worker] = seconds_per_sample
         self._unmeasured.discard(worker)
         given = max(self.allocation.granted.values()) >= self.partitioner.increments
         if self.barrier and given and not self.running and self._all_measured:
-            self.allocation = self.partitioner.levelled(self.allocation, self.seconds)
+            shares = {each: 1 / share for each, share in self._shares.items() if each in self.seconds}
+            times = shares if shares.keys() == self.seconds.keys() else self.seconds
+            self.allocation = self.partitioner.levelled(self.allocation, times)
 
     def lost(self, worker: str) -> None:
         """Remove a worker; the others take its samples and unfinished presentations. ValueError if none is left."""
@@ -226,6 +237,7 @@ class Rounds:
     def _together(self) -> list[Round]:
         self._settle()
         self._before = self.allocation
+        self._shares = {}
         increment = 1 + max(self.allocation.granted.values())
         if increment <= self.partitioner.increments:
             self.allocation = self.partitioner.allocate(self.allocation, self._like_rounds(), increment=increment)

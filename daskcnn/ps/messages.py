@@ -58,6 +58,7 @@ class Push:
 
     payload: what the rule says is pushed. n_samples: trained on for it. accuracy: Q, in [0, 1]; it is 1 / (1 + loss)
     where the loss has no accuracy. pace: of a step by the payload, if that is a gradient; the server makes the step.
+    step: of the round, where all workers make each step together; 0 where they do not.
     """
 
     life: int
@@ -70,6 +71,7 @@ class Push:
     accuracy: float
     at: float = 0.0
     pace: Pace | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ class Reply:
     weights: what the rule's `adopt` takes, mostly the center. Read-only, and never written again. Where the ranges of
     the center lie elsewhere, a `StoredVector` stands for it until its pieces are read. version: the center's, after the
     merge. staleness: versions between the push's base and the center that it was merged into. gamma: the rule's
-    attenuation γ of the push; 1 where the rule has none. waited: seconds between the push and its merge.
+    attenuation γ of the push; 1 where the rule has none. waited: seconds between the push and its merge. more, since:
+    samples that the worker's minibatches have more from this step of its round on; 0 where nothing changes.
     """
 
     life: int
@@ -130,6 +133,8 @@ class Reply:
     accuracy: float = 0.0
     n_samples: int = 0
     waited: float = 0.0
+    more: int = 0
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ Bounded staleness. A rule without a barrier may hold a push back until the slowe
 merged of each. After every request the sequencer looks for a push that may go on; the slowest worker's own always may.
 A worker that leaves frees the pushes that wait for it. One that comes late begins with the count of the slowest.
 
+Shares. Where all workers make each step together, `StepSharing` is told after each merge how long the workers took from
+the answers before it to their pushes. What it changes of their minibatches comes with the answers.
+
 Overflow. A merge of finite pushes that is not finite is not made: center, rule state, version and clocks stay as they
 are, and every push of it is refused with Code.FINITE, as a sum has no culprit. A round ends with the refusals: workers
 that joined late are given the center, and every refused worker may push its seq again.
@@ -28,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
@@ -80,6 +83,25 @@ class Vectors(Protocol):
         """Assert every invariant that holds between two calls."""
 
 
+class SharesChanged(Protocol):
+    """Other minibatches of the workers, from step `since` of the round on."""
+
+    @property
+    def since(self) -> int:
+        """The first step that it counts for."""
+
+    @property
+    def more(self) -> Mapping[str, int]:
+        """Samples that each worker adds; below 0 it takes away."""
+
+
+class StepSharing(Protocol):
+    """Decides on the minibatches of workers that make each step together (`partition.step_shares`)."""
+
+    def met(self, step: int, samples: Mapping[str, int], seconds: Mapping[str, float]) -> SharesChanged | None:
+        """Take in a merge after this step, with each worker's samples and seconds since the one before."""
+
+
 @dataclass(slots=True)
 class _Joined:
     """A worker in its present session. late: whether it joined into a round that is under way.
@@ -99,8 +121,11 @@ class _Joined:
 class Sequencer:
     """Decides on order, versions, staleness and refusals. See the module's text for how it works."""
 
-    def __init__(self, rule: UpdateRule, vectors: Vectors, *, life: int = 0, version: int = 0) -> None:
+    def __init__(
+        self, rule: UpdateRule, vectors: Vectors, *, life: int = 0, version: int = 0, sharing: StepSharing | None = None
+    ) -> None:
         self._rule, self._vectors, self._life, self._version = rule, vectors, life, version
+        self._sharing, self._answered = sharing, 0.0
         self._members: dict[str, _Joined] = {}
         self._late: dict[str, None] = {}  # an ordered set
         self._sessions: dict[str, int] = {}  # the highest ever seen, also of those that left
@@ -232,8 +257,17 @@ class Sequencer:
                 continue
             before, self._version = self._version, self._version + 1
             self._merged += len(batch)
-            instructions += [self._answer(push, merge, before, at) for push in batch]
+            changed = self._shared(batch, at)
+            instructions += [self._answer(push, merge, before, at, changed) for push in batch]
         return instructions
+
+    def _shared(self, batch: Sequence[Push], at: float) -> SharesChanged | None:
+        """Return what changes of the workers' minibatches after this merge."""
+        since, self._answered = self._answered, at
+        if self._sharing is None or not batch[0].step or any(push.step != batch[0].step for push in batch):
+            return None
+        samples = {push.worker: push.n_samples for push in batch}
+        return self._sharing.met(batch[0].step, samples, {push.worker: push.at - since for push in batch})
 
     def _let_in(self) -> list[Instruction]:
         """The round has ended: those who came late to it are given the center."""
@@ -245,7 +279,7 @@ class Sequencer:
         self._late.clear()
         return instructions
 
-    def _answer(self, push: Push, merge: Merge, before: int, at: float) -> Reply:
+    def _answer(self, push: Push, merge: Merge, before: int, at: float, changed: SharesChanged | None) -> Reply:
         worker, member = push.worker, self._members[push.worker]
         member.seq = push.seq
         self._clocks.tick(worker)
@@ -264,6 +298,7 @@ class Sequencer:
             push.accuracy,
             push.n_samples,
             max(0.0, at - push.at),
+            *((0, 0) if changed is None else (changed.more[worker], changed.since)),
         )
         return reply
 

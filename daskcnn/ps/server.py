@@ -15,7 +15,7 @@ import numpy as np
 from daskcnn.ps.average import AVERAGE, following
 from daskcnn.ps.messages import Objection, Pace, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
-from daskcnn.ps.sequencer import Sequencer, Vectors
+from daskcnn.ps.sequencer import Sequencer, StepSharing, Vectors
 from daskcnn.ps.vectors import all_finite, misfit
 
 
@@ -132,7 +132,7 @@ class ParameterServer(Sequencer):
     """Holds the center and merges what is pushed, by the rule. `sequencer` says how it decides.
 
     center, state, kept, ema, steps: as for `CenterRange`, but copied. life: the number of this server in its run.
-    version: the merges that the center has behind it.
+    version: the merges that the center has behind it. sharing: as for `Sequencer`.
     """
 
     def __init__(
@@ -146,9 +146,11 @@ class ParameterServer(Sequencer):
         kept: Sequence[slice] = (),
         ema: float | None = None,
         steps: Steps | None = None,
+        sharing: StepSharing | None = None,
     ) -> None:
         copied = {name: vector.copy() for name, vector in (state or {}).items()}
-        super().__init__(rule, CenterRange(rule, center.copy(), copied, kept, ema, steps), life=life, version=version)
+        held = CenterRange(rule, center.copy(), copied, kept, ema, steps)
+        super().__init__(rule, held, life=life, version=version, sharing=sharing)
 
     @classmethod
     def restore(
@@ -160,6 +162,7 @@ class ParameterServer(Sequencer):
         kept: Sequence[slice] = (),
         ema: float | None = None,
         steps: Steps | None = None,
+        sharing: StepSharing | None = None,
     ) -> ParameterServer:
         """A server that goes on from the snapshot, by default as the next life.
 
@@ -167,6 +170,6 @@ class ParameterServer(Sequencer):
         """
         life = snapshot.life + 1 if life is None else life
         version, state = snapshot.version, snapshot.state
-        own: dict[str, Any] = {"state": state, "kept": kept, "ema": ema, "steps": steps}
+        own: dict[str, Any] = {"state": state, "kept": kept, "ema": ema, "steps": steps, "sharing": sharing}
         server = cls(rule, snapshot.center, life=life, version=version, **own)
         return server.resume(snapshot)

@@ -88,8 +88,9 @@ class Host:
 
     def push(self, caller: Caller, gain: Gain) -> None:
         """Push what a replica has gained."""
-        at, (seq, base, payload, samples, quality, pace) = self._pushed(caller), gain
-        event = Push(LIFE, caller.name, caller.session, seq, base, self.travelled(payload), samples, quality, at, pace)
+        at, (seq, base, payload, samples, quality, pace, step) = self._pushed(caller), gain
+        gained = seq, base, self.travelled(payload), samples, quality
+        event = Push(LIFE, caller.name, caller.session, *gained, at, pace, step)
         self._agenda.at(at, self._handle, event)
 
     def leave(self, caller: Caller) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from daskcnn.job.network import center_descent_of
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
+from daskcnn.partition.step_shares import StepSizes
 from daskcnn.ps import Local, UpdateRule, Vector
 from daskcnn.ps.server import Steps
 from daskcnn.store import Dataset, Scattered
@@ -100,8 +101,8 @@ class Learner(Protocol):
     frozen: tuple[slice, ...]
     steps: Steps | None
 
-    def begin(self, round_: Round, local: Local, scale: float) -> None:
-        """Take up a round. scale: of the learning rate."""
+    def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
+        """Take up a round. scale: of the learning rate. sizes: of its minibatches, if they may change."""
 
     def train(self, steps: int) -> Learnt:
         """Go on to this step of the round."""
@@ -121,7 +122,7 @@ class TimingOnly:
         self.frozen: tuple[slice, ...] = ()
         self.steps: Steps | None = None
 
-    def begin(self, round_: Round, local: Local, scale: float) -> None:
+    def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
         """Do nothing."""
 
     def train(self, steps: int) -> Learnt:
@@ -143,13 +144,14 @@ class Training:
         self.steps: Steps | None = center_descent_of(replica.job, replica.layout, replica.model.frozen)
         self._steps: Generator[Trained, None, None] | None = None
         self._taken = self._samples = 0
+        self._sizes: StepSizes | None = None
         self._learnt = NOTHING
 
-    def begin(self, round_: Round, local: Local, scale: float) -> None:
+    def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
         """Take up a round; the one before ends."""
         self.close()
-        self._steps = steps_of_round(self._replica, self._rule, round_, local, scale=scale)
-        self._taken, self._samples = 0, round_.samples
+        self._steps = steps_of_round(self._replica, self._rule, round_, local, scale=scale, sizes=sizes)
+        self._taken, self._samples, self._sizes = 0, round_.samples, sizes
 
     def train(self, steps: int) -> Learnt:
         """Make the steps up to this one of the round."""
@@ -157,7 +159,8 @@ class Training:
         while self._taken < steps:
             trained = next(self._steps)
             self._taken, self._learnt = self._taken + 1, Learnt(trained.score, trained.lr)
-            if trained.score.samples == self._samples:
+            ended = trained.score.samples == self._samples if self._sizes is None else self._taken == self._sizes.steps
+            if ended:
                 self.close()
         return self._learnt
 

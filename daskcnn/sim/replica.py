@@ -80,8 +80,9 @@ class SimulatedReplica:
         """Train the ordered round from now on; `reported` is called with its report."""
         self._order, self._reported = order, reported
         self._busy, self.sent, self.received = 0.0, 0, 0
-        self.learner.begin(order.round, self.local, order.scale)
-        self._train(self._exchange.begin(order.round, order.score, order.q))
+        first = self._exchange.begin(order.round, order.score, order.q)
+        self.learner.begin(order.round, self.local, order.scale, self._exchange.sizes)
+        self._train(first)
 
     def _carry_out(self, order: replica_exchange.Order) -> None:
         begun = self._agenda.now

@@ -17,6 +17,7 @@ import numpy as np
 
 from daskcnn.events import CalibratedWorker, Event, RunEnded, RunStarted, ServerCounted
 from daskcnn.partition.rounds import Rounds
+from daskcnn.partition.step_shares import StepShares
 from daskcnn.ps import ParameterServer, Snapshot
 from daskcnn.ps.average import exchanged
 from daskcnn.sim.cluster import SimulatedCluster
@@ -53,8 +54,9 @@ class Simulation:
         self.members = cluster.members()
         self._emit, self._agenda = emit, Agenda()
         learners = [learner() for _ in self.members]
-        of_center: dict[str, Any] = {"kept": learners[0].frozen, "steps": learners[0].steps}
-        self.server = ParameterServer(self.rule, learners[0].weights, life=LIFE, ema=workload.ema, **of_center)
+        of_center: dict[str, Any] = {"kept": learners[0].frozen, "steps": learners[0].steps, "ema": workload.ema}
+        sharing = StepShares() if workload.resizes_steps else None
+        self.server = ParameterServer(self.rule, learners[0].weights, life=LIFE, sharing=sharing, **of_center)
         self._host = self._made_host()
         cadence = Cadence(self.rule, workload.batch_size, workload.validation)
         self.replicas = {

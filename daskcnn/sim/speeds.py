@@ -77,11 +77,15 @@ class Constant(Options):
 
 
 class Drift(Options):
-    """From the nominal speed to `to` times as fast within `seconds`, in a straight line; then it stays there."""
+    """From the nominal speed to `to` times as fast within `seconds`, in a straight line; then it stays there.
+
+    after: seconds of the nominal speed before that.
+    """
 
     kind: Literal["drift"]
     to: float = Field(gt=0)
     seconds: float = Field(gt=0)
+    after: float = Field(default=0.0, ge=0)
 
     def pace(self, rng: np.random.Generator) -> Pace:
         """Return the speed over time, which is not random."""
@@ -89,6 +93,14 @@ class Drift(Options):
 
     def end(self, begin: float, work: float) -> float:
         """Return the time when the work is done, at speed 1 + (to - 1)·t/T until T, then `to`."""
+        if (nominal := self.after - begin) > 0:
+            if work <= nominal:
+                return begin + work
+            return self.end(self.after, work - nominal)
+        return self.after + self._drifted(begin - self.after, work)
+
+    def _drifted(self, begin: float, work: float) -> float:
+        """Return the same, if the drift begins at 0."""
         to, until = self.to, self.seconds
         if begin >= until:
             return begin + work / to

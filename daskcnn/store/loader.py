@@ -82,6 +82,7 @@ class BatchPlan:
     limit : the most samples of this presentation; None for all
     shuffle : false to keep the order of the ranges
     steps : cut the presentation into this many batches, equal within one sample, whatever the batch size
+    edges : yields where batches begin and end, given how many samples there are; asked for each one as it is prepared
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -92,6 +93,7 @@ class BatchPlan:
     augment: Augment = "none"
     shuffle: bool = True
     steps: int | None = None
+    edges: Callable[[int], Iterator[tuple[int, int]]] | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -271,6 +273,8 @@ def batches(
 
 def batch_edges(plan: BatchPlan, samples: int) -> Iterator[tuple[int, int]]:
     """Return where the batches of a presentation begin and end; none is empty."""
+    if plan.edges is not None:
+        return plan.edges(samples)
     if plan.steps is None or not samples:
         return ((lo, min(lo + plan.batch_size, samples)) for lo in range(0, samples, plan.batch_size))
     steps = min(plan.steps, samples)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daskcnn.partition.allocation import count
 from daskcnn.partition.rounds import Round
+from daskcnn.partition.step_shares import StepSizes
 from daskcnn.ps import Action, Local, UpdateRule
 from daskcnn.store.loader import BatchPlan, batch_edges
 from daskcnn.training.replica import Replica, Trained
@@ -29,6 +30,13 @@ class TrainSteps:
     pull: bool
     judge: bool
     last: bool
+
+    def sized(self, sizes: StepSizes | None) -> TrainSteps:
+        """Return the stop in a round whose minibatches may have changed."""
+        if sizes is None or not sizes.changed:
+            return self
+        samples = sizes.until(self.step)
+        return replace(self, gained=samples - sizes.until(self.first - 1), samples=samples)
 
 
 class Cadence:
@@ -80,12 +88,14 @@ def steps_of_round(
     *,
     scale: float = 1.0,
     stop: Callable[[], bool] = lambda: False,
+    sizes: StepSizes | None = None,
 ) -> Generator[Trained, None, None]:
     """Train the round a step at a time; call `close()` if you stop iterating early.
 
     local: the replica's weights, with the numbers that the rule's `local_step` goes by. Where the rule merges gradients
-    these are noted in it, and the weights stay. scale: factor of the learning rate. Yields the sums of the round after
-    each step. Raises Stopped when `stop`, called before each step, says so, Diverged when a loss is not finite.
+    these are noted in it, and the weights stay. scale: factor of the learning rate. sizes: of the minibatches, where
+    the replica's exchanges may change them. Yields the sums of the round after each step. Raises Stopped when `stop`,
+    called before each step, says so, Diverged when a loss is not finite.
     """
     replica.restart_optimizer()
     descends = round_.alone or not rule.merges_gradients
@@ -102,6 +112,7 @@ def steps_of_round(
         adjust=lambda grads: rule.local_step(grads, local),
         scale=scale,
         descends=descends,
+        sizes=sizes,
     )
     return steps if descends else _noted(steps, local)
 

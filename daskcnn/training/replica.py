@@ -34,6 +34,7 @@ from daskcnn.nn.metrics import measured
 from daskcnn.nn.network import Views, predict_views
 from daskcnn.nn.optimizers import Gradients
 from daskcnn.nn.score import Collected, Score
+from daskcnn.partition.step_shares import StepSizes
 from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.weighting import Weighting, weighting_of, weights_of
@@ -137,6 +138,36 @@ def presentations(
     for number, begun in enumerate(range(0, samples, whole)):
         limit = min(whole, samples - begun)
         yield BatchPlan(ranges, train.batch_size, train.seed, first + number, limit, augment, steps=steps)
+
+
+AGAIN = (1 << 20) + 1
+"""Passes over a worker's samples in one round are numbered so far apart: no later round repeats their order."""
+
+
+def shared_presentations(
+    job: Job, ranges: tuple[tuple[int, int], ...], sizes: StepSizes, first: int
+) -> Iterator[BatchPlan]:
+    """Yield plans for a round of minibatches whose sizes may change on the way.
+
+    One that does not fit the rest of a pass over the ranges begins another, in another order. first: the number of the
+    first pass.
+    """
+    whole, made = sum(hi - lo for lo, hi in ranges), 0
+
+    def edges(samples: int) -> Iterator[tuple[int, int]]:
+        nonlocal made
+        lo = 0
+        while made < sizes.steps and (hi := lo + sizes.of(made + 1)) <= samples:
+            made += 1
+            yield lo, hi
+            lo = hi
+
+    train, number = job.train, first
+    while made < sizes.steps:
+        times = -(-sizes.of(made + 1) // whole)  # more than once for a minibatch of more samples than there are
+        augment = job.data.augment or "none"
+        yield BatchPlan(ranges * times, train.batch_size, train.seed, number, augment=augment, edges=edges)
+        number += AGAIN
 
 
 class Replica:
@@ -313,23 +344,32 @@ class Replica:
         adjust: Adjust | None = None,
         scale: float = 1.0,
         descends: bool = True,
+        sizes: StepSizes | None = None,
     ) -> Generator[Trained, None, None]:
         """Present `samples` of the ranges, once or more often. Yields the round's sums after each step.
 
         progress: of the run, from one value to the other. steps: minibatches to cut each pass into, nearly equal; None:
-        as many as it takes at the job's batch size. scale: of the learning rate. descends: as for `step`. Raises
-        Stopped when `stop` says so before a step. Call `close()` if you stop iterating early.
+        as many as it takes at the job's batch size. scale: of the learning rate. descends: as for `step`. sizes: of the
+        minibatches, where they may change on the way; the learning rate goes on as planned. Raises Stopped when `stop`
+        says so before a step. Call `close()` if you stop iterating early.
         """
-        score, load, compute = Score(0.0, 0, 0), 0.0, 0.0
-        for plan in presentations(self.job, ranges, samples, presentation, steps):
+        score, load, compute, made = Score(0.0, 0, 0), 0.0, 0.0, 0
+        passes = (
+            presentations(self.job, ranges, samples, presentation, steps)
+            if sizes is None
+            else shared_presentations(self.job, ranges, sizes, presentation)
+        )
+        for plan in passes:
             with batches(self.dataset, self.dataset.train, plan, self.job.model.dtype) as ready:
                 for seconds, batch in self.watch.waited(ready):
                     if stop():
                         raise Stopped
                     begun = self.watch.clock()
-                    pace = self.pace_at(progress[0] + (progress[1] - progress[0]) * score.samples / samples, scale)
+                    done = score.samples if sizes is None else sizes.planned(made)
+                    pace = self.pace_at(progress[0] + (progress[1] - progress[0]) * done / samples, scale)
                     loss, right = self.step(batch, pace, adjust, descends=descends)
                     score += Score.of_batch(loss, right, batch.labels)
+                    made += 1
                     load += seconds
                     compute += self.watch.slowed(self.watch.clock() - begun)
                     yield Trained(score, pace.lr, load, compute, pace.progress)

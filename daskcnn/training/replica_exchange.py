@@ -22,6 +22,9 @@ the last exchange the center is judged if the round asks for it. A replica that 
 push with a difference) has not seen the center since it joined, and pulls it first. Where the average of the center
 stands for the network, that is pulled and judged instead. Every round that is not given up ends in exactly one report.
 
+Minibatches. Where all workers make each step together, the reply to a push may change the sizes of those that come
+(`sizes`). Steps stay as they are; the samples between two stops, and those of the round, follow.
+
 Exchanges. At most one is under way; its push and its pull are one Send, and all its replies are one fact. `seq` counts
 the pushes of a session from 1, and a push carries the version that it was trained from. Q is measured before a push,
 on the weights that are pushed.
@@ -48,6 +51,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
+from daskcnn.partition.step_shares import StepSizes
 from daskcnn.ps import Local, Pace, Reply, UpdateRule, Vector
 from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.judging import JudgedPart
@@ -61,7 +65,8 @@ class Gain(NamedTuple):
     """A push without its sender.
 
     payload: where the replica computes; it is not written to any more, or is `Local.weights` or `Local.gradients`
-    itself, which rest until the reply is there. pace: of gradients.
+    itself, which rest until the reply is there. pace: of gradients. step: of the round, where minibatches may change;
+    else 0.
     """
 
     seq: int
@@ -70,6 +75,7 @@ class Gain(NamedTuple):
     samples: int
     accuracy: float
     pace: Pace | None = None
+    step: int = 0
 
 
 class Send(NamedTuple):
@@ -154,7 +160,7 @@ class _Tally:
     """Sums of a round so far.
 
     told: number of its stops that were reached. pushed: samples up to the last push. since: time when the last work
-    ended.
+    ended. sizes: of its minibatches, if they may change.
     """
 
     round: Round
@@ -163,6 +169,7 @@ class _Tally:
     stops: tuple[TrainSteps, ...]
     version: int
     base_version: int
+    sizes: StepSizes | None = None
     told: int = 0
     score: Score | None = None
     lr: float | None = None
@@ -217,6 +224,11 @@ class ReplicaExchange:
         self._sent: Vector | None = None  # set aside during an exchange that overlaps training
 
     @property
+    def sizes(self) -> StepSizes | None:
+        """The minibatches of the round under way, where all workers make its steps together; None: as planned."""
+        return None if self._tally is None else self._tally.sizes
+
+    @property
     def phase(self) -> ExchangePhase:
         """The input that the machine waits for."""
         return self._phase
@@ -237,7 +249,10 @@ class ReplicaExchange:
         """
         assert self._phase is _IDLE, self._not_now("a round begins")
         stops, version = self._cadence.stops(round_), self.local.base_version
-        self._tally = _Tally(round_, center_part, own_part, stops, version, version)
+        sizes = None
+        if round_.steps is not None and round_.steps == stops[-1].step:  # one pass, cut into that many
+            sizes = StepSizes(round_.samples, round_.steps)
+        self._tally = _Tally(round_, center_part, own_part, stops, version, version, sizes)
         self._phase = _TRAINING
         return stops[0]
 
@@ -323,6 +338,7 @@ class ReplicaExchange:
             tally.judged,
             tally.center,
             optimizer,
+            sizes=tally.sizes,
         )
 
     def give_up(self) -> None:
@@ -335,7 +351,7 @@ class ReplicaExchange:
 
     def _at_stop(self, tally: _Tally) -> Order:
         """Return the order at a stop whose steps are all made, with nothing under way."""
-        stop = tally.stops[tally.told]
+        stop = tally.stops[tally.told].sized(tally.sizes)
         if stop.judge and tally.own_part is not None:
             self._phase = _JUDGING_LOCAL
             return JudgeLocal(tally.own_part)
@@ -345,9 +361,9 @@ class ReplicaExchange:
         return self._go_on(tally)
 
     def _send(self, tally: _Tally, q: float | None) -> Send:
-        stop, local, push = tally.stops[tally.told], self.local, None
+        stop, local, push = tally.stops[tally.told].sized(tally.sizes), self.local, None
         tally.told += 1
-        meanwhile = tally.stops[tally.told] if self._overlaps and not stop.last else None
+        meanwhile = tally.stops[tally.told].sized(tally.sizes) if self._overlaps and not stop.last else None
         self._sent = None if meanwhile is None else local.weights.copy()
         if stop.push:
             payload = self._via.payload(local)
@@ -356,7 +372,9 @@ class ReplicaExchange:
             self._seq += 1
             tally.q, tally.base_version = q, local.base_version
             samples, tally.pushed = stop.samples - tally.pushed, stop.samples
-            push = Gain(self._seq, local.base_version, payload, samples, CERTAIN if q is None else q, local.pace)
+            known = samples, CERTAIN if q is None else q, local.pace
+            step = 0 if tally.sizes is None else stop.step
+            push = Gain(self._seq, local.base_version, payload, *known, step)
         self._phase = _SENDING if meanwhile is None else _TRAINING
         self._under_way = order = Send(push, stop.pull, meanwhile)
         return order
@@ -375,6 +393,8 @@ class ReplicaExchange:
             if reply.staleness > tally.staleness:
                 tally.staleness = reply.staleness
             tally.version = reply.version
+            if tally.sizes is not None:
+                tally.sizes.change(reply.since, reply.more)
         if pull:
             reply, brought = answers[-1]
             self.rule.pulled(self.local, brought, reply.version)
@@ -386,7 +406,7 @@ class ReplicaExchange:
         """Train the next stretch, or end the round."""
         if tally.told < len(tally.stops):
             self._phase = _TRAINING
-            return tally.stops[tally.told]
+            return tally.stops[tally.told].sized(tally.sizes)
         if tally.center_part is None:
             self._phase = _REPORTING
             return _REPORT
@@ -411,7 +431,7 @@ class ReplicaExchange:
         waiting = phase in (_SENDING, _AWAITING)
         assert (sent is not None) if waiting else (sent is None or phase is _TRAINING), phase
         assert 0 <= tally.told <= len(tally.stops)
-        assert tally.pushed <= tally.round.samples
+        assert tally.pushed <= (tally.round.samples if tally.sizes is None else tally.sizes.until(tally.sizes.steps))
         assert tally.stops[-1].samples == tally.round.samples
         assert tally.pushes + (sent is not None and sent.push is not None) <= self._seq
         assert min(tally.wait, tally.communication, tally.evaluation) >= 0.0

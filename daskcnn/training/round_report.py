@@ -8,6 +8,7 @@ from daskcnn.events import GroupMember, RoundEnded, RoundNumbers
 from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
+from daskcnn.partition.step_shares import StepSizes
 
 _OF_ROUND = ("worker", "round")
 
@@ -32,6 +33,7 @@ class RoundReport(NamedTuple):
     judged, center : Number of validation samples that the center was judged on; the center's score on them.
     optimizer : The optimizer's state on the host.
     members : Costs of each worker of a group.
+    sizes : Minibatches of a round in which they may have changed; None: as it began.
     """
 
     round: Round
@@ -55,6 +57,7 @@ class RoundReport(NamedTuple):
     center: Score | None
     optimizer: OptimizerState | None
     members: tuple[GroupMember, ...] = ()
+    sizes: StepSizes | None = None
 
     @property
     def worker(self) -> str:
@@ -64,11 +67,11 @@ class RoundReport(NamedTuple):
     @property
     def samples(self) -> int:
         """Samples presented in the round."""
-        return self.round.samples
+        return self.round.samples if self.sizes is None else self.sizes.until(self.sizes.steps)
 
     @property
     def seconds_per_sample(self) -> float:
-        """Seconds of the round's steps and exchanges, without waiting for other workers, by its samples."""
+        """Seconds of steps and exchanges for a sample, without waiting for other workers."""
         return (self.busy + self.communication) / self.samples
 
     @property

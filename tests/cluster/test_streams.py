@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from secrets import token_hex
 from typing import Any
 from unittest.mock import Mock
@@ -19,8 +20,9 @@ from distributed.worker import _worker_cvar
 
 from daskcnn.cluster.link.streams import Refused, Stream, open_stream, take_streams
 from daskcnn.cluster.server.actor import ServerActor, ServerAt, ServerLink
+from daskcnn.cluster.server.stream import read_answer, read_request, reply_parts, send_request
 from daskcnn.errors import PushRefused
-from daskcnn.ps import RULES, Code, Join, Pull, Push, Snapshot
+from daskcnn.ps import RULES, Code, Join, Pull, Push, Reply, Snapshot
 from daskcnn.training.replica import Stopped
 
 LENGTH = 50_000
@@ -275,3 +277,32 @@ def test_bytes_arrive_in_order_whatever_their_number(workers: list[Worker]) -> N
     with pytest.raises(EOFError, match="closed"):
         stream.receive(bytearray(1), NEVER)
     stream.close()
+
+
+class Pipe:
+    """What is sent is what is received."""
+
+    def __init__(self) -> None:
+        self.bytes = b""
+
+    def send(self, *parts: Any, stopped: Callable[[], bool]) -> None:
+        self.bytes += b"".join(bytes(part) for part in parts)
+
+    def receive(self, into: Any, stopped: Callable[[], bool]) -> None:
+        view = memoryview(into).cast("B")
+        view[:], self.bytes = self.bytes[: len(view)], self.bytes[len(view) :]
+
+
+def test_every_field_of_a_push_and_of_its_reply_travels() -> None:
+    pipe: Any = Pipe()
+    push = Push(1, "a", 2, 3, 4, np.arange(5, dtype=np.float32), 6, 0.75, step=7)
+    send_request(pipe, push, NEVER)
+    assert read_request(pipe, "a", np.empty(5, np.float32), NEVER) == push
+    numbers = np.arange(5, dtype=np.float32)
+    reply = Reply(1, "a", 2, 3, numbers, 8, 4, 3, 0.5, 0.75, 6, 1.5, more=-9, since=10)
+    plain = [each for each in fields(Reply) if each.default is not MISSING]
+    assert all(getattr(reply, each.name) != each.default for each in plain), "this would not show what is left out"
+    pipe.send(*reply_parts(reply), stopped=NEVER)
+    found = read_answer(pipe, push, 5, numbers.dtype, NEVER)
+    assert found == reply
+    np.testing.assert_array_equal(found.weights, numbers)

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.allocation import count
 from daskcnn.partition.rounds import Round, Rounds
+from daskcnn.partition.step_shares import SETTLED, StepSizes
 
 every = pytest.mark.parametrize("partition", PARTITIONERS)
 both = pytest.mark.parametrize("barrier", [True, False])
@@ -644,3 +645,68 @@ def test_nothing_moves_while_not_all_were_measured() -> None:
     assert resumed.allocation.sizes() == {"w0": 50, "w1": 50}
     resumed.finished("w1", 3.0)
     assert resumed.allocation.sizes() == {"w0": 75, "w1": 25}
+
+
+def _presented(rounds: Rounds, **more: int) -> None:
+    """End the rounds that are due, of workers that presented more or fewer samples than they began with."""
+    for each in rounds.due():
+        rounds.finished(each.worker, 1.0, _sizes(each, more.get(each.worker, 0)))
+
+
+def _sizes(each: Round, more: int) -> StepSizes:
+    """The round's minibatches, with so many samples more."""
+    assert each.steps is not None
+    assert more % each.steps == 0
+    sizes = StepSizes(each.samples, each.steps)
+    sizes.change(1, more // each.steps)
+    return sizes
+
+
+def test_what_one_presented_for_another_is_counted_once() -> None:
+    rounds = _meeting([1.0, 1.0], epochs=2, batch_size=10)
+    _presented(rounds, w0=20, w1=-20)
+    assert (rounds.done, rounds.budget.left) == (100, 100)
+    _presented(rounds, w0=20, w1=-20)  # the last round: for a while more was made than was left
+    assert rounds.ended
+    assert rounds.done == 200
+
+
+def test_a_worker_that_is_lost_after_others_made_a_part_of_its_round() -> None:
+    rounds = _meeting([1.0, 1.0], epochs=1, batch_size=10)
+    first, _ = rounds.due()
+    rounds.finished("w0", 1.0, _sizes(first, 30))
+    assert not rounds.ended
+    rounds.lost("w1")
+    (left,) = rounds.due()
+    assert left.samples == 20
+    rounds.finished("w0", 1.0)
+    assert rounds.ended
+
+
+def test_a_checkpoint_within_a_round_of_other_minibatches_counts_what_was_made() -> None:
+    rounds = _meeting([1.0, 1.0], epochs=1, batch_size=10)
+    first, _ = rounds.due()
+    rounds.finished("w0", 1.0, _sizes(first, 30))
+    resumed = _meeting([1.0, 1.0], epochs=1, batch_size=10)
+    resumed.restore(rounds.to_dict(), ["w0", "w1"])
+    assert resumed.done == 80
+    assert sum(each.samples for each in resumed.due()) == 20
+
+
+@pytest.mark.parametrize(("steps", "share"), [(SETTLED, 30), (SETTLED - 1, 60), (0, 60)])
+def test_samples_follow_minibatches_where_these_follow_speeds(steps: int, share: int) -> None:
+    """Rounds of fewer steps, and those without such minibatches, go by the seconds measured."""
+    rounds = _meeting([7.0, 3.0], total=100, epochs=2, batch_size=2, resizes_steps=bool(steps))
+    for each, seconds in zip(rounds.due(), (1.0, 1.5), strict=True):
+        rounds.finished(each.worker, seconds, StepSizes(each.samples, steps or 40))
+    assert rounds.allocation.size("w0") == share
+
+
+def test_samples_follow_minibatches_that_changed() -> None:
+    rounds = _meeting([1.0, 1.0], total=1000, epochs=2, batch_size=50)
+    for each, more in zip(rounds.due(), (25, -25), strict=True):
+        sizes = StepSizes(each.samples, 10)
+        sizes.change(6, more)
+        rounds.finished(each.worker, 1.0, sizes)
+    assert rounds.allocation.sizes() == {"w0": 750, "w1": 250}
+    assert rounds.done == 1000

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from daskcnn.partition.step_shares import Change
 from daskcnn.ps import (
     RULES,
     Code,
@@ -472,3 +474,71 @@ def test_server_and_partitioners_bring_no_io_with_them() -> None:
         "sys.exit(f'imported: {found}' if found else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- shares of a step ---
+
+
+class Noted:
+    """Notes what it is told, and gives one sample of a's to b after each step."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, dict[str, int], dict[str, float]]] = []
+
+    def met(self, step: int, samples: Mapping[str, int], seconds: Mapping[str, float]) -> Change:
+        self.told.append((step, dict(samples), dict(seconds)))
+        return Change(step + 3, {"a": -1, "b": 1})
+
+
+def _sharing(rule: str, **parameters: Any) -> tuple[ParameterServer, Noted]:
+    noted = Noted()
+    made = ParameterServer(RULES[rule](**parameters), np.zeros(2, "float32"), sharing=noted)
+    for worker in ("a", "b"):
+        made.handle(Join(0, worker, 1))
+    return made, noted
+
+
+def test_shares_go_by_the_time_from_an_answer_to_the_next_push() -> None:
+    s, noted = _sharing("bsp")
+    handle(s, push("a", step=1, at=5.0))
+    handle(s, push("b", step=1, at=7.0))
+    handle(s, push("b", 2, step=2, at=8.0))
+    answers = handle(s, push("a", 2, step=2, at=11.0))
+    assert noted.told == [(1, {"a": 10, "b": 10}, {"a": 5.0, "b": 7.0}), (2, {"a": 10, "b": 10}, {"a": 4.0, "b": 1.0})]
+    assert [(each.worker, each.more, each.since) for each in answers if isinstance(each, Reply)] == [
+        ("a", -1, 5),
+        ("b", 1, 5),
+    ]
+
+
+def test_a_repeated_push_is_told_the_same_change() -> None:
+    s, noted = _sharing("bsp")
+    handle(s, push("a", step=1))
+    _, answer = handle(s, push("b", step=1))
+    assert handle(s, push("b", step=1)) == [answer]
+    assert isinstance(answer, Reply)
+    assert (answer.more, answer.since) == (1, 4)
+    assert len(noted.told) == 1
+
+
+@pytest.mark.parametrize("steps", [(0, 0), (1, 2)])
+def test_workers_that_do_not_make_the_same_step_keep_their_minibatches(steps: tuple[int, int]) -> None:
+    s, noted = _sharing("bsp")
+    handle(s, push("a", step=steps[0]))
+    answers = handle(s, push("b", step=steps[1]))
+    assert noted.told == []
+    assert [(each.more, each.since) for each in answers if isinstance(each, Reply)] == [(0, 0)] * 2
+
+
+def test_who_leaves_takes_no_part_in_a_change() -> None:
+    s, noted = _sharing("bsp")
+    handle(s, push("a", step=1))
+    handle(s, Leave("b", 1))
+    assert noted.told == [(1, {"a": 10}, {"a": 0.0})]
+
+
+def test_a_server_without_shares_changes_nothing() -> None:
+    s = server("bsp", "a")
+    (answer,) = handle(s, push("a", step=1))
+    assert isinstance(answer, Reply)
+    assert (answer.more, answer.since) == (0, 0)

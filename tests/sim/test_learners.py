@@ -146,7 +146,7 @@ class Parabola:
         self.frozen: tuple[slice, ...] = ()
         self.steps: Steps | None = None
 
-    def begin(self, round_: Any, local: Any, scale: float) -> None:
+    def begin(self, round_: Any, local: Any, scale: float, sizes: Any = None) -> None:
         self._taken, self._local = 0, local
 
     def train(self, steps: int) -> Learnt:

@@ -78,7 +78,12 @@ def test_time_never_goes_back(name: str) -> None:
 @every
 def test_a_round_s_event_has_the_keys_of_a_cluster_s(name: str) -> None:
     values: Any = dict.fromkeys(RoundReport._fields, 1)
-    known: Any = {"round": Round("w0", 0, ((0, 10),), 10, (0.0, 1.0)), "score": Score(1.0, 5, 10), "members": ()}
+    known: Any = {
+        "round": Round("w0", 0, ((0, 10),), 10, (0.0, 1.0)),
+        "score": Score(1.0, 5, 10),
+        "members": (),
+        "sizes": None,
+    }
     expected = RoundReport(**{**values, **known}).event(1.0)
     for event in of(RoundEnded, run(workload(name), cluster(10, 20))[1]):
         assert event.record().keys() - {"at"} == expected.record().keys()

@@ -19,6 +19,7 @@ SPEEDS: list[dict[str, Any]] = [
     {"kind": "drift", "to": 0.5, "seconds": 20.0},
     {"kind": "drift", "to": 3.0, "seconds": 20.0},
     {"kind": "drift", "to": 1.0, "seconds": 20.0},
+    {"kind": "drift", "to": 0.5, "seconds": 5.0, "after": 10.0},
     {"kind": "walk", "every": 3.0, "spread": 0.5, "lowest": 0.2, "highest": 2.0},
     {"kind": "stall", "seconds": 2.0, "at": [0.0, 7.0, 8.0, 30.0]},
     {"kind": "stall", "seconds": 2.0, "every": 5.0},
@@ -68,6 +69,13 @@ def test_a_drift_ends_at_its_speed() -> None:
     slowing = pace({"kind": "drift", "to": 0.5, "seconds": 10.0})
     assert slowing.end(0.0, 7.5) == pytest.approx(10.0)  # at 0.75 on average
     assert slowing.end(10.0, 1.0) == pytest.approx(12.0)
+
+
+def test_a_drift_begins_after_its_time() -> None:
+    slowing = pace({"kind": "drift", "to": 0.5, "seconds": 10.0, "after": 4.0})
+    assert slowing.end(1.0, 3.0) == 4.0
+    assert slowing.end(1.0, 3.0 + 7.5) == pytest.approx(14.0)
+    assert slowing.end(14.0, 1.0) == pytest.approx(16.0)
 
 
 def test_a_walk_stays_within_its_bounds_and_differs_by_seed() -> None:

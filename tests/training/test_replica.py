@@ -28,11 +28,13 @@ from daskcnn.nn.schedule import ConstantRate, CosineDecay, OneCycle, PolyDecay, 
 from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Round, Rounds
+from daskcnn.partition.step_shares import LAG, StepSizes
 from daskcnn.ps import RULES, Local
 from daskcnn.store import Batch, BatchPlan, Dataset, batches, normalise
+from daskcnn.store.loader import batch_edges, presentation_order
 from daskcnn.training.cadence import steps_of_round
 from daskcnn.training.judging import JudgedPart
-from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch
+from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch, shared_presentations
 from daskcnn.training.worker_calibration import step_seconds
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
@@ -672,3 +674,46 @@ def test_as_many_are_scored_at_once_as_fit() -> None:
     plan(spec, small)
     with pytest.raises(ValueError, match="smaller batch"):
         plan(replace(spec, N=2 * fits), small)
+
+
+# --- minibatches that change in a round ---
+
+
+def test_minibatches_that_do_not_change_are_those_of_the_round(dataset: Dataset) -> None:
+    replica, other = _replica(dataset, schedule="linear"), _replica(dataset, schedule="linear")
+    _round(replica, 150, steps=7)
+    _round(other, 150, steps=7, sizes=StepSizes(150, 7))
+    assert replica.host_weights().tobytes() == other.host_weights().tobytes()
+
+
+def test_a_replica_with_more_than_its_samples_goes_around_them_again(dataset: Dataset) -> None:
+    """A pass shows each sample once at most; another has another order; the learning rate goes on as planned."""
+    sizes, plans, seen = StepSizes(60, 6), list[BatchPlan](), list[int]()
+    replica = _replica(dataset)
+    replica.rate = Recorder([])
+    how: dict[str, Any] = {"presentation": 1, "progress": (0.0, 0.6), "steps": 6, "sizes": sizes}
+    with closing(replica.training(((0, 60),), 60, **how)) as steps:
+        for made, trained in enumerate(steps, 1):
+            seen.append(trained.score.samples)
+            if made == 1:
+                sizes.change(1 + LAG, 25)
+    assert seen == [10, 20, 30, 65, 100, 135]
+    assert [progress for progress, _ in replica.rate.asked] == pytest.approx([0.1 * made for made in range(6)])
+    sizes, made = StepSizes(60, 6), 0
+    sizes.change(4, 25)
+    for each in shared_presentations(replica.job, ((0, 60),), sizes, 1):
+        plans.append(each)
+        order, edges = presentation_order(dataset, dataset.train, each), list(batch_edges(each, 60))
+        made += len(edges)
+        assert all(len(set(order[lo:hi].tolist())) == hi - lo for lo, hi in edges)
+        assert edges[-1][1] <= len(set(order.tolist())) == 60
+    assert made == 6
+    assert len({each.presentation for each in plans}) == len(plans) == 4
+
+
+def test_a_minibatch_may_be_larger_than_all_of_a_replica_s_samples(dataset: Dataset) -> None:
+    sizes = StepSizes(12, 6)
+    sizes.change(5, 30)
+    replica, how = _replica(dataset), {"presentation": 0, "progress": (0.0, 1.0), "steps": 6, "sizes": sizes}
+    with closing(replica.training(((0, 12),), 12, **how)) as steps:
+        assert [each.score.samples for each in steps] == [2, 4, 6, 8, 40, 72]

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
+from daskcnn.partition.step_shares import LAG
 from daskcnn.ps import RULES, AccuracyWeighted, Action, Local, Reply, UpdateRule, Vector
 from daskcnn.store.loader import BatchPlan, batch_edges
 from daskcnn.training.cadence import Cadence, TrainSteps
@@ -161,8 +162,9 @@ class Facts(RuleBasedStateMachine):
         self.version += data.draw(st.integers(0, 3))
         waited, staleness = data.draw(st.floats(0, 2)), data.draw(st.integers(0, 5))
         self.center = np.array([data.draw(st.integers(-9, 9)), 1.0])
+        change = {"more": data.draw(st.integers(0, 3)), "since": self.stop.step + LAG}
         self.last_reply = Reply(
-            0, "a", 1, 1, self.center, self.version, 0, staleness=staleness, gamma=0.5, waited=waited
+            0, "a", 1, 1, self.center, self.version, 0, staleness=staleness, gamma=0.5, waited=waited, **change
         )
         return self.last_reply, self.center
 
@@ -273,8 +275,12 @@ class Facts(RuleBasedStateMachine):
         assert report.communication == pytest.approx(max(0.0, self.communication - self.waited))
         assert report.evaluation == pytest.approx(self.evaluation)
         assert (report.busy, report.load, report.score) == (self.busy, 0.5, self.score)
+        assert report.samples >= self.round.samples
+        assert report.samples == self.round.samples or self.round.steps is not None
         if self.answered:
-            assert self.pushed == self.round.samples or Action.PUSH not in self.due().get(self.stop.step, set())
+            assert self.pushed == self.stop.samples == report.samples or Action.PUSH not in self.due().get(
+                self.stop.step, set()
+            )
             assert report.base_version == self.last_push.base_version
             assert report.gamma == 0.5
         assert report.judged == (0 if self.part is None else 4)
@@ -356,3 +362,61 @@ def test_the_average_of_the_center_is_pulled_to_be_judged(name: str) -> None:
 def test_a_rule_of_any_cadence_keeps_the_promises(kind: type[UpdateRule]) -> None:
     machine = type("FactsOfRule", (Facts,), {"of": kind()})
     run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=60, deadline=None))
+
+
+# --- minibatches that change in a round ---
+
+
+def _stepping(every: int, samples: int, steps: int) -> tuple[ReplicaExchange, TrainSteps]:
+    rule = RULES["bsp"](every=every)
+    machine = ReplicaExchange(rule, Local(np.zeros(2), np.zeros(2)), Cadence(rule, BATCH), overlap=False)
+    machine.joined(np.zeros(2), 0)
+    return machine, machine.begin(Round("a", 0, ((0, samples),), samples, (0.0, 1.0), steps), None)
+
+
+def _answered(version: int, more: int = 0, since: int = 0) -> tuple[Reply, Vector]:
+    return Reply(0, "a", 1, version, np.zeros(2), version, 0, waited=1.0, more=more, since=since), np.zeros(2)
+
+
+def test_a_change_counts_from_its_step_on() -> None:
+    machine, order = _stepping(1, 80, 8)
+    pushed, busy, now = [], 0.0, 0.0
+    for made in range(1, 9):
+        assert (order.first, order.step) == (made, made)
+        busy, now = busy + order.gained / 10, now + order.gained / 10
+        sent = machine.trained(None, 0.1, busy=busy, load=0.0, at=now)
+        assert isinstance(sent, Send)
+        assert sent.push is not None
+        assert sent.push.step == made
+        pushed.append(sent.push.samples)
+        now += 1.5
+        following = machine.replied([_answered(made, *((-6, 5) if made == 2 else (0, 0)))], now)
+        if isinstance(following, TrainSteps):
+            order = following
+    report = machine.report(bytes_up=0, bytes_down=0)
+    assert pushed == [10] * 4 + [4] * 4
+    assert report.samples == 56
+    assert report.busy == pytest.approx(5.6)
+    assert report.seconds_per_sample == pytest.approx((5.6 + 8 * 0.5) / 56)  # without waiting
+    assert report.sizes is not None
+    assert report.sizes.last == 4
+
+
+def test_a_change_within_a_stretch_counts_in_it() -> None:
+    machine, order = _stepping(4, 80, 8)
+    machine.trained(None, 0.1, busy=1.0, load=0.0, at=1.0)
+    following = machine.replied([_answered(1, 5, 7)], 2.0)
+    assert isinstance(following, TrainSteps)
+    assert (order.gained, following.first, following.step, following.gained, following.samples) == (40, 5, 8, 50, 90)
+
+
+def test_rounds_of_own_steps_have_no_minibatches_that_change() -> None:
+    rule = RULES["sgwu"](accuracy_on="train")
+    machine = ReplicaExchange(rule, Local(np.zeros(2), np.zeros(2)), Cadence(rule, BATCH), overlap=False)
+    machine.joined(np.zeros(2), 0)
+    machine.begin(Round("a", 0, ((0, 9),), 9, (0.0, 1.0)), None)
+    assert machine.sizes is None
+    sent = machine.trained(None, 0.1, busy=1.0, load=0.0, at=1.0)
+    assert isinstance(sent, Send)
+    assert sent.push is not None
+    assert sent.push.step == 0

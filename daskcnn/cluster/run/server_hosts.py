@@ -23,6 +23,7 @@ from daskcnn.errors import Lost
 from daskcnn.job.network import center_descent_of, frozen_spans, layout_of, network_of
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot, within
+from daskcnn.training.coordinator.settings import Settings
 
 
 @dataclass
@@ -80,6 +81,7 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     held = context.dispatch.send_to(whole, [server.address])
     options: dict[str, Any] = {"wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
     options |= {"life": life, "secret": secret} | ({} if ranges else _of_center(context, 0, len(snapshot.center)))
+    options["resizes_steps"] = Settings.of(context.job, context.samples).resizes_steps
     known = sent(rule, context.job)
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, known, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]

@@ -27,6 +27,7 @@ from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, load_merges, use_memory_again
 from daskcnn.cluster.server.stream import Answer, WorkerEnd, take_workers
 from daskcnn.errors import PushRefused
+from daskcnn.partition.step_shares import StepShares
 from daskcnn.ps.server import Steps
 from daskcnn.ps.split import SplitCenter, StagedPayload, StoredVector
 from daskcnn.ps.vectors import cast
@@ -193,6 +194,7 @@ class ServerActor:
     secret : Workers that know it may open streams; without one there are none.
     ema : Part of itself that an average of the center keeps at a merge, as far as it is held here. None: no average.
     steps : The optimizer's steps by merged gradients, as far as the center is held here. None: replicas make them.
+    resizes_steps : The workers' minibatches follow their speeds within rounds.
     """
 
     def __init__(
@@ -208,16 +210,19 @@ class ServerActor:
         secret: str = "",
         ema: float | None = None,
         steps: Steps | None = None,
+        resizes_steps: bool = False,
     ) -> None:
         use_memory_again(self)
         self._callers, self._turn = Callers(), threading.Lock()
         self._server: ps.Sequencer
+        sharing = StepShares() if resizes_steps else None
         if ranges:
             lines = RangeLines(ranges, limit=limit, lost=self._callers.lose)
             vectors = SplitCenter(rule, snapshot.center, ranges[-1].hi, send=lines.send, ask=lines.ask)
-            self._server = ps.Sequencer(rule, vectors, life=life, version=snapshot.version).resume(snapshot)
+            of_run: dict[str, Any] = {"life": life, "version": snapshot.version, "sharing": sharing}
+            self._server = ps.Sequencer(rule, vectors, **of_run).resume(snapshot)
         else:
-            of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps}
+            of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps, "sharing": sharing}
             self._server = ps.ParameterServer.restore(rule, snapshot, life=life, **of_center)
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")

@@ -28,13 +28,14 @@ Answer: TypeAlias = Reply | Refuse | ConnectionError
 """The answer to a request as it goes over the wire, or why none will come."""
 HANDLER: Final = "daskcnn_server"
 _PUSH, _PULL, _REPLY, _REFUSAL, _LOST, _PULL_AVERAGE = range(6)
-_PUSHED: Final = ("life", "session", "seq", "base_version", "n_samples", "accuracy")
-_REQUEST: Final = struct.Struct("<qqqqqqdddq")  # the kind, these fields, the pace or NaN, and the vector's numbers
+_PUSHED: Final = ("life", "session", "seq", "base_version", "n_samples", "step", "accuracy")
+_REQUEST: Final = struct.Struct("<qqqqqqqdddq")  # the kind, these fields, the pace or NaN, and the vector's numbers
 _NO_PACE: Final = (math.nan, math.nan)
 _REPLIED: Final = (
-    "life", "session", "seq", "version", "base_version", "staleness", "n_samples", "gamma", "accuracy", "waited",
+    "life", "session", "seq", "version", "base_version", "staleness", "n_samples", "more", "since", "gamma",
+    "accuracy", "waited",
 )  # fmt: skip
-_ANSWER: Final = struct.Struct("<qqqqqqqqdddq")  # the kind, these fields, and the vector's numbers or a reason's bytes
+_ANSWER: Final = struct.Struct("<qqqqqqqqqqdddq")  # the kind, these fields, the vector's numbers or a reason's bytes
 _REASON = 1 << 16  # bytes
 
 
@@ -42,7 +43,7 @@ def send_request(stream: Stream, request: Push | Pull, stopped: Stopped) -> None
     """Send a push, whose payload is as it goes over the wire, or a pull. Raises OSError or EOFError."""
     if isinstance(request, Pull):
         kind = _PULL_AVERAGE if request.averaged else _PULL
-        head = _REQUEST.pack(kind, request.life, request.session, 0, 0, 0, 0.0, *_NO_PACE, 0)
+        head = _REQUEST.pack(kind, request.life, request.session, 0, 0, 0, 0, 0.0, *_NO_PACE, 0)
         stream.send(head, stopped=stopped)
     else:
         fields = [getattr(request, name) for name in _PUSHED]
@@ -77,7 +78,7 @@ def refusal_parts(refused: Refuse | Exception) -> list[Any]:
     """Return the buffers of a refusal, or of the news that no answer will come."""
     known = isinstance(refused, Refuse)
     reason = (f"{refused.code}\n{refused.reason}" if isinstance(refused, Refuse) else str(refused)).encode()[:_REASON]
-    return [_ANSWER.pack(_REFUSAL if known else _LOST, *(0,) * 10, len(reason)), reason]
+    return [_ANSWER.pack(_REFUSAL if known else _LOST, *(0,) * len(_REPLIED), len(reason)), reason]
 
 
 def read_answer(stream: Stream, request: Push | Pull, length: int, wire: np.dtype[Any], stopped: Stopped) -> Reply:

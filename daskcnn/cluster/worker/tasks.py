@@ -79,7 +79,8 @@ class ReplicaRound:
     def steps(self) -> Generator[Trained, None, None]:
         """Train the round a step at a time; see `steps_of_round`."""
         rule, local = self.exchange.rule, self.exchange.local
-        return steps_of_round(self.replica, rule, self._round, local, scale=self._scale, stop=stopped)
+        sizes = self.exchange.sizes
+        return steps_of_round(self.replica, rule, self._round, local, scale=self._scale, stop=stopped, sizes=sizes)
 
     def stretch_trained(self, so_far: Trained) -> None:
         """Tell the state machine that the steps it ordered are made."""
@@ -141,8 +142,8 @@ class ServedRound(ReplicaRound):
 
     def _stretch(self, steps: Iterator[Trained], order: TrainSteps) -> Trained:
         """Make these steps; hand in replies that come meanwhile."""
-        for so_far in steps:
-            if so_far.score.samples == order.samples:
+        for step, so_far in enumerate(steps, order.first):
+            if step == order.step:
                 return so_far
             if self._calls is not None and self._calls.done():
                 self._replied(self._calls.result())
@@ -167,7 +168,8 @@ class ServedRound(ReplicaRound):
         if (gain := order.push) is not None:
             payload, count = self.replica.device.backend.to_host(gain.payload), gain.samples
             sender = asked.life, asked.worker, asked.session
-            push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy, pace=gain.pace)
+            known = gain.seq, gain.base_version, payload, count, gain.accuracy
+            push = Push(*sender, *known, pace=gain.pace, step=gain.step)
         if order.meanwhile is None:
             return self._taken_in(self._call(push, order.pull))
         # the task's context has its worker, through which the server is called

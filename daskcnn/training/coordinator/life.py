@@ -210,6 +210,7 @@ class Life:
             batch_size=settings.batch_size if settings.meets_within_rounds else None,
             shares_steps=rule.shares_steps,
             alone=settings.may_be_alone,
+            resizes_steps=settings.resizes_steps,
         )
         kept = self._records.kept
         if book := kept.book:
@@ -342,7 +343,7 @@ class Life:
             return
         del sessions.running[replica]
         rounds = self.rounds
-        rounds.finished(replica, report.seconds_per_sample)
+        rounds.finished(replica, report.seconds_per_sample, report.sizes)
         self._record(fact, now)
         if self._records.ruined is not None:  # the run goes back: nothing starts any more
             return

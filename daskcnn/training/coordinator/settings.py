@@ -144,6 +144,12 @@ class Settings(RunSettings):
         """True if all replicas meet every few steps, so that they must make the same number of them."""
         return self.rule.barrier and self.rule.period is not None
 
+    @property
+    def resizes_steps(self) -> bool:
+        """True if the server changes the workers' minibatches within rounds, as their speeds change."""
+        alone = self.replica_size == 1 and not self.peers
+        return alone and self.meets_within_rounds and self.partitioner.adapts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSettings(RunSettings):

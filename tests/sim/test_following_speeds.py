@@ -1,0 +1,140 @@
+"""Workers that make every step together: minibatches follow their speeds within rounds, samples between rounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from daskcnn.arrays import Device
+from daskcnn.events import RoundEnded, SamplesAllocated
+from daskcnn.job.resolve import resolve
+from daskcnn.partition.partitioner import IDPA
+from daskcnn.ps import Instruction, Push, Reply, Request
+from daskcnn.sim.cluster import SimulatedCluster, parse_cluster
+from daskcnn.sim.learners import LAYERS, Training, clusters_of_points
+from daskcnn.sim.simulation import Simulation
+from daskcnn.sim.workload import Workload
+from daskcnn.training.replica import Replica
+
+from .sim_cases import cluster, of, run, workload
+
+
+class Watched(Simulation):
+    """A simulation that notes its steps. steps: the time of each merge, and each worker's samples in it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.steps: list[tuple[float, dict[str, int]]] = []
+        handled = self.server.handle
+
+        def handle(request: Request) -> list[Instruction]:
+            found = handled(request)
+            merged = [each for each in found if isinstance(each, Reply) and each.seq]
+            if isinstance(request, Push) and merged:
+                self.steps.append((request.at, {each.worker: each.n_samples for each in merged}))
+            return found
+
+        self.server.handle = handle  # type: ignore[method-assign]
+
+    def rate(self, step: int) -> float:
+        """Samples a second of the step of this number, from 0."""
+        return sum(self.steps[step][1].values()) / (self.steps[step][0] - self.steps[step - 1][0])
+
+
+def _slowing(*speeds: float, after: float, to: float) -> SimulatedCluster:
+    """Workers of which the last one changes its speed."""
+    workers: list[dict[str, Any]] = [{"name": f"w{i}", "images_per_second": s} for i, s in enumerate(speeds)]
+    workers[-1]["speed"] = {"kind": "drift", "to": to, "seconds": 1e-6, "after": after}
+    return parse_cluster({"worker": workers})
+
+
+def _work(**facts: Any) -> Workload:
+    usual: dict[str, Any] = {"samples": 25_600, "batch_size": 128, "epochs": 4, "validation": 0}
+    return workload("bsp", partition="idpa", **{**usual, **facts})
+
+
+@pytest.mark.parametrize(("to", "every"), [(0.25, 1), (0.25, 2), (4.0, 1)])
+def test_twenty_steps_after_a_worker_changed_its_speed_all_go_on_at_what_the_speeds_allow(
+    to: float, every: int
+) -> None:
+    """In mid-round; a step has 256 samples at 2,000 a second."""
+    after = 0.128 * 50
+    watched = Watched(_work(rule={"every": every}), _slowing(1000.0, 1000.0, after=after, to=to))
+    watched.run()
+    allowed = 1000 * (1 + to)
+    first = next(i for i, (at, _) in enumerate(watched.steps) if at > after)
+    assert watched.rate(first + 1) < 0.8 * allowed
+    assert watched.rate(first + -(-20 // every)) >= 0.95 * allowed
+
+
+def test_samples_go_where_minibatches_went() -> None:
+    """The round in which it happens ends as all its presentations are made; the next begins with other shares."""
+    log: list[Any] = []
+    watched = Watched(_work(), _slowing(1000.0, 1000.0, after=6.4, to=0.25), emit=log.append)
+    watched.run()
+    rounds = of(RoundEnded, log)
+    assert sum(each.samples for each in rounds) == 4 * 25_600
+    assert [sum(each.samples for each in rounds if each.round == n) for n in range(4)] == [25_600] * 4
+    assert rounds[0].samples != 12_800
+    first, then = of(SamplesAllocated, log)[:2]
+    assert first.sizes == {"w0": 12_800, "w1": 12_800}
+    assert then.sizes["w0"] == pytest.approx(25_600 * 0.8, rel=0.02)
+    assert {sum(sizes.values()) for _, sizes in watched.steps[:100]} == {256}
+    assert {sum(sizes.values()) for _, sizes in watched.steps} <= {255, 256, 257}  # both parts are cut into steps
+    assert watched.coordinator.rounds is not None
+    watched.coordinator.rounds.allocation.check()
+
+
+def test_unequal_workers_with_fixed_costs_wait_little() -> None:
+    """1 : 3, each step with a fixed cost, calibrated without it: at most 3 % of the time is spent at the barrier."""
+    on = parse_cluster(
+        {
+            "worker": [
+                {"name": "fast", "images_per_second": 3000.0, "latency": 0.002},
+                {"name": "slow", "images_per_second": 1000.0, "latency": 0.01},
+            ]
+        }
+    )
+    events = run(_work(epochs=6), on)[1]
+    rounds = of(RoundEnded, events)
+    spent = sum(each.busy + each.wait + each.communication for each in rounds)
+    assert sum(each.wait for each in rounds) <= 0.03 * spent
+
+
+@pytest.mark.parametrize(
+    "how", [{"partition": "udpa"}, {"partitioner": IDPA(1, even=True)}, {"rule": {"exchange": "asa"}}]
+)
+def test_shares_that_are_not_to_follow_stay(how: dict[str, Any]) -> None:
+    """Equal ones that are asked for; without a server, those of a round do."""
+    work = workload("bsp", **{"partition": "idpa", "samples": 6400, "batch_size": 64, "epochs": 1, **how})
+    watched = Watched(work, cluster(1000.0, 300.0))
+    watched.run()
+    for one, two in pairwise(sizes for _, sizes in watched.steps):
+        assert all(abs(samples - two[worker]) <= 1 for worker, samples in one.items())
+
+
+def test_a_replica_trains_the_minibatches_that_its_pushes_count() -> None:
+    """With real arithmetic: what a worker learnt from in a round is what it pushed, and what the server counted."""
+    train = {"strategy": "bsp", "partition": "idpa", "increments": 1, "batch_size": 16, "epochs": 2, "lr": 0.01}
+    job = resolve({"data": {"validation": 40}, "model": {"layers": LAYERS}, "train": train})
+    data = clusters_of_points(680, 0)
+    work = Workload.of_job(job, samples=640, numbers=1)
+
+    def learner() -> Training:
+        return Training(Replica(job, data, Device.of("cpu"), clock=lambda: 0.0), work.rule)
+
+    log: list[Any] = []
+    watched = Watched(work, _slowing(100.0, 100.0, after=1.0, to=0.2), learner=learner, emit=log.append)
+    watched.run()
+    found = dict.fromkeys(watched.replicas, 0)
+    for _, sizes in watched.steps:
+        assert abs(sum(sizes.values()) - 32) <= 1
+        for name, samples in sizes.items():
+            found[name] += samples
+    reported = {name: sum(each.samples for each in of(RoundEnded, log) if each.worker == name) for name in found}
+    assert found == reported
+    assert sum(found.values()) == 2 * 640
+    assert found["w0"] > 1.5 * found["w1"]
+    assert all(each.loss is not None for each in of(RoundEnded, log))
