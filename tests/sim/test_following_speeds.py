@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
 from daskcnn.events import RoundEnded, SamplesAllocated
 from daskcnn.job.resolve import resolve
+from daskcnn.nn import StepPace
 from daskcnn.partition.partitioner import IDPA
 from daskcnn.ps import Instruction, Push, Reply, Request
 from daskcnn.sim.cluster import SimulatedCluster, parse_cluster
 from daskcnn.sim.learners import LAYERS, Training, clusters_of_points
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
+from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
 
 from .sim_cases import cluster, of, run, workload
@@ -51,7 +55,7 @@ def _slowing(*speeds: float, after: float, to: float) -> SimulatedCluster:
 
 
 def _work(**facts: Any) -> Workload:
-    usual: dict[str, Any] = {"samples": 25_600, "batch_size": 128, "epochs": 4, "validation": 0}
+    usual: dict[str, Any] = {"samples": 25_600, "batch_size": 256, "epochs": 4, "validation": 0}
     return workload("bsp", partition="idpa", **{**usual, **facts})
 
 
@@ -115,26 +119,46 @@ def test_shares_that_are_not_to_follow_stay(how: dict[str, Any]) -> None:
         assert all(abs(samples - two[worker]) <= 1 for worker, samples in one.items())
 
 
-def test_a_replica_trains_the_minibatches_that_its_pushes_count() -> None:
-    """With real arithmetic: what a worker learnt from in a round is what it pushed, and what the server counted."""
-    train = {"strategy": "bsp", "partition": "idpa", "increments": 1, "batch_size": 16, "epochs": 2, "lr": 0.01}
-    job = resolve({"data": {"validation": 40}, "model": {"layers": LAYERS}, "train": train})
-    data = clusters_of_points(680, 0)
-    work = Workload.of_job(job, samples=640, numbers=1)
+class Noting(Replica):
+    """Notes its minibatches, and the pace of each."""
+
+    made: list[tuple[Batch, StepPace]]
+
+    def step(self, batch: Batch, pace: StepPace, *how: Any, **options: Any) -> tuple[float, int | None]:
+        self.made.append((batch, pace))
+        return super().step(batch, pace, *how, **options)
+
+
+def test_a_step_is_still_that_of_one_machine_on_all_its_samples() -> None:
+    """With real arithmetic, while shares change: what was learnt from, what was pushed, and where the weights go."""
+    train = {"strategy": "bsp", "partition": "idpa", "increments": 1, "batch_size": 32, "epochs": 1, "lr": 0.01}
+    job = resolve({"data": {"validation": 40}, "model": {"layers": LAYERS, "dtype": "float64"}, "train": train})
+    data, replicas = clusters_of_points(1320, 0), list[Noting]()
+
+    def replica() -> Noting:
+        made = Noting(job, data, Device.of("cpu"), clock=lambda: 0.0)
+        made.made = []
+        return made
 
     def learner() -> Training:
-        return Training(Replica(job, data, Device.of("cpu"), clock=lambda: 0.0), work.rule)
+        replicas.append(replica())
+        return Training(replicas[-1], work.rule)
 
+    work = Workload.of_job(job, samples=1280, numbers=1)
     log: list[Any] = []
     watched = Watched(work, _slowing(100.0, 100.0, after=1.0, to=0.2), learner=learner, emit=log.append)
     watched.run()
-    found = dict.fromkeys(watched.replicas, 0)
-    for _, sizes in watched.steps:
-        assert abs(sum(sizes.values()) - 32) <= 1
-        for name, samples in sizes.items():
-            found[name] += samples
-    reported = {name: sum(each.samples for each in of(RoundEnded, log) if each.worker == name) for name in found}
-    assert found == reported
-    assert sum(found.values()) == 2 * 640
-    assert found["w0"] > 1.5 * found["w1"]
-    assert all(each.loss is not None for each in of(RoundEnded, log))
+    assert [[len(batch.labels) for batch, _ in each.made] for each in replicas] == [
+        [sizes[name] for _, sizes in watched.steps] for name in watched.replicas
+    ]
+    assert {each.worker: each.samples for each in of(RoundEnded, log)} == {
+        name: sum(sizes[name] for _, sizes in watched.steps) for name in watched.replicas
+    }
+    assert {sum(sizes.values()) for _, sizes in watched.steps} == {32}
+    assert watched.steps[-1][1]["w0"] > 3 * watched.steps[-1][1]["w1"]
+    alone = replica()
+    for (one, pace), (other, same) in zip(*(each.made for each in replicas), strict=True):
+        assert pace == same
+        labels = np.concatenate([one.labels, other.labels])
+        alone.step(replace(one, x=np.concatenate([one.x, other.x], axis=2), labels=labels, keys=None), pace)
+    np.testing.assert_allclose(watched.server.snapshot().center, alone.host_weights(), rtol=1e-3, atol=1e-5)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from contextvars import copy_context
 from functools import partial
+from typing import Any
 
 from daskcnn.arrays import Array, DeviceKind, device_profile, single_threaded_blas
 from daskcnn.cluster.link.calls import returns_refusals
@@ -168,8 +169,8 @@ class ServedRound(ReplicaRound):
         if (gain := order.push) is not None:
             payload, count = self.replica.device.backend.to_host(gain.payload), gain.samples
             sender = asked.life, asked.worker, asked.session
-            known = gain.seq, gain.base_version, payload, count, gain.accuracy
-            push = Push(*sender, *known, pace=gain.pace, step=gain.step)
+            of_step: dict[str, Any] = {"pace": gain.pace, "step": gain.step}
+            push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy, **of_step)
         if order.meanwhile is None:
             return self._taken_in(self._call(push, order.pull))
         # the task's context has its worker, through which the server is called
