@@ -154,19 +154,24 @@ class Partitioner(ABC):
         """True if shares follow what is measured, all through a run."""
         return self.follows and not self.even
 
-    def levelled(self, allocation: Allocation, seconds_per_sample: Seconds) -> Allocation:
+    def levelled(self, allocation: Allocation, seconds_per_sample: Seconds, steps: int = 1) -> Allocation:
         """Move samples so that all workers take equally long, where that makes a step shorter by more than WORTH.
 
-        Each worker keeps a sample. Returns the same allocation where nothing moves: so it stays as it is at constant
-        speeds, and never changes if the partitioner does not adapt.
+        steps: that all make together in a round. In each every worker has a whole number of samples, one at least, so
+        shares become multiples of it, but for what is left over. Returns the same allocation where nothing moves: it
+        stays as it is at constant speeds, and never changes if the partitioner does not adapt.
         """
-        if not self.adapts:
+        have, whole = list(allocation.sizes().values()), allocation.given // steps
+        least = [int(size > 0) for size in have]
+        if not self.adapts or whole < sum(least):
             return allocation
-        have, times = list(allocation.sizes().values()), self._times(seconds_per_sample, allocation.workers)
-        least, all_of_it = [min(size, 1) for size in have], [allocation.given] * len(have)
-        sizes = level(allocation.given, self.weights(times), least, all_of_it)
-        now, then = (max(map(mul, each, times)) for each in (have, sizes))
-        return allocation.shifted(_growth(allocation, sizes)) if then < (1 - WORTH) * now else allocation
+        times = self._times(seconds_per_sample, allocation.workers)
+        parts = level(whole, self.weights(times), least, [whole] * len(have))
+        now = max(-(-size // steps) * each for size, each in zip(have, times, strict=True))
+        if max(map(mul, parts, times)) >= (1 - WORTH) * now:
+            return allocation
+        sizes = level(allocation.given, parts, [steps * part for part in parts], [allocation.given] * len(have))
+        return allocation.shifted(_growth(allocation, sizes))
 
     def _times(self, seconds_per_sample: Seconds, workers: Sequence[str]) -> list[float]:
         """Return the seconds that the workers' shares go by."""

@@ -155,6 +155,7 @@ class Rounds:
         self.barrier, self.passes, self.swaps, self.batch_size = barrier, passes, swaps, batch_size
         self.shares_steps, self._may_be_alone = shares_steps, alone
         self._resizes_steps, self._shares = resizes_steps, dict[str, float]()  # of the last steps of those that ended
+        self._whole: dict[str, float] = {}  # seconds per sample with exchanges, of those that ended a round
         self.numbers = dict.fromkeys(seconds, 0)
         self.running: dict[str, Round] = {}
         self._idle = dict.fromkeys(seconds)  # an ordered set
@@ -182,20 +183,37 @@ class Rounds:
             return []
         return self._together() if self.barrier else self._alone()
 
-    def finished(self, worker: str, seconds_per_sample: float, sizes: StepSizes | None = None) -> None:
-        """Note that the worker's round ended, with its seconds per sample. sizes: minibatches that may have changed."""
+    def finished(
+        self,
+        worker: str,
+        seconds_per_sample: float,
+        sizes: StepSizes | None = None,
+        *,
+        exchanges: float = 0.0,
+    ) -> None:
+        """Note that the worker's round ended, with its seconds per sample.
+
+        sizes: minibatches that may have changed. exchanges: seconds per sample of exchanges, without waiting.
+        """
         ended = self._stop(worker)
         if sizes is not None:
             self.budget = self.budget.returned(ended.samples - sizes.until(sizes.steps))
             if sizes.changed or (self._resizes_steps and sizes.steps >= SETTLED):
                 self._shares[worker] = sizes.last
-        self.seconds[worker] = seconds_per_sample
+        self.seconds[worker], self._whole[worker] = seconds_per_sample, seconds_per_sample + exchanges
         self._unmeasured.discard(worker)
+        if self.barrier and not self.running:
+            self._level(ended.steps or 1)
+
+    def _level(self, steps: int) -> None:
+        """Level the shares after a round of all, once all increments are given and all workers measured."""
         given = max(self.allocation.granted.values()) >= self.partitioner.increments
-        if self.barrier and given and not self.running and self._all_measured:
-            shares = {each: 1 / share for each, share in self._shares.items() if each in self.seconds}
-            times = shares if shares.keys() == self.seconds.keys() else self.seconds
-            self.allocation = self.partitioner.levelled(self.allocation, times)
+        if not (given and self.partitioner.adapts and self._all_measured):
+            return
+        shares = {each: 1 / share for each, share in self._shares.items() if each in self.seconds}
+        times = shares if shares.keys() == self.seconds.keys() else {**self.seconds, **self._whole}
+        self.allocation = self.partitioner.levelled(self.allocation, times, steps)
+        self._joined.clear()
 
     def lost(self, worker: str) -> None:
         """Remove a worker; the others take its samples and unfinished presentations. ValueError if none is left."""
@@ -205,8 +223,8 @@ class Rounds:
         if worker in self.running:
             self.budget = self.budget.returned(self._stop(worker).samples)
         del self.numbers[worker], self.seconds[worker], self._idle[worker]
-        self._calibrated.pop(worker, None)
-        self._joined.pop(worker, None)
+        for known in (self._calibrated, self._whole, self._joined):
+            known.pop(worker, None)
         self._unmeasured.discard(worker)
 
     def join(self, worker: str, seconds_per_sample: float) -> None:

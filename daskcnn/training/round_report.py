@@ -70,11 +70,6 @@ class RoundReport(NamedTuple):
         return self.round.samples if self.sizes is None else self.sizes.until(self.sizes.steps)
 
     @property
-    def seconds_per_sample(self) -> float:
-        """Seconds of steps and exchanges for a sample, without waiting for other workers."""
-        return (self.busy + self.communication) / self.samples
-
-    @property
     def loss(self) -> float | None:
         """Mean loss of a sample."""
         return None if self.score is None else self.score.loss

@@ -696,8 +696,10 @@ def test_a_checkpoint_within_a_round_of_other_minibatches_counts_what_was_made()
 @pytest.mark.parametrize(("steps", "share"), [(SETTLED, 30), (SETTLED - 1, 60), (0, 60)])
 def test_samples_follow_minibatches_where_these_follow_speeds(steps: int, share: int) -> None:
     """Rounds of fewer steps, and those without such minibatches, go by the seconds measured."""
-    rounds = _meeting([7.0, 3.0], total=100, epochs=2, batch_size=2, resizes_steps=bool(steps))
+    how: dict[str, Any] = {"batch_size": 10, "shares_steps": True, "resizes_steps": bool(steps)}
+    rounds = _meeting([7.0, 3.0], total=100, epochs=2, **how)
     for each, seconds in zip(rounds.due(), (1.0, 1.5), strict=True):
+        assert each.steps == 10
         rounds.finished(each.worker, seconds, StepSizes(each.samples, steps or 40))
     assert rounds.allocation.size("w0") == share
 
@@ -710,3 +712,34 @@ def test_samples_follow_minibatches_that_changed() -> None:
         rounds.finished(each.worker, 1.0, sizes)
     assert rounds.allocation.sizes() == {"w0": 750, "w1": 250}
     assert rounds.done == 1000
+
+
+def test_samples_of_a_step_are_whole_numbers_where_they_move() -> None:
+    """A half more in each step would be one more in every second one, for which all others wait."""
+    rounds = _meeting([1.0, 1.0], total=1600, epochs=4, batch_size=16, shares_steps=True)
+    for each in rounds.due():
+        rounds.finished(each.worker, {"w0": 1.0, "w1": 1.07}[each.worker])
+    assert rounds.allocation.sizes() == {"w0": 800, "w1": 800}
+    for each in rounds.due():
+        rounds.finished(each.worker, {"w0": 1.0, "w1": 2.1}[each.worker])
+    assert rounds.allocation.sizes() == {"w0": 1100, "w1": 500}
+
+
+def test_a_very_slow_worker_keeps_a_sample_of_each_step() -> None:
+    """Or all would make fewer steps."""
+    rounds = _meeting([1.0, 1.0], total=1600, epochs=4, batch_size=16, shares_steps=True)
+    for each in rounds.due():
+        rounds.finished(each.worker, {"w0": 1.0, "w1": 500.0}[each.worker])
+    assert rounds.allocation.sizes() == {"w0": 1500, "w1": 100}
+    assert [each.steps for each in rounds.due()] == [100, 100]
+
+
+def test_shares_follow_the_whole_time_and_increments_that_of_computing() -> None:
+    rounds = _meeting([1.0, 1.0], total=1000, epochs=6, increments=2)
+    for each in rounds.due():
+        rounds.finished(each.worker, 1.0, exchanges={"w0": 0.0, "w1": 3.0}[each.worker])
+    due = rounds.due()
+    assert [each.samples for each in due] == [500, 500]
+    for each in due:
+        rounds.finished(each.worker, 1.0, exchanges={"w0": 0.0, "w1": 3.0}[each.worker])
+    assert rounds.allocation.sizes() == {"w0": 800, "w1": 200}

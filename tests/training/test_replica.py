@@ -714,6 +714,7 @@ def test_a_replica_with_more_than_its_samples_goes_around_them_again(dataset: Da
 def test_a_minibatch_may_be_larger_than_all_of_a_replica_s_samples(dataset: Dataset) -> None:
     sizes = StepSizes(12, 6)
     sizes.change(5, 30)
-    replica, how = _replica(dataset), {"presentation": 0, "progress": (0.0, 1.0), "steps": 6, "sizes": sizes}
+    replica = _replica(dataset)
+    how: dict[str, Any] = {"presentation": 0, "progress": (0.0, 1.0), "steps": 6, "sizes": sizes}
     with closing(replica.training(((0, 12),), 12, **how)) as steps:
         assert [each.score.samples for each in steps] == [2, 4, 6, 8, 40, 72]

@@ -343,7 +343,8 @@ class Life:
             return
         del sessions.running[replica]
         rounds = self.rounds
-        rounds.finished(replica, report.seconds_per_sample, report.sizes)
+        samples = report.samples
+        rounds.finished(replica, report.busy / samples, report.sizes, exchanges=report.communication / samples)
         self._record(fact, now)
         if self._records.ruined is not None:  # the run goes back: nothing starts any more
             return
