@@ -7,8 +7,8 @@ without a barrier, those of workers that come too late for them go to those that
 so that all add up to `total · epochs` presentations.
 
 Behind a barrier the slowest worker decides how long a step takes. Once all increments are given, samples move between
-two rounds from workers that have become slower to the others, where that is worth it and the partitioner adapts. Where
-minibatches follow speeds within rounds (`step_shares`), samples follow the minibatches.
+two rounds from workers that have become slower to the others, where that is worth it and the partitioner adapts. With
+`resizes_steps` minibatches follow speeds within rounds (`step_shares`), and samples follow the minibatches.
 
 Shares compare like with like. Rounds take longer than calibrations, so the calibration of a worker without a round is
 scaled as those of the others turned out. The share of a worker that joined is corrected behind its first round.
@@ -211,7 +211,7 @@ class Rounds:
         if not (given and self.partitioner.adapts and self._all_measured):
             return
         shares = {each: 1 / share for each, share in self._shares.items() if each in self.seconds}
-        times = shares if shares.keys() == self.seconds.keys() else {**self.seconds, **self._whole}
+        times = shares if shares.keys() == self.seconds.keys() else {**self._like_rounds(), **self._whole}
         self.allocation = self.partitioner.levelled(self.allocation, times, steps)
         self._joined.clear()
 

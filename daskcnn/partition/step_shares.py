@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeAlias
 
 LAG = 3
 """Steps from a decision to the first one that it counts for: minibatches are prepared ahead of the steps."""
@@ -29,6 +30,8 @@ _TELLING = 0.5
 _MOST_FIXED = 1.5
 """The most that a step's fixed time counts for, in times that of its samples before or after such a change."""
 _NO_TIME = 1e-9
+_Meeting: TypeAlias = tuple[Mapping[str, int], Mapping[str, float]]
+"""Samples and seconds of each worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class StepShares:
     def __init__(self) -> None:
         self._step = self._since = 0
         self._workers: frozenset[str] = frozenset()
-        self._measured: deque[Mapping[str, float]] = deque(maxlen=_ENOUGH[-1][0])
+        self._measured: deque[_Meeting] = deque(maxlen=_ENOUGH[-1][0])
         self._before: dict[str, tuple[int, float]] = {}  # samples and seconds of a step at the last change
         self._fixed: dict[str, float] = {}  # a step's fixed time, in samples that take as long
 
@@ -62,8 +65,8 @@ class StepShares:
             return None
         if before + 1 < self._since:
             return None
-        self._measured.append(dict(seconds))
         sizes = {worker: number // (step - before) for worker, number in samples.items()}
+        self._measured.append((sizes, dict(seconds)))
         for number, worth in _ENOUGH:
             if number <= len(self._measured) and (more := self._better(sizes, number, worth)):
                 self._since = step + LAG
@@ -74,10 +77,11 @@ class StepShares:
     def _better(self, sizes: Mapping[str, int], number: int, worth: float) -> dict[str, int] | None:
         """Return what each worker should have more, by the last meetings; None: that saves too little."""
         last = [*self._measured][-number:]
-        taken = {worker: max(median(each[worker] for each in last), _NO_TIME) for worker in sizes}
+        taken = {worker: max(median(each[worker] for _, each in last), _NO_TIME) for worker in sizes}
         self._learn(sizes, taken)
         fixed = {worker: self._fixed.get(worker, 0.0) for worker in sizes}
-        rates = {worker: (size + fixed[worker] or 1) / taken[worker] for worker, size in sizes.items()}
+        mean = {worker: sum(each[worker] for each, _ in last) / number for worker in sizes}  # they differ by one
+        rates = {worker: (mean[worker] + fixed[worker] or 1) / taken[worker] for worker in sizes}
         enough = (1 - worth) * max(taken.values())
         if (sum(sizes.values()) + sum(fixed.values())) / sum(rates.values()) >= enough:
             return None
