@@ -143,7 +143,7 @@ class Partitioner(ABC):
         share = given * weights[place] / sum(weights)
         if abs(has - share) < 1:
             return allocation
-        least, all_of_it = [min(size, 1) for size in have], [given] * len(have)
+        least, all_of_it = [min(size, 1) for size in have], [given * (size > 0) for size in have]
         low, high = (have, all_of_it) if has > share else (least, [*have])  # the others only get samples, or only give
         low[place], high[place] = (least[place], has) if has > share else (has, given)
         growth = _growth(allocation, level(given, weights, low, high))
