@@ -68,6 +68,8 @@ class StepShares:
         sizes = {worker: number // (step - before) for worker, number in samples.items()}
         self._measured.append((sizes, dict(seconds)))
         for number, worth in _ENOUGH:
+            if step % max(1, number // 5):  # what takes long to show is not looked for at each step
+                continue
             if number <= len(self._measured) and (more := self._better(sizes, number, worth)):
                 self._since = step + LAG
                 self._measured.clear()
