@@ -289,7 +289,7 @@ class Life:
         """
         settings, judging, lo = self._settings, self._records.judging, self._settings.samples
         whole, judges = settings.validation, self._judges_of_center(due)
-        each = 1 / (whole if self._barrier else whole * len(self.teams.members))
+        each = 1 / max(1, whole if self._barrier else whole * len(self.teams.members))
         costs = [
             judging.cost(
                 round_.worker,
