@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,16 +13,22 @@ from daskcnn.conv.timings import CPU, RATES, Seconds, believed, key, memory_of, 
 
 EXACT = 2e-6
 """The most rounding of an algorithm that is as exact as products of matrices."""
+NEAR = 2.0
+"""Times with at most so many times as many samples, or as few, count in proportion where no nearer ones are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An algorithm that fits a problem: its bytes of scratch memory, and its seconds by the model and as measured."""
+    """An algorithm that fits a problem: its bytes of scratch memory, and its seconds by the model and as measured.
+
+    samples: with which it was measured; of other than the problem's, the seconds are in proportion. 0: not measured.
+    """
 
     name: str
     workspace: int
     predicted: Seconds
     measured: Seconds | None
+    samples: int = 0
 
     @property
     def seconds(self) -> Seconds:
@@ -172,7 +178,8 @@ def _plan(
     back = min(alike, key=lambda c: c.seconds.way_back(need_dx))
     seconds = there.seconds.forward + back.seconds.way_back(need_dx)
     others = alike[1:] if there is back else alike
-    text = f"{'measured' if measured else 'predicted'} {readable(seconds)}"
+    others_samples = f" with {fit[0].samples} samples, for {spec.N}" if measured and fit[0].samples != spec.N else ""
+    text = f"{'measured' if measured else 'predicted'}{others_samples} {readable(seconds)}"
     text += "".join(f" against {c.name}'s {readable(c.seconds.step(need_dx))}" for c in others[:1])
     reason, workspace = "; ".join([text, *_left_out(spec, fit, exact)]), max(there.workspace, back.workspace)
     return ConvPlan(spec, there.name, back.name, workspace, limit, reason, seconds, measured, need_dx)
@@ -189,14 +196,28 @@ def _candidates(
     spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: bool, tuned: bool, need_dx: bool
 ) -> list[Candidate]:
     rates = RATES.get(backend.name, CPU)
-    entry = memory_of(backend).entries.get(key(spec, threads, limit)) if tuned and believed() else None
-    measured = entry.seconds if entry is not None and entry.versions == versions(spec) else {}
+    samples, measured = _measured(spec, limit, backend, threads) if tuned and believed() else (0, {})
     found = []
     for name, algorithm in ALGORITHMS.items():
         if algorithm.supports(spec) and _allowed(algorithm, exact) and (need := algorithm.workspace(spec)) <= limit:
-            known = Seconds(*measured[name]) if name in measured else None
-            found.append(Candidate(name, need, predict(algorithm, spec, rates, threads), known))
+            known = (samples, measured[name]) if name in measured else (0, None)
+            found.append(Candidate(name, need, predict(algorithm, spec, rates, threads), *known[::-1]))
     return sorted(found, key=lambda c: (c.measured is None, c.seconds.step(need_dx)))
+
+
+def _measured(spec: ConvSpec, limit: int, backend: Backend, threads: int) -> tuple[int, Mapping[str, Seconds]]:
+    """Return the number of samples next to the problem's that was measured, and the algorithms' seconds by that.
+
+    The shares of a step's samples change by one from step to step, and with the workers' speeds: none is measured anew.
+    """
+    versions_now = versions(spec)
+    known = {n: e for n, e in memory_of(backend).near(key(spec, threads, limit)).items() if e.versions == versions_now}
+    ratios = {n: max(n, spec.N) / min(n, spec.N) for n in known}
+    nearest = min(ratios, key=ratios.__getitem__, default=0)
+    if not nearest or ratios[nearest] > NEAR:
+        return 0, {}
+    part = spec.N / nearest
+    return nearest, {name: Seconds(*(part * s for s in each)) for name, each in known[nearest].seconds.items()}
 
 
 def _allowed(algorithm: ConvAlgorithm, exact: bool) -> bool:

@@ -153,6 +153,12 @@ class Memory:
         """Read what other processes have written since."""
         self.entries = {**self.entries, **self._read()}
 
+    def near(self, name: str) -> Mapping[int, Entry]:
+        """Return the entries of the problem of this name and of those that differ in the samples alone, by samples."""
+        _, rest = name.split(" ", 1)
+        alike = (entry.partition(" ") for entry in self.entries)
+        return {int(first[1:]): self.entries[f"{first} {other}"] for first, _, other in alike if other == rest}
+
     def remember(self, entries: Mapping[str, Entry], *, anew: bool = False) -> None:
         """Add these entries, on disk too if possible. What another process kept before counts, unless `anew`."""
         self.entries = {**self.entries, **entries}

@@ -54,7 +54,7 @@ def tune(
 
     def unknown(spec: ConvSpec) -> bool:
         best = next(iter(candidates(spec, device)), None)  # measured algorithms come first
-        return best is not None and best.measured is None
+        return best is not None and best.samples != spec.N
 
     todo = sorted((s for s in dict.fromkeys(specs) if unknown(s) or anew), key=lambda s: s.flops)
     end = clock() + seconds if todo else 0.0

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from daskcnn.arrays import Array, Device
 from daskcnn.conv.tuner import Begun, tune
 from daskcnn.job.network import convolutions
+from daskcnn.job.tables import Job
 from daskcnn.nn import Context, Shape, StepPace, inside, walk
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.sharded.cutting import stages_of
@@ -23,15 +24,31 @@ from daskcnn.training.replica import Replica
 
 TUNING = 10.0
 """Seconds a worker may spend on measuring convolutions before it is calibrated; next time it remembers."""
+HALVES = 3
+"""Halvings of a step's samples that are measured where workers share them: shares lie near one of these sizes."""
 
 
 def tune_convolutions(replica: Replica, seconds: float = TUNING, *, begun: Begun = lambda done, of, spec: None) -> None:
     """Let the planner measure those of the network's convolutions that this machine does not remember.
 
+    They are measured with the samples of a step. Where workers share these, smaller problems follow: with a half of
+    them, a quarter and an eighth, for which as much time is added, since the best algorithm depends on the share.
     begun: called with the one that comes next. Tune before `step_seconds`, which should see the speed of training.
     """
-    specs = convolutions(replica.model, replica.dataset.shape, replica.batch_size, replica.job.model.dtype)
-    tune([spec for _, spec in specs], replica.device, clock=replica.watch.clock, seconds=seconds, begun=begun)
+    sizes = [replica.batch_size]
+    if shares_steps(replica.job):
+        sizes += [size for size in (sizes[0] >> i for i in range(1, HALVES + 1)) if size]
+        seconds *= 2
+    given = [(replica.model, replica.dataset.shape, size, replica.job.model.dtype) for size in sizes]
+    specs = [spec for each in given for _, spec in convolutions(*each)]
+    tune(specs, replica.device, clock=replica.watch.clock, seconds=seconds, begun=begun)
+
+
+def shares_steps(job: Job) -> bool:
+    """Return True if several replicas may share the samples of a step, as where all meet every few steps."""
+    rule, workers = job.rule, job.cluster.workers.given
+    alone = bool(workers) and sum(workers.values()) <= job.train.replica_size
+    return rule is not None and rule.barrier and rule.period is not None and not alone
 
 
 def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, float]]:
