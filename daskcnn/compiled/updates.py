@@ -23,9 +23,13 @@ from daskcnn.compiled.loop import (
     uint64,
     vector_at,
 )
+from daskcnn.compiled.runs import copy
 
 BLOCK = 1024
 """Numbers that are added up at once. With more the processor fetches less of the vectors ahead: half the speed."""
+STEPPED = 256
+"""Numbers of an optimizer's step that are made in memory of their own before they are written: the new vectors may be
+the old ones, and over vectors that may be the same the compiler lets no loop run in vector registers."""
 _SIGN, _SMALLEST, _LARGEST = np.uint32(0x8000), np.uint32(0x38800000), np.uint32(0x477FF000)
 _HALF, _REBASED, _MORE = np.uint32(0x3F000000), np.uint32(0xC8000FFF), np.float32(2.0**112)
 _INFINITE, _INFINITE_HALF, _NAN_HALF = np.uint32(0x7F800000), np.uint32(0x7C00), np.uint32(0x7E00)
@@ -158,11 +162,23 @@ def sgd(
     g = grads + decay · params;  v = momentum · velocity + g;  params - lr · (v, or with Nesterov g + momentum · v).
     Without momentum the velocity stays as it is.
     """
-    for i in range(start, stop):
+    made = np.empty((2, STEPPED), params.dtype)
+    for at in range(start, stop, STEPPED):
+        end = min(at + STEPPED, stop)
+        _sgd(params[at:end], grads[at:end], velocity[at:end], lr, momentum, decay, nesterov, made[0], made[1])
+        copy(made[0, : end - at], new_params[at:end])
+        copy(made[1, : end - at], new_velocity[at:end])
+
+
+@inner_as_written
+def _sgd(
+    params: Any, grads: Any, velocity: Any, lr: Any, momentum: Any, decay: Any, nesterov: bool, new: Any, moving: Any
+) -> None:
+    for i in range(len(params)):
         g = grads[i] + decay * params[i]
         v = momentum * velocity[i] + g
-        new_params[i] = params[i] - lr * (g + momentum * v if nesterov else v)
-        new_velocity[i] = v if momentum != 0 else velocity[i]
+        new[i] = params[i] - lr * (g + momentum * v if nesterov else v)
+        moving[i] = v if momentum != 0 else velocity[i]
 
 
 @loop(lambda T: (*(T[::1],) * 4, *(T,) * 8, *(T[::1],) * 3, intp, intp), as_written=True)
@@ -189,13 +205,31 @@ def adamw(
 
     m = beta1 · mean + rest1 · g;  s = beta2 · square + rest2 · g²;  kept · params - rate · m / (√s · root + epsilon).
     """
-    for i in range(start, stop):
+    made = np.empty((3, STEPPED), params.dtype)
+    for at in range(start, stop, STEPPED):
+        end = min(at + STEPPED, stop)
+        p, g, old_mean, old_square = params[at:end], grads[at:end], mean[at:end], square[at:end]
+        _moments(g, old_mean, old_square, beta1, rest1, beta2, rest2, made[1], made[2])
+        _divided(p, made[1], made[2], kept, rate, root, epsilon, made[0])
+        copy(made[0, : end - at], new_params[at:end])
+        copy(made[1, : end - at], new_mean[at:end])
+        copy(made[2, : end - at], new_square[at:end])
+
+
+@inner_as_written
+def _moments(
+    grads: Any, mean: Any, square: Any, beta1: Any, rest1: Any, beta2: Any, rest2: Any, new_mean: Any, new_square: Any
+) -> None:
+    for i in range(len(grads)):
         g = grads[i]
-        m = beta1 * mean[i] + rest1 * g
-        s = beta2 * square[i] + rest2 * (g * g)
-        new_params[i] = kept * params[i] - rate * m / (sqrt(s) * root + epsilon)
-        new_mean[i] = m
-        new_square[i] = s
+        new_mean[i] = beta1 * mean[i] + rest1 * g
+        new_square[i] = beta2 * square[i] + rest2 * (g * g)
+
+
+@inner_as_written
+def _divided(params: Any, mean: Any, square: Any, kept: Any, rate: Any, root: Any, epsilon: Any, new: Any) -> None:
+    for i in range(len(params)):
+        new[i] = kept * params[i] - rate * mean[i] / (sqrt(square[i]) * root + epsilon)
 
 
 @loop(lambda T: (T[::1], T[::1], T[::1], T, T, T, T[::1], T[::1], intp, intp), as_written=True)
@@ -215,19 +249,37 @@ def lars(
 
     v = momentum · velocity + rate · (grads + decay · params);  params - v.
     """
-    for i in range(start, stop):
+    made = np.empty((2, STEPPED), params.dtype)
+    for at in range(start, stop, STEPPED):
+        end = min(at + STEPPED, stop)
+        _lars(params[at:end], grads[at:end], velocity[at:end], rate, momentum, decay, made[0], made[1])
+        copy(made[0, : end - at], new_params[at:end])
+        copy(made[1, : end - at], new_velocity[at:end])
+
+
+@inner_as_written
+def _lars(params: Any, grads: Any, velocity: Any, rate: Any, momentum: Any, decay: Any, new: Any, moving: Any) -> None:
+    for i in range(len(params)):
         v = momentum * velocity[i] + rate * (grads[i] + decay * params[i])
-        new_params[i] = params[i] - v
-        new_velocity[i] = v
+        new[i] = params[i] - v
+        moving[i] = v
 
 
 @loop(lambda T: (T[::1], T[::1], T, T[::1], T[::1], intp, intp), as_written=True)
 def toward(here: Any, there: Any, part: float, new: Any, also: Any, start: int, stop: int) -> None:
     """Write here + part · (there - here) to both new vectors, from `start` to `stop`. They may be the old ones."""
-    for i in range(start, stop):
-        moved = here[i] + part * (there[i] - here[i])
-        new[i] = moved
-        also[i] = moved
+    made = np.empty(STEPPED, here.dtype)
+    for at in range(start, stop, STEPPED):
+        end = min(at + STEPPED, stop)
+        _toward(here[at:end], there[at:end], part, made)
+        copy(made[: end - at], new[at:end])
+        copy(made[: end - at], also[at:end])
+
+
+@inner_as_written
+def _toward(here: Any, there: Any, part: Any, moved: Any) -> None:
+    for i in range(len(here)):
+        moved[i] = here[i] + part * (there[i] - here[i])
 
 
 @loop(lambda T: (T[::1], intp, float64[::1], intp, intp))
