@@ -6,8 +6,9 @@ Plain Python, without Numba: layers name their operations with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +38,7 @@ RUN = 512
 """Numbers of one pixel in a block whose windows overlap: enough for vectors, few enough for many pixels."""
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One layer's part of a chain.
 
     Attributes
@@ -121,7 +121,7 @@ def _clipped(operation: Operation, C: int) -> Operation:
         return operation
     before, size, *others = operation.numbers
     first, last = min(before, C - 1), min(size - 1 - before, C - 1)
-    return replace(operation, numbers=(first, first + last + 1, *others))
+    return operation._replace(numbers=(first, first + last + 1, *others))
 
 
 def _windows(operations: Sequence[Operation]) -> list[tuple[int, int]]:

@@ -27,11 +27,12 @@ import numpy as np
 from daskcnn import compiled
 from daskcnn.arrays import Array, Device
 from daskcnn.compiled.program import AVERAGE, MAX, RELU, SCALE, TANH, Operation, Program
-from daskcnn.nn.layer import Context, Layer, Params, Residual, State
+from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
 from daskcnn.nn.scaled import THREAD_PARTS, Pass, PooledPass, ScaledPass, Scaling, WholePass, rows_of
 
 ALL = slice(None)
 """Every channel."""
+WholeLoop = Callable[[Array, Device], WholePass]
 
 
 class LocalLayer(Layer):
@@ -181,7 +182,7 @@ def first_run(layers: Sequence[Layer]) -> tuple[Chain | Layer, int]:
 
 
 _RECTIFIED = partial(PooledPass, pool=MAX, activation=RELU)
-LOOPS: Mapping[tuple[int, ...], Callable[[Array, Device], WholePass]] = {
+LOOPS: Mapping[tuple[int, ...], WholeLoop] = {
     (SCALE,): partial(ScaledPass, rectified=False),
     (SCALE, RELU): partial(ScaledPass, rectified=True),
     (SCALE, MAX): partial(PooledPass, pool=MAX),
@@ -206,19 +207,26 @@ def pass_of(
     given: slice = ALL,
     wanted: slice = ALL,
 ) -> Pass:
-    """Return the pass of a map or of vectors x through these operations: over the whole map where `LOOPS` has a loop.
+    """Return the pass of a map or of vectors x through these operations: over the whole map where there is a loop."""
+    whole = whole_loop(operations, x.shape) if given == wanted == ALL else None
+    if whole is not None:
+        return whole(ctx.device.backend.contiguous(x), ctx.device)
+    return BlockPass(operations, x, ctx, goes_back, given, wanted)
+
+
+@lru_cache(maxsize=1024)
+def whole_loop(operations: tuple[Operation, ...], shape: Shape) -> WholeLoop | None:
+    """Return the loop of `LOOPS` for a map or vectors of this shape; None if there is none.
 
     Pools over whole maps have windows of 2×2 pixels side by side. Behind a scaling, every pixel lies in one.
     """
     pools = [(o.size, o.step) for o in operations if o.code in (MAX, AVERAGE)]
-    whole = LOOPS.get(tuple(o.code for o in operations)) if given == wanted == ALL else None
+    whole = LOOPS.get(tuple(o.code for o in operations))
     if pools and whole is not None:
-        sides = x.shape[:2] if x.ndim == 4 else (0, 0)
+        sides = shape[:2] if len(shape) == 4 else (0, 0)
         all_in_windows = operations[0].code != SCALE or not any(side % 2 for side in sides)
-        whole = whole if pools == [(2, 2)] and min(sides) >= 2 and all_in_windows else None
-    if whole is not None:
-        return whole(ctx.device.backend.contiguous(x), ctx.device)
-    return BlockPass(operations, x, ctx, goes_back, given, wanted)
+        return whole if pools == [(2, 2)] and min(sides) >= 2 and all_in_windows else None
+    return whole
 
 
 class BlockPass(Pass):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,51 +60,61 @@ class Pass(ABC):
         """Return dx. With a scaling it is d·factor + (x - mean)·by_x + by_all, factor and shift of `back`."""
 
 
-@dataclass(frozen=True)
+class Cut(NamedTuple):
+    """The cut of a map's numbers: numbers that a loop takes at once, a multiple of C; runs of these; runs of a part.
+
+    Parts are the same for any number of threads.
+    """
+
+    run: int
+    runs: int
+    size: int
+
+    @classmethod
+    def of(cls, run: int, runs: int, numbers: int) -> Cut:
+        """Return the cut of a map of this many numbers."""
+        return cls(run, runs, -(-runs // max(1, min(PARTS, numbers // LEAST_PART))))
+
+
+@dataclass
 class WholePass(Pass):
     """A pass of a whole map by one loop over its numbers. Runs of numbers are shared out in fixed parts."""
 
     x: Array
     device: Device
 
-    @cached_property
-    @abstractmethod
-    def _run(self) -> int:
-        """Numbers that the loop takes at once, a multiple of C."""
-
     @property
     @abstractmethod
-    def _runs(self) -> int:
-        """Number of runs."""
-
-    @cached_property
-    def _size(self) -> int:
-        """Runs of a part, the same for any number of threads."""
-        return -(-self._runs // max(1, min(PARTS, self.x.size // LEAST_PART)))
-
-    def _map(self, work: Callable[[slice], None]) -> None:
-        self.device.pool.map(work, self.device.pool.slices(-(-self._runs // self._size)))
+    def _cut(self) -> Cut:
+        """The cut of maps of this shape."""
 
     def _each(self, call: Callable[[int, int], None]) -> None:
         """Call the loop for ranges of runs, on threads."""
-        self._map(lambda part: call(part.start * self._size, min(self._runs, part.stop * self._size)))
+        cut, pool = self._cut, self.device.pool
+        if pool.threads == 1:
+            call(0, cut.runs)
+        else:
+            parts = pool.slices(-(-cut.runs // cut.size))
+            pool.map(lambda part: call(part.start * cut.size, min(cut.runs, part.stop * cut.size)), parts)
 
     def _add_up(self, call: Callable[..., None]) -> tuple[Array, Array]:
         """Call the loop for ranges of parts, on threads; return the sums of what it adds up, (C,) each."""
-        parts = np.empty((-(-self._runs // self._size), 2, self.x.shape[-1]))
+        cut, pool = self._cut, self.device.pool
+        parts = np.empty((-(-cut.runs // cut.size), 2, self.x.shape[-1]))
 
         def work(part: slice) -> None:
-            scratch = self.device.workspace.take(f"sums {self.device.pool.thread}", (2, self._run), self.x.dtype)
-            call(parts, self._size, part.start, part.stop, scratch)
+            scratch = self.device.workspace.take(f"sums {pool.thread}", (2, cut.run), self.x.dtype)
+            call(parts, cut.size, part.start, part.stop, scratch)
 
-        self._map(work)
+        pool.map(work, pool.slices(len(parts)))
         total, product = parts.sum(axis=0)
         return total, product
 
     def _tiled(self, scaling: Scaling | None, back: Scaling | None) -> Array:
+        run = self._cut.run
         if scaling is None:
-            return _unscaled(self._run, self.x.dtype)
-        return np.tile(rows_of(scaling, back), self._run // self.x.shape[-1])
+            return _unscaled(run, self.x.dtype)
+        return np.tile(rows_of(scaling, back), run // self.x.shape[-1])
 
 
 @lru_cache
@@ -115,7 +125,7 @@ def _unscaled(run: int, dtype: np.dtype[Any]) -> Array:
     return rows
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScaledPass(WholePass):
     """A pass through a scaling, a sum with another map, and, if it is rectified, a ReLU."""
 
@@ -135,7 +145,8 @@ class ScaledPass(WholePass):
         """
         x, behind, change, out = self._flat(self.x, y, dy, d)
         own = x, self._tiled(scaling, None), behind, change, self.rectified, out
-        return self._add_up(lambda parts, size, *part: compiled.scaled.sums(*own, parts, size * self._run, *part))
+        run = self._cut.run
+        return self._add_up(lambda parts, size, *part: compiled.scaled.sums(*own, parts, size * run, *part))
 
     def backward(self, dy: Array, scaling: Scaling | None, back: Scaling | None) -> Array:
         """Return dx, where nothing was added or no ReLU followed."""
@@ -144,18 +155,14 @@ class ScaledPass(WholePass):
         self._each(lambda *runs: compiled.scaled.backward(x, tiled, change, self.rectified, out, *self._numbers(*runs)))
         return dx
 
-    @cached_property
-    def _run(self) -> int:
-        C = self.x.shape[-1]
-        return int(C * max(1, RUN // C))
-
     @property
-    def _runs(self) -> int:
-        return -(-self.x.size // self._run)
+    def _cut(self) -> Cut:
+        return _scaled_cut(self.x.size, self.x.shape[-1])
 
     def _numbers(self, first: int, last: int) -> tuple[int, int]:
         """Return the first and the last number of these runs."""
-        return first * self._run, min(self.x.size, last * self._run)
+        run = self._cut.run
+        return first * run, min(self.x.size, last * run)
 
     def _flat(self, *arrays: Array | None) -> list[Array]:
         """Return the arrays as vectors, empty ones for those that are None."""
@@ -163,7 +170,7 @@ class ScaledPass(WholePass):
         return [none if a is None else contiguous(a).reshape(-1) for a in arrays]
 
 
-@dataclass(frozen=True)
+@dataclass
 class PooledPass(WholePass):
     """A pass of x (H, W, N, C) through a scaling or none, an activation or none, and a pool of windows of 2×2 pixels.
 
@@ -196,20 +203,28 @@ class PooledPass(WholePass):
         self._each(lambda lo, hi: compiled.pooled.backward(*own, lo, hi))
         return dx
 
-    @cached_property
-    def _run(self) -> int:
-        N, C = self.x.shape[2:]
-        return int(C * min(N, max(1, RUN // C)))
-
     @property
-    def _runs(self) -> int:
-        H, W, N, C = self.x.shape
-        return (H // 2) * (W // 2) * -(-N * C // self._run)
+    def _cut(self) -> Cut:
+        return _pooled_cut(self.x.shape)
+
+
+@lru_cache(maxsize=1024)
+def _scaled_cut(numbers: int, C: int) -> Cut:
+    run = C * max(1, RUN // C)
+    return Cut.of(run, -(-numbers // run), numbers)
+
+
+@lru_cache(maxsize=1024)
+def _pooled_cut(shape: tuple[int, int, int, int]) -> Cut:
+    H, W, N, C = shape
+    run = C * min(N, max(1, RUN // C))
+    return Cut.of(run, (H // 2) * (W // 2) * -(-N * C // run), prod(shape))
 
 
 def _lines(a: Array) -> Array:
     """Return a map with samples and channels as one axis."""
-    return a.reshape(*a.shape[:2], -1)
+    H, W, N, C = a.shape
+    return a.reshape(H, W, N * C)
 
 
 CHANNEL_RUN = 1024

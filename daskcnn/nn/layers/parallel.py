@@ -204,7 +204,7 @@ class NormalisedSum(Layer):
         change = np.empty_like(dy, order="C") if self.rectified else dy
         total, product = way.sums(dy, scaling, y, change if self.rectified else None)
         of_norm, back = norm.gradients(own.get(name, {}), scaling, total, product, z.size // z.shape[-1])
-        dz = replace(way, rectified=False).backward(change, scaling, back)
+        dz = ScaledPass(z, ctx.device, rectified=False).backward(change, scaling, back)
         dx, grads = self._body.backward(own, of_body, dz, ctx.child("path", need_dx=ctx.need_dx))
         if of_norm and name not in self.block.path.frozen:
             grads |= {name: of_norm}
