@@ -65,7 +65,7 @@ def to_inputs(m: Any, at: int, step: int, d: Any, to: int, apart: int, inputs: i
 
 
 @inner
-def _places(at: int, step: int) -> Any:
+def places(at: int, step: int) -> Any:
     """Return the places where runs begin, unsigned: with signed ones Numba tests for less than zero at each use."""
     return (
         *(uintp(at), uintp(at + step), uintp(at + 2 * step), uintp(at + 3 * step)),
@@ -79,7 +79,7 @@ def _places(at: int, step: int) -> Any:
 
 @inner
 def _input_4(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) -> None:
-    a, b = _places(at, step), _places(to, apart)
+    a, b = places(at, step), places(to, apart)
     for i in range(uintp(n)):
         d1, d2 = d[a[1] + i], d[a[2] + i]
         v[b[0] + i] = d[a[0] + i] - d2
@@ -90,7 +90,7 @@ def _input_4(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) ->
 
 @inner
 def _output_4_2(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int) -> None:
-    a, b = _places(at, step), _places(to, apart)
+    a, b = places(at, step), places(to, apart)
     for i in range(uintp(n)):
         m1, m2 = m[a[1] + i], m[a[2] + i]
         y[b[0] + i] = m[a[0] + i] + m1 + m2
@@ -99,7 +99,7 @@ def _output_4_2(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int)
 
 @inner
 def _change_2_4(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int) -> None:
-    a, b = _places(at, step), _places(to, apart)
+    a, b = places(at, step), places(to, apart)
     for i in range(uintp(n)):
         d0, d1 = d[a[0] + i], d[a[1] + i]
         z[b[0] + i] = d0
@@ -110,7 +110,7 @@ def _change_2_4(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
 
 @inner
 def _adjoint_4(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) -> None:
-    a, b = _places(at, step), _places(to, apart)
+    a, b = places(at, step), places(to, apart)
     for i in range(uintp(n)):
         m0, difference, m3 = m[a[0] + i], m[a[1] + i] - m[a[2] + i], m[a[3] + i]
         d[b[0] + i] = m0
@@ -124,7 +124,7 @@ def _adjoint_4(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) 
 
 @inner
 def _input_6(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), d.dtype.type
+    a, b, T = places(at, step), places(to, apart), d.dtype.type
     one_and_half, two, three = T(1.5), T(2), T(3)
     for i in range(uintp(n)):
         d2, d3 = d[a[2] + i], d[a[3] + i]
@@ -139,7 +139,7 @@ def _input_6(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) ->
 
 @inner
 def _output_6_4(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
+    a, b, T = places(at, step), places(to, apart), m.dtype.type
     half, quarter, eighth, two, four, eight = T(0.5), T(0.25), T(0.125), T(2), T(4), T(8)
     for i in range(uintp(n)):
         m1, m2, m3, m4 = m[a[1] + i], m[a[2] + i], m[a[3] + i], m[a[4] + i]
@@ -152,7 +152,7 @@ def _output_6_4(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int)
 
 @inner
 def _change_4_6(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), d.dtype.type
+    a, b, T = places(at, step), places(to, apart), d.dtype.type
     half, quarter, eighth, two, four, eight = T(0.5), T(0.25), T(0.125), T(2), T(4), T(8)
     for i in range(uintp(n)):
         d0, d1, d2, d3 = d[a[0] + i], d[a[1] + i], d[a[2] + i], d[a[3] + i]
@@ -167,7 +167,7 @@ def _change_4_6(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
 
 @inner
 def _adjoint_6(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
+    a, b, T = places(at, step), places(to, apart), m.dtype.type
     one_and_half, two, three = T(1.5), T(2), T(3)
     for i in range(uintp(n)):
         m0, m3, m4, m5 = m[a[0] + i], m[a[3] + i], m[a[4] + i], m[a[5] + i]
@@ -187,7 +187,7 @@ def _adjoint_6(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) 
 
 @inner
 def _input_8(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), d.dtype.type
+    a, b, T = places(at, step), places(to, apart), d.dtype.type
     two, four, five, large, small = T(2), T(4), T(5), T(5.25), T(4.25)
     for i in range(uintp(n)):
         d1, d2, d3, d4, d5, d6 = d[a[1] + i], d[a[2] + i], d[a[3] + i], d[a[4] + i], d[a[5] + i], d[a[6] + i]
@@ -206,7 +206,7 @@ def _input_8(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) ->
 
 @inner
 def _output_8_4(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
+    a, b, T = places(at, step), places(to, apart), m.dtype.type
     half, quarter, eighth, two, four, eight = T(0.5), T(0.25), T(0.125), T(2), T(4), T(8)
     for i in range(uintp(n)):
         m1, m2, m3, m4, m5, m6 = m[a[1] + i], m[a[2] + i], m[a[3] + i], m[a[4] + i], m[a[5] + i], m[a[6] + i]
@@ -218,7 +218,7 @@ def _output_8_4(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int)
 
 @inner
 def _change_4_8(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), d.dtype.type
+    a, b, T = places(at, step), places(to, apart), d.dtype.type
     half, quarter, two, four = T(0.5), T(0.25), T(2), T(4)
     for i in range(uintp(n)):
         d0, d1, d2, d3 = d[a[0] + i], d[a[1] + i], d[a[2] + i], d[a[3] + i]
@@ -236,7 +236,7 @@ def _change_4_8(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
 
 @inner
 def _adjoint_8(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
+    a, b, T = places(at, step), places(to, apart), m.dtype.type
     two, four, five, large, small = T(2), T(4), T(5), T(5.25), T(4.25)
     for i in range(uintp(n)):
         m0, m7 = m[a[0] + i], m[a[7] + i]
@@ -258,7 +258,7 @@ def _adjoint_8(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) 
 
 @inner
 def _input_9(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), d.dtype.type
+    a, b, T = places(at, step), places(to, apart), d.dtype.type
     for i in range(uintp(n)):
         every = d[a[0] + i], d[a[2] + i], d[a[4] + i], d[a[6] + i], d[a[8] + i]
         v[b[0] + i], v[b[1] + i], v[b[2] + i], v[b[3] + i], v[b[4] + i] = _five_points(every, T)
@@ -267,7 +267,7 @@ def _input_9(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) ->
 
 @inner
 def _input_5(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), d.dtype.type
+    a, b, T = places(at, step), places(to, apart), d.dtype.type
     for i in range(uintp(n)):
         d0, d1, d2, d3 = d[a[0] + i], d[a[1] + i], d[a[2] + i], d[a[3] + i]
         every = d0, d1, d2, d3, d[a[4] + i]
@@ -277,7 +277,7 @@ def _input_5(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) ->
 
 @inner
 def _output_9_4(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
+    a, b, T = places(at, step), places(to, apart), m.dtype.type
     for i in range(uintp(n)):
         y0, y1, y2, y3 = _four_outputs((m[a[0] + i], m[a[1] + i], m[a[2] + i], m[a[3] + i], m[a[4] + i]), T)
         y[b[0] + i], y[b[1] + i] = y0 + m[a[5] + i], y1 + m[a[6] + i]
@@ -286,7 +286,7 @@ def _output_9_4(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int)
 
 @inner
 def _output_9_8(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
+    a, b, T = places(at, step), places(to, apart), m.dtype.type
     for i in range(uintp(n)):
         every = m[a[0] + i], m[a[1] + i], m[a[2] + i], m[a[3] + i], m[a[4] + i]
         y[b[1] + i], y[b[3] + i], y[b[5] + i], y[b[7] + i] = _four_outputs(every, T)
@@ -295,7 +295,7 @@ def _output_9_8(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int)
 
 @inner
 def _change_4_9(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), d.dtype.type
+    a, b, T = places(at, step), places(to, apart), d.dtype.type
     two, four = T(2), T(4)
     for i in range(uintp(n)):
         d0, d1, d2, d3 = d[a[0] + i], d[a[1] + i], d[a[2] + i], d[a[3] + i]
@@ -307,7 +307,7 @@ def _change_4_9(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
 
 @inner
 def _adjoint_9(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
+    a, b, T = places(at, step), places(to, apart), m.dtype.type
     two, three = T(2), T(3)
     for i in range(uintp(n)):
         m0, m1, m2, m4 = m[a[0] + i], m[a[1] + i], m[a[2] + i], m[a[4] + i]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from daskcnn.compiled.loop import boolean, inner, integers, intp, loop
-from daskcnn.compiled.minimal import from_points, to_points
+from daskcnn.compiled.loop import boolean, inner, inner_in_order, integers, intp, loop, uintp
+from daskcnn.compiled.minimal import from_points, places, to_points
 from daskcnn.compiled.products import Matrix, multiply
 from daskcnn.compiled.runs import add_at, copy_at
 from daskcnn.compiled.sizes import MOST_POINTS, RUN, STEP, STEPS, Tile, apart
@@ -186,10 +186,13 @@ def fold_kernels(du: Any, gt: Any, dw: Any, first: int, last: int, scratch: Any)
     for at in range(first, last, RUN):
         n = min(RUN, last - at)
         for i in range(points):
-            for j in range(points):
-                _total(sums, (i * points + j) * size + at, points * points * size, parts, scratch, j * STEP, n)
+            numbers, here, step = sums, i * points * size + at, size
+            if parts > 1:
+                numbers, here, step = scratch, 0, STEP
+                for j in range(points):
+                    _total(sums, (i * points + j) * size + at, points * points * size, parts, scratch, j * STEP, n)
             for s in range(S):
-                _combine(scratch, 0, STEP, gt, s, points, half, (i * S + s) * STEP, n)
+                _combine(numbers, here, step, gt, s, points, half, (i * S + s) * STEP, n)
         for r in range(R):
             for s in range(S):
                 _combine(half, s * STEP, S * STEP, gt, r, points, target, (r * S + s) * size + at, n)
@@ -325,12 +328,52 @@ def _add_bias(m: Any, bias: Any) -> None:
 
 @inner
 def _combine(source: Any, at: int, step: int, factors: Any, row: int, count: int, target: Any, to: int, n: int) -> None:
-    """Write the sum of `count` runs, each times its factor of this row."""
-    total = target[to : to + n]
-    for k in range(count):
-        factor, run = factors[row, k], source[at + k * step : at + k * step + n]
-        for i in range(n):
-            total[i] = factor * run[i] + (total[i] if k > 0 else 0)
+    """Write the sum of `count` runs, each times its factor of this row: at once for the usual numbers of them."""
+    if count == 3:
+        _combine_3(source, at, step, factors[row], target, to, n)
+    elif count == 5:
+        _combine_5(source, at, step, factors[row], target, to, n)
+    elif count == 6:
+        _combine_6(source, at, step, factors[row], target, to, n)
+    elif count == 8:
+        _combine_8(source, at, step, factors[row], target, to, n)
+    else:
+        total = target[to : to + n]
+        for k in range(count):
+            factor, run = factors[row, k], source[at + k * step : at + k * step + n]
+            for i in range(n):
+                total[i] = factor * run[i] + (total[i] if k > 0 else 0)
+
+
+@inner_in_order
+def _combine_3(d: Any, at: int, step: int, f: Any, v: Any, to: int, n: int) -> None:
+    a, b, f0, f1, f2 = places(at, step), uintp(to), f[0], f[1], f[2]
+    for i in range(uintp(n)):
+        v[b + i] = f0 * d[a[0] + i] + f1 * d[a[1] + i] + f2 * d[a[2] + i]
+
+
+@inner_in_order
+def _combine_5(d: Any, at: int, step: int, f: Any, v: Any, to: int, n: int) -> None:
+    a, b, f0, f1, f2, f3, f4 = places(at, step), uintp(to), f[0], f[1], f[2], f[3], f[4]
+    for i in range(uintp(n)):
+        first = f0 * d[a[0] + i] + f1 * d[a[1] + i] + f2 * d[a[2] + i]
+        v[b + i] = first + f3 * d[a[3] + i] + f4 * d[a[4] + i]
+
+
+@inner_in_order
+def _combine_6(d: Any, at: int, step: int, f: Any, v: Any, to: int, n: int) -> None:
+    a, b, f0, f1, f2, f3, f4, f5 = places(at, step), uintp(to), f[0], f[1], f[2], f[3], f[4], f[5]
+    for i in range(uintp(n)):
+        first = f0 * d[a[0] + i] + f1 * d[a[1] + i] + f2 * d[a[2] + i]
+        v[b + i] = first + f3 * d[a[3] + i] + f4 * d[a[4] + i] + f5 * d[a[5] + i]
+
+
+@inner_in_order
+def _combine_8(d: Any, at: int, step: int, f: Any, v: Any, to: int, n: int) -> None:
+    a, b, f0, f1, f2, f3, f4, f5, f6, f7 = places(at, step), uintp(to), f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]
+    for i in range(uintp(n)):
+        first = f0 * d[a[0] + i] + f1 * d[a[1] + i] + f2 * d[a[2] + i] + f3 * d[a[3] + i]
+        v[b + i] = first + f4 * d[a[4] + i] + f5 * d[a[5] + i] + f6 * d[a[6] + i] + f7 * d[a[7] + i]
 
 
 @inner

@@ -42,7 +42,7 @@ def gradients(
     """Write dx (H, W, N, C) and du (kernels², C, K) of samples start … stop, by groups of `tiles` and `samples`.
 
     x, dy : (H, W, N, C), (out_H, out_W, N, K)
-    u : kernels at their points (kernels², C, K)
+    u : kernels at their points with their channels swapped (kernels², K, C)
     top, left, f : rows and columns of padding, and what a tile has
     small : of `multiply`
     scratch : STEPS + points² · (`apart(rows, C)` + `apart(rows, K)`) numbers
@@ -69,7 +69,7 @@ def gradients(
 def _multiply_points(
     v: Rows, z: Rows, kernels: Any, sums: Any, f: Any, C: int, K: int, count: int, first: bool, small: int
 ) -> None:
-    """Add VᵀZ to the sums at each point, and write ZUᵀ over V."""
+    """Add VᵀZ to the sums at each point, and write ZU over V."""
     for i in range(f.points):
         for j in range(f.points):
             p, at = i * f.points + j, kernels_of(f, i, j) * C * K
@@ -77,7 +77,7 @@ def _multiply_points(
             adds = not first or i >= f.kernels or j >= f.kernels
             multiply(old, change, Matrix(sums, at, K, False), C, K, count, adds, small)
             new = Matrix(v.numbers, p * v.apart, C, False)
-            multiply(change, Matrix(kernels, at, K, True), new, count, C, K, False, small)
+            multiply(change, Matrix(kernels, at, C, False), new, count, C, K, False, small)
 
 
 @inner

@@ -25,5 +25,12 @@ _OF_ONE_GROUP: tuple[ConvAlgorithm, ...] = (
     *map(Dilated, _WHOLE),  # phases of dilated kernels are small maps, which tiles of transforms are too large for
     Winograd("winograd-4x3-stride2", Minimal.halving(4), rounding=1e-5),
 )
-ALGORITHMS: dict[str, ConvAlgorithm] = {a.name: a for a in (*_OF_ONE_GROUP, *map(Grouped, _OF_ONE_GROUP), Depthwise())}
+_FOR_ONE_THREAD: tuple[ConvAlgorithm, ...] = (
+    Winograd("winograd-2x3-whole", Minimal.of(2, 3), rounding=2e-6, whole=True),
+    Winograd("winograd-4x3-whole", Minimal.of(4, 3), rounding=1e-5, whole=True),
+    Winograd("winograd-4x5-whole", Minimal.of(4, 5), rounding=3e-5, whole=True),
+)
+ALGORITHMS: dict[str, ConvAlgorithm] = {
+    a.name: a for a in (*_OF_ONE_GROUP, *_FOR_ONE_THREAD, *map(Grouped, _OF_ONE_GROUP), Depthwise())
+}
 """Algorithms by name; im2col supports every problem of one group, and grouped-im2col or depthwise every other."""

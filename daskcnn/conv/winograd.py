@@ -48,7 +48,7 @@ MOST_PORTIONS, LEAST_PORTIONS, PORTIONS_BYTES = 16, 4, 20 << 20
 PORTION_ROWS, MOST_ROWS, GRADIENTS_BYTES = 128, 256, 7 << 18
 """Fewest rows of a portion, most rows of its groups, and bytes of a group at all points, which products overwrite."""
 TASKS = 4
-"""Tasks of a thread, to even out the threads' speeds."""
+"""Tasks of each of several threads, to even out their speeds."""
 THREAD_NUMBERS = 1 << 12
 """Fewest numbers of a tap that a thread transforms: calling one takes as long."""
 
@@ -72,12 +72,16 @@ class Groups:
 
 
 class Winograd(ConvAlgorithm):
-    """F(m×m, r×r): tiles of m×m outputs. Supports kernels of r×r with its stride; with 2, an odd padding."""
+    """F(m×m, r×r): tiles of m×m outputs. Supports kernels of r×r with its stride; with 2, an odd padding.
 
-    version = 4
+    whole: gradients are made of the whole minibatch at once. That saves partial sums and their kernels, which weigh
+    most with few samples, but leaves one thread nearly all of the way back: the model does not prefer it.
+    """
 
-    def __init__(self, name: str, f: Minimal, rounding: float) -> None:
-        self.name, self.rounding, self._f, self._back = name, rounding, f, f.backward or f
+    version = 5
+
+    def __init__(self, name: str, f: Minimal, rounding: float, *, whole: bool = False) -> None:
+        self.name, self.rounding, self._f, self._back, self._whole = name, rounding, f, f.backward or f, whole
 
     def supports(self, spec: ConvSpec) -> bool:
         """Return True for its stride, kernels of r×r adjacent taps and one group, in float32 and float64."""
@@ -102,7 +106,9 @@ class Winograd(ConvAlgorithm):
         return {"forward": forward, "backward": (*data, *forward), "backward_filter": forward}[direction]
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
-        return (_WinogradLoops if backend.compiled else PointExpressions)(self._f, spec, limit)
+        if not backend.compiled:
+            return PointExpressions(self._f, spec, limit)
+        return _WinogradLoops(self._f, spec, limit, whole=self._whole)
 
 
 @dataclass(frozen=True)
@@ -139,15 +145,16 @@ class _PointWay:
 class _WinogradLoops(AtPoints):
     """Compiled loops over groups of tiles and samples."""
 
-    def __init__(self, f: Minimal, spec: ConvSpec, limit: int) -> None:
+    def __init__(self, f: Minimal, spec: ConvSpec, limit: int, *, whole: bool) -> None:
         super().__init__(f, spec, limit)
         there, room, sums = self.there, (limit - ROUNDING) // spec.itemsize, f.kernel_numbers(spec)
         self._forward = _PointWay.of(spec, f, there, False, room)
         self._data = _PointWay.of(spec, self.back, self.data, True, room)
         fit = (room - _sum_groups(f, there, 0).numbers) // sums
-        self._parts = max(1, min(PARTS, fit, max(_fewest_parts(f, there), PART_BYTES // _sum_bytes(f, there))))
+        parts = min(PARTS, fit, max(_fewest_parts(f, there), PART_BYTES // _sum_bytes(f, there)))
+        self._parts = 1 if whole else max(1, parts)
         self._groups = _sum_groups(f, there, room - self._parts * sums)
-        self._portions = _portions(f, spec, room)
+        self._portions = _cut(f, spec, room, [slice(0, spec.N)]) if whole else _portions(f, spec, room)
         self._shape, self._gt = (f.tile.kernels**2, spec.C, spec.K), np.ascontiguousarray(f.g.T, spec.dtype)
 
     def _transformed(self, w: Array, device: Device) -> Array:
@@ -158,7 +165,8 @@ class _WinogradLoops(AtPoints):
         return self._correlate(self._forward, x, prepared.w, prepared.transformed, bias, device)
 
     def backward_data(self, dy: Array, prepared: Kernels, device: Device) -> Array:
-        return self._correlate(self._data, dy, prepared.w, None, None, device)
+        w = prepared.w if self._data.groups is None else _swapped(prepared.w)
+        return self._correlate(self._data, dy, w, None, None, device)
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C, K): tiles of x by those of dy. A part has the same groups for any number of threads."""
@@ -186,9 +194,8 @@ class _WinogradLoops(AtPoints):
         x, dy = map(device.backend.contiguous, (x, dy))
         held = (1 + len(portions.samples)) * prod(self._shape)
         scratch = _Scratch(self, device, held=held, own=portions.numbers)
-        u = prepared.transformed
-        if u is None:
-            u = self._forward.transform(prepared.w, scratch.take("kernels", *self._shape), scratch)
+        kernels, C, K = self._shape
+        u = self._forward.transform(_swapped(prepared.w), scratch.take("kernels", kernels, K, C), scratch)
         du = scratch.take("sums", len(portions.samples), *self._shape)
         dx = np.empty(self.spec.x_shape, self.spec.dtype)  # tiles cover all of it, what no output needs too
 
@@ -243,9 +250,10 @@ class _WinogradPass:
         def some(part: slice, own: Array) -> None:
             inputs, products = own[:cut], own[cut:]
             numbers = *c.pad, groups.tiles, groups.samples, part.start, part.stop, 0, f.tile.points, scratch.small
-            compiled.winograd.correlate(self.x, u, way.turned, bias, y, products, f.tile, *numbers, inputs)
+            compiled.winograd.correlate(self.x, u, False, bias, y, products, f.tile, *numbers, inputs)
 
-        scratch.map(some, equal_slices(groups.count, min(groups.count, TASKS * scratch.threads)))
+        tasks = 1 if scratch.threads == 1 else min(groups.count, TASKS * scratch.threads)
+        scratch.map(some, equal_slices(groups.count, tasks))
         return y
 
     def by_lines(self) -> Array:
@@ -300,7 +308,12 @@ def _portions(f: Minimal, spec: ConvSpec, room: int) -> Portions | None:
     most = min(N, MOST_PORTIONS, PORTIONS_BYTES // (sums * spec.itemsize), *pays)
     if most < LEAST_PORTIONS:
         return None
-    samples = equal_slices(N, 1 << most.bit_length() - 1)  # a power of two leaves few threads without work at the end
+    return _cut(f, spec, room, equal_slices(N, 1 << most.bit_length() - 1))  # else few threads had work at the end
+
+
+def _cut(f: Minimal, spec: ConvSpec, room: int, samples: list[slice]) -> Portions | None:
+    """Return portions of these samples, in groups that stay in cache; None if there is not enough memory."""
+    C, K, tiles, sums = spec.C, spec.K, prod(Correlation.forward(spec).tiles(f)), f.kernel_numbers(spec)
     longest = max(each.stop - each.start for each in samples)
     rows = max(LEAST_ROWS, min(MOST_ROWS, GRADIENTS_BYTES // (f.tile.points**2 * (C + K) * spec.itemsize)))
     while rows >= FEWEST_ROWS:
@@ -311,6 +324,11 @@ def _portions(f: Minimal, spec: ConvSpec, room: int) -> Portions | None:
             return Portions(samples, several, together, numbers)
         rows //= 2
     return None
+
+
+def _swapped(w: Array) -> Array:
+    """Return kernels (R, S, K, C): BLAS's small products take half as long again where the right factor is turned."""
+    return np.ascontiguousarray(w.transpose(0, 1, 3, 2))
 
 
 def _points_of(f: Minimal, kernels: slice) -> tuple[int, int]:
@@ -333,6 +351,11 @@ class _Scratch:
 
     def map(self, function: Callable[[Any, Array], None], items: Iterable[Any]) -> None:
         """Call the function of every item, with a thread's memory, on as many threads as there is memory for."""
+        if self.threads == 1:
+            own = self.take("own0", self._own)
+            for item in items:
+                function(item, own)
+            return
         self.pool.map(partial(self._lent.call, function), items, threads=self.threads)
 
     @cached_property
