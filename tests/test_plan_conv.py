@@ -24,10 +24,12 @@ from daskcnn.errors import JobError
 from daskcnn.job.network import convolutions
 from daskcnn.job.prepared import planning_device
 from daskcnn.job.resolve import resolve
-from daskcnn.job.tables import Job
+from daskcnn.job.tables import Job, Workers
 from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.prepared_job import fitted
+from daskcnn.ps import RULES
 from daskcnn.store import DATASETS, open_dataset
+from daskcnn.training import worker_calibration
 from daskcnn.training.replica import Replica
 from daskcnn.training.worker_calibration import tune_convolutions
 from tests.tiny_runs import tiny_data, tiny_job
@@ -233,6 +235,29 @@ def test_a_worker_measures_the_convolutions_of_its_batches_once(
     looks = next(ticks)
     tune_convolutions(own)
     assert next(ticks) == looks + 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "workers", "sizes"),
+    [
+        ("bsp", None, {32, 16, 8, 4}),
+        ("bsp", 2, {32, 16, 8, 4}),
+        ("bsp", 1, {32}),
+        ("sgwu", 2, {32}),
+        ("easgd", 2, {32}),
+        (None, 2, {32}),
+    ],
+)
+def test_a_worker_that_shares_steps_measures_shares_of_them(
+    rule: str | None, workers: int | None, sizes: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, asked = replica(tmp_path, device=Device(), clock=time.perf_counter), list[ConvSpec]()
+    monkeypatch.setattr(worker_calibration, "tune", lambda specs, *_, **__: asked.extend(specs))
+    cluster = own.job.cluster.model_copy(update={"workers": Workers(cpu=workers)})
+    own.job = own.job.model_copy(update={"rule": rule and RULES[rule](), "cluster": cluster})
+    tune_convolutions(own)
+    assert {spec.N for spec in asked} == sizes
+    assert len(asked) == 2 * len(sizes)
 
 
 def test_tuning_keeps_to_its_seconds(tmp_path: Path, all_are_close: None) -> None:

@@ -338,3 +338,47 @@ def _four_outputs(m: Any, T: Any) -> Any:
     """Multiply Aᵀ of these points by five numbers."""
     even, odd = m[1] + m[2], m[1] - m[2]
     return m[0] + even + m[3], odd + T(2) * m[3], even + T(4) * m[3], odd + T(8) * m[3] + m[4]
+
+
+# --- kernels of five taps at points 0, ±1, ±2, ±½, ∞: what pairs of points share is computed once ---
+
+
+@inner
+def kernels_5_8(w: Any, at: int, step: int, g: Any, u: Any, to: int, apart: int, n: int) -> None:
+    """Multiply G (8, 5), or that of turned kernels, by runs of taps w[at + r·step …] into u[to + i·apart …]."""
+    a, b = places(at, step), places(to, apart)
+    first0, first4, last0, last4 = g[0, 0], g[0, 4], g[7, 0], g[7, 4]
+    p0, p1, p2, p3, p4 = g[1, 0], g[1, 1], g[1, 2], g[1, 3], g[1, 4]
+    q0, q1, q2, q3, q4 = g[3, 0], g[3, 1], g[3, 2], g[3, 3], g[3, 4]
+    r0, r1, r2, r3, r4 = g[5, 0], g[5, 1], g[5, 2], g[5, 3], g[5, 4]
+    for i in range(uintp(n)):
+        w0, w1, w2, w3, w4 = w[a[0] + i], w[a[1] + i], w[a[2] + i], w[a[3] + i], w[a[4] + i]
+        u[b[0] + i] = first0 * w0 + first4 * w4
+        even, odd = p0 * w0 + p2 * w2 + p4 * w4, p1 * w1 + p3 * w3
+        u[b[1] + i] = even + odd
+        u[b[2] + i] = even - odd
+        even, odd = q0 * w0 + q2 * w2 + q4 * w4, q1 * w1 + q3 * w3
+        u[b[3] + i] = even + odd
+        u[b[4] + i] = even - odd
+        even, odd = r0 * w0 + r2 * w2 + r4 * w4, r1 * w1 + r3 * w3
+        u[b[5] + i] = even + odd
+        u[b[6] + i] = even - odd
+        u[b[7] + i] = last0 * w0 + last4 * w4
+
+
+@inner
+def folded_8_5(u: Any, at: int, step: int, gt: Any, w: Any, to: int, apart: int, n: int) -> None:
+    """Multiply Gᵀ (5, 8) by runs u[at + i·step …] into w[to + r·apart …]: the adjoint of `kernels_5_8`."""
+    a, b = places(at, step), places(to, apart)
+    first, last = gt[0, 0], gt[4, 7]
+    p0, p1, p2, p3, p4 = gt[0, 1], gt[1, 1], gt[2, 1], gt[3, 1], gt[4, 1]
+    q0, q1, q2, q3, q4 = gt[0, 3], gt[1, 3], gt[2, 3], gt[3, 3], gt[4, 3]
+    r0, r1, r2, r3, r4 = gt[0, 5], gt[1, 5], gt[2, 5], gt[3, 5], gt[4, 5]
+    for i in range(uintp(n)):
+        p, q, r = u[a[1] + i] + u[a[2] + i], u[a[3] + i] + u[a[4] + i], u[a[5] + i] + u[a[6] + i]
+        w[b[0] + i] = first * u[a[0] + i] + p0 * p + q0 * q + r0 * r
+        w[b[2] + i] = p2 * p + q2 * q + r2 * r
+        w[b[4] + i] = p4 * p + q4 * q + r4 * r + last * u[a[7] + i]
+        p, q, r = u[a[1] + i] - u[a[2] + i], u[a[3] + i] - u[a[4] + i], u[a[5] + i] - u[a[6] + i]
+        w[b[1] + i] = p1 * p + q1 * q + r1 * r
+        w[b[3] + i] = p3 * p + q3 * q + r3 * r

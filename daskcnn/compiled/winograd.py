@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from daskcnn.compiled.loop import boolean, inner, inner_in_order, integers, intp, loop, uintp
-from daskcnn.compiled.minimal import from_points, places, to_points
+from daskcnn.compiled.minimal import folded_8_5, from_points, kernels_5_8, places, to_points
 from daskcnn.compiled.products import Matrix, multiply
 from daskcnn.compiled.runs import add_at, copy_at
 from daskcnn.compiled.sizes import MOST_POINTS, RUN, STEP, STEPS, Tile, apart
@@ -171,6 +171,12 @@ def transform_kernels(w: Any, g: Any, u: Any, begin: int, end: int, first: int, 
     taps, target = w.reshape(w.size), u.reshape(u.size)
     for at in range(first, last, RUN):
         n = min(RUN, last - at)
+        if R == S == 5 and end - begin == points == 8:
+            for s in range(S):
+                kernels_5_8(taps, s * size + at, S * size, g, scratch, s * STEP, S * STEP, n)
+            for i in range(points):
+                kernels_5_8(scratch, i * S * STEP, STEP, g, target, i * points * size + at, size, n)
+            continue
         for i in range(begin, end):
             for s in range(S):
                 _combine(taps, s * size + at, S * size, g, i, R, scratch, s * STEP, n)
@@ -183,6 +189,7 @@ def fold_kernels(du: Any, gt: Any, dw: Any, first: int, last: int, scratch: Any)
     """Write dw (R, S, C, K) = gt (Σ du) gtᵀ for the numbers first … last of each tap; du (parts, points², C, K)."""
     parts, (R, points), size = du.shape[0], gt.shape, dw.shape[2] * dw.shape[3]
     S, sums, target, half = dw.shape[1], du.reshape(du.size), dw.reshape(dw.size), scratch[MOST_POINTS * STEP :]
+    paired = R == S == 5 and points == 8
     for at in range(first, last, RUN):
         n = min(RUN, last - at)
         for i in range(points):
@@ -191,10 +198,16 @@ def fold_kernels(du: Any, gt: Any, dw: Any, first: int, last: int, scratch: Any)
                 numbers, here, step = scratch, 0, STEP
                 for j in range(points):
                     _total(sums, (i * points + j) * size + at, points * points * size, parts, scratch, j * STEP, n)
+            if paired:
+                folded_8_5(numbers, here, step, gt, half, i * S * STEP, STEP, n)
+                continue
             for s in range(S):
                 _combine(numbers, here, step, gt, s, points, half, (i * S + s) * STEP, n)
-        for r in range(R):
-            for s in range(S):
+        for s in range(S):
+            if paired:
+                folded_8_5(half, s * STEP, S * STEP, gt, target, s * size + at, S * size, n)
+                continue
+            for r in range(R):
                 _combine(half, s * STEP, S * STEP, gt, r, points, target, (r * S + s) * size + at, n)
 
 
@@ -335,8 +348,6 @@ def _combine(source: Any, at: int, step: int, factors: Any, row: int, count: int
         _combine_5(source, at, step, factors[row], target, to, n)
     elif count == 6:
         _combine_6(source, at, step, factors[row], target, to, n)
-    elif count == 8:
-        _combine_8(source, at, step, factors[row], target, to, n)
     else:
         total = target[to : to + n]
         for k in range(count):
@@ -366,14 +377,6 @@ def _combine_6(d: Any, at: int, step: int, f: Any, v: Any, to: int, n: int) -> N
     for i in range(uintp(n)):
         first = f0 * d[a[0] + i] + f1 * d[a[1] + i] + f2 * d[a[2] + i]
         v[b + i] = first + f3 * d[a[3] + i] + f4 * d[a[4] + i] + f5 * d[a[5] + i]
-
-
-@inner_in_order
-def _combine_8(d: Any, at: int, step: int, f: Any, v: Any, to: int, n: int) -> None:
-    a, b, f0, f1, f2, f3, f4, f5, f6, f7 = places(at, step), uintp(to), f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]
-    for i in range(uintp(n)):
-        first = f0 * d[a[0] + i] + f1 * d[a[1] + i] + f2 * d[a[2] + i] + f3 * d[a[3] + i]
-        v[b + i] = first + f4 * d[a[4] + i] + f5 * d[a[5] + i] + f6 * d[a[6] + i] + f7 * d[a[7] + i]
 
 
 @inner

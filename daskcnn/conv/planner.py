@@ -178,8 +178,9 @@ def _plan(
     back = min(alike, key=lambda c: c.seconds.way_back(need_dx))
     seconds = there.seconds.forward + back.seconds.way_back(need_dx)
     others = alike[1:] if there is back else alike
-    others_samples = f" with {fit[0].samples} samples, for {spec.N}" if measured and fit[0].samples != spec.N else ""
-    text = f"{'measured' if measured else 'predicted'}{others_samples} {readable(seconds)}"
+    near = f"measured with {fit[0].samples} samples, in proportion"
+    how = "predicted" if not measured else "measured" if fit[0].samples == spec.N else near
+    text = f"{how} {readable(seconds)}"
     text += "".join(f" against {c.name}'s {readable(c.seconds.step(need_dx))}" for c in others[:1])
     reason, workspace = "; ".join([text, *_left_out(spec, fit, exact)]), max(there.workspace, back.workspace)
     return ConvPlan(spec, there.name, back.name, workspace, limit, reason, seconds, measured, need_dx)
@@ -208,10 +209,10 @@ def _candidates(
 def _measured(spec: ConvSpec, limit: int, backend: Backend, threads: int) -> tuple[int, Mapping[str, Seconds]]:
     """Return the number of samples next to the problem's that was measured, and the algorithms' seconds by that.
 
-    The shares of a step's samples change by one from step to step, and with the workers' speeds: none is measured anew.
+    A worker's share of a step changes by one from step to step, and with the workers' speeds: none is measured anew.
     """
-    versions_now = versions(spec)
-    known = {n: e for n, e in memory_of(backend).near(key(spec, threads, limit)).items() if e.versions == versions_now}
+    named, entries = versions(spec), memory_of(backend).near(key(spec, threads, limit))
+    known = {n: entry for n, entry in entries.items() if entry.versions == named}
     ratios = {n: max(n, spec.N) / min(n, spec.N) for n in known}
     nearest = min(ratios, key=ratios.__getitem__, default=0)
     if not nearest or ratios[nearest] > NEAR:

@@ -96,9 +96,11 @@ def test_refuses_arrays_of_another_shape(wrong: str, call: Callable[..., Any]) -
 # --- the choice, among algorithms made up for it ---
 
 
-def remember(threads: int = 1, limit: int = 1 << 30, **seconds: tuple[float, float, float]) -> None:
-    entry = Entry(versions=versions(SPEC), seconds=seconds)
-    memory_of(NUMPY).remember({key(SPEC, threads, limit): entry})
+def remember(
+    spec: ConvSpec = SPEC, threads: int = 1, limit: int = 1 << 30, **seconds: tuple[float, float, float]
+) -> None:
+    entry = Entry(versions=versions(spec), seconds=seconds)
+    memory_of(NUMPY).remember({key(spec, threads, limit): entry})
     forget_plans()
 
 
@@ -123,6 +125,32 @@ def test_a_measurement_goes_before_predictions(tuned: None, only: Only) -> None:
     assert (first.algorithm, first.seconds) == ("b, backward a", 0.6)
     assert first.reason == "measured 600 ms against a's 1.1 s"
     assert first.flops_per_second == 2 * SPEC.flops / 0.6
+
+
+@pytest.mark.parametrize(
+    ("samples", "nearest"), [(8, 8), (9, 8), (16, 24), (4, 8), (23, 24), (48, 24), (3, 0), (49, 0)]
+)
+def test_a_share_of_a_step_goes_by_the_nearest_size_that_was_measured(
+    samples: int, nearest: int, tuned: None, only: Only
+) -> None:
+    only(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2), FakeAlgorithm("c", 0.3))
+    remember(b=(8.0, 8.0, 1.0), a=(16.0, 16.0, 1.0))
+    remember(replace(SPEC, N=24), c=(24.0, 24.0, 1.0), a=(48.0, 48.0, 1.0))
+    spec = replace(SPEC, N=samples)
+    chosen, best = plan(spec, Device()), candidates(spec, Device())[0]
+    assert (chosen.algorithm, chosen.measured) == {8: ("b", True), 24: ("c", True), 0: ("a", False)}[nearest]
+    assert best.samples == nearest
+    if nearest:
+        assert chosen.seconds == pytest.approx(2 * samples)
+    if nearest not in (0, samples):
+        assert chosen.reason.startswith(f"measured with {nearest} samples, in proportion {readable(2.0 * samples)} ")
+
+
+def test_a_near_size_of_another_problem_says_nothing(tuned: None, only: Only) -> None:
+    only(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2))
+    remember(replace(SPEC, N=9, W=17), a=(2.0, 2.0, 1.0), b=(1.0, 1.0, 1.0))
+    remember(replace(SPEC, N=9), threads=2, a=(2.0, 2.0, 1.0), b=(1.0, 1.0, 1.0))
+    assert plan(SPEC, Device()).algorithm == "a"
 
 
 def test_the_fastest_of_each_way_is_chosen(tuned: None, only: Only) -> None:

@@ -53,6 +53,14 @@ def test_what_is_remembered_is_not_measured_again(only: Only, clock: FakeClock) 
     assert tune([SPEC], Device(), clock=clock, anew=True) == [SPEC]
 
 
+def test_a_size_that_is_asked_for_is_measured_though_a_near_one_is_known(only: Only, clock: FakeClock) -> None:
+    only(*(FakeAlgorithm(name, 0.01, (0.01, 0.01, 0.01), clock=clock) for name in "ab"))
+    tune([LARGER], Device(), clock=clock)
+    assert "with 4 samples" in plan(SPEC, Device()).reason
+    assert tune([SPEC, LARGER], Device(), clock=clock) == [SPEC]
+    assert plan(SPEC, Device()).reason.startswith("measured 20 ms")
+
+
 @pytest.mark.parametrize("news", ["version", "algorithm"])
 def test_news_are_measured(news: str, only: Only, clock: FakeClock) -> None:
     def fake(name: str, version: int = 1) -> FakeAlgorithm:
