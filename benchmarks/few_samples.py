@@ -3,7 +3,7 @@
     python benchmarks/few_samples.py [--networks quick rules] [--samples 1 4 12 64] [--seconds 20] [--results FILE]
 
 A worker that shares a step's samples gets few of them. One thread, seconds of the processor, not of the clock, so that
-other programs matter little; all sizes take turns, and of each the lower quartile of its steps counts. Convolutions are
+other programs matter little; all sizes take turns, and of each the fastest tenth of its steps counts. Convolutions are
 measured as a worker measures them that shares steps of the largest size. Where PyTorch is installed its faster eager
 mode takes turns with ours. "fixed" is where the line through the two largest sizes meets no samples at all.
 """
@@ -78,7 +78,7 @@ def measure(network: str, sizes: Sequence[int], seconds: float) -> dict[str, Any
                 step()
                 taken[key].append(time.thread_time() - begun)
             del taken[key][-TURN]
-    found = {key: quantiles(each, n=4)[0] * 1e3 for key, each in taken.items()}
+    found = {key: quantiles(each, n=10)[0] * 1e3 for key, each in taken.items()}
     rows = [_row(n, {side: ms for (size, side), ms in found.items() if size == n}) for n in sizes]
     return {"network": network, "rows": rows, **_shared(rows)}
 
