@@ -23,7 +23,6 @@ from daskcnn.compiled.loop import (
     uint64,
     vector_at,
 )
-from daskcnn.compiled.runs import copy
 
 BLOCK = 1024
 """Numbers that are added up at once. With more the processor fetches less of the vectors ahead: half the speed."""
@@ -166,8 +165,14 @@ def sgd(
     for at in range(start, stop, STEPPED):
         end = min(at + STEPPED, stop)
         _sgd(params[at:end], grads[at:end], velocity[at:end], lr, momentum, decay, nesterov, made[0], made[1])
-        copy(made[0, : end - at], new_params[at:end])
-        copy(made[1, : end - at], new_velocity[at:end])
+        _write(made[0], new_params[at:end])
+        _write(made[1], new_velocity[at:end])
+
+
+@inner_as_written
+def _write(made: Any, target: Any) -> None:
+    for i in range(len(target)):
+        target[i] = made[i]
 
 
 @inner_as_written
@@ -211,9 +216,9 @@ def adamw(
         p, g, old_mean, old_square = params[at:end], grads[at:end], mean[at:end], square[at:end]
         _moments(g, old_mean, old_square, beta1, rest1, beta2, rest2, made[1], made[2])
         _divided(p, made[1], made[2], kept, rate, root, epsilon, made[0])
-        copy(made[0, : end - at], new_params[at:end])
-        copy(made[1, : end - at], new_mean[at:end])
-        copy(made[2, : end - at], new_square[at:end])
+        _write(made[0], new_params[at:end])
+        _write(made[1], new_mean[at:end])
+        _write(made[2], new_square[at:end])
 
 
 @inner_as_written
@@ -253,8 +258,8 @@ def lars(
     for at in range(start, stop, STEPPED):
         end = min(at + STEPPED, stop)
         _lars(params[at:end], grads[at:end], velocity[at:end], rate, momentum, decay, made[0], made[1])
-        copy(made[0, : end - at], new_params[at:end])
-        copy(made[1, : end - at], new_velocity[at:end])
+        _write(made[0], new_params[at:end])
+        _write(made[1], new_velocity[at:end])
 
 
 @inner_as_written
@@ -272,8 +277,8 @@ def toward(here: Any, there: Any, part: float, new: Any, also: Any, start: int, 
     for at in range(start, stop, STEPPED):
         end = min(at + STEPPED, stop)
         _toward(here[at:end], there[at:end], part, made)
-        copy(made[: end - at], new[at:end])
-        copy(made[: end - at], also[at:end])
+        _write(made, new[at:end])
+        _write(made, also[at:end])
 
 
 @inner_as_written

@@ -35,7 +35,13 @@ SPECS |= {
     if spec.R == 3
 }
 WINOGRAD = {name: a for name, a in ALGORITHMS.items() if name.startswith("winograd")}
-MINIMAL = dict(zip(WINOGRAD, (Minimal.of(2, 3), Minimal.of(4, 3), Minimal.of(4, 5), Minimal.halving(4)), strict=True))
+OF_NAME = {
+    "winograd-2x3": Minimal.of(2, 3),
+    "winograd-4x3": Minimal.of(4, 3),
+    "winograd-4x5": Minimal.of(4, 5),
+    "winograd-4x3-stride2": Minimal.halving(4),
+}
+MINIMAL = {name: OF_NAME[name.removesuffix("-whole")] for name in WINOGRAD}
 
 
 @pytest.mark.parametrize(("algorithm", "spec"), [c for c in cases(SPECS) if c.values[0] in WINOGRAD])
@@ -106,6 +112,29 @@ def test_the_matrices_are_minimal_filtering_to_the_last_digits(outputs: int, tap
     f, rng = Minimal.of(outputs, taps), np.random.default_rng(0)
     d, g = rng.standard_normal(f.tile.points), rng.standard_normal(taps)
     np.testing.assert_allclose(f.a.T @ ((f.g @ g) * (f.bt @ d)), np.correlate(d, g, "valid"), rtol=1e-12)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_points_of_kernels_of_five_taps_come_in_pairs(turned: bool) -> None:
+    """Loops compute even and odd taps once for both points of a pair."""
+    g = Minimal.of(4, 5).kernel_matrix(turned)
+    np.testing.assert_array_equal(g[2:7:2], g[1:7:2] * [1, -1, 1, -1, 1])
+    assert (g[0, 1:4] == 0).all()
+    assert (g[7, 1:4] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["winograd-2x3", "winograd-4x3", "winograd-4x5"])
+@pytest.mark.parametrize("N", [1, 3, 12])
+def test_a_whole_minibatch_makes_the_gradients_of_portions(name: str, N: int) -> None:
+    spec = shared(name, N, 17, 9)
+    x, w, dy = arrays(spec)
+    for device in (Device(), Device(pool=Pool(3))):
+        found, expected = (
+            conv.backward(x, dy, conv.prepare(w, device), device)
+            for conv in (bound(ALGORITHMS[each], spec, device) for each in (f"{name}-whole", name))
+        )
+        for one, other, direction in zip(found, expected, DIRECTIONS[1:], strict=True):
+            assert_close(ALGORITHMS[name], spec, direction, one, other)
 
 
 def test_every_second_output_needs_as_many_points_as_inputs() -> None:
