@@ -103,6 +103,8 @@ class Winograd(ConvAlgorithm):
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         forward, data = _work(self._f, Correlation.forward(spec)), _work(self._back, Correlation.data(spec))
+        if self._whole:  # a stage of nothing: without measurements the one that threads share is chosen
+            forward = (*forward, Work("whole", 0, 0))
         return {"forward": forward, "backward": (*data, *forward), "backward_filter": forward}[direction]
 
     def bind(self, spec: ConvSpec, backend: Backend, limit: int) -> Convolution:
