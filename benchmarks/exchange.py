@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,8 @@ from netns import network
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import advertised, present, wait_for_members
-from daskcnn.cluster.peers.meeting_tasks import Peers, RoundStart, end_round
-from daskcnn.cluster.peers.meetings import AHEAD, Meeting, PeerGraph
+from daskcnn.cluster.peers.meeting_tasks import RoundStart
+from daskcnn.cluster.peers.pieces import Peers
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.server_hosts import host_server
 from daskcnn.job.tables import Cluster, Job, Workers
@@ -59,6 +60,7 @@ class VectorReplica:
 
     job: Any
     weights: Any
+    frozen: Any = ()
     optimizer: Any = field(default_factory=lambda: OptimizerState(np.zeros((1, 1), np.float32)))
 
     def __post_init__(self) -> None:
@@ -138,6 +140,14 @@ def begin_vector(peers: Any, name: str, job: Any) -> None:
     session = session_of(peers.run)
     session.replica.job = job
     begin_life(peers, name, None, 0, session.replica.weights)
+
+
+def timed_round(peers: Any, version: int, start: Any) -> tuple[float, int]:
+    """A round of the session's vector: its seconds, and the bytes sent in it."""
+    from daskcnn.cluster.peers.meeting_tasks import train_round
+
+    begun, report = time.perf_counter(), train_round(peers, version, start)
+    return time.perf_counter() - begun, report.bytes_up
 
 
 # --- rounds ---
@@ -243,28 +253,24 @@ def allreduce_seconds(context: RunContext, at: Any, life: int) -> float:
 
 
 def peer_seconds(context: RunContext, exchange: str, life: int, size: int) -> float:
-    """Seconds for one meeting peer to peer, of several that are submitted ahead as the driver does."""
+    """Seconds for one meeting peer to peer, of several in a round."""
     names = tuple(sorted(context.workers.alive))
     rule = RULES["bsp"].model_validate({"exchange": exchange})
-    peers, job = Peers(context.name, life, names, size), context.job.model_copy(update={"rule": rule})
+    addresses = tuple(context.workers.alive[name].address for name in names)
+    peers = Peers(context.name, life, names, size, token_hex(16), addresses)
+    job = context.job.model_copy(update={"rule": rule})
     context.connection.client.gather(
         [context.dispatch.submit("begin", begin_vector, peers, name, job, worker=name) for name in names]
     )
-    round_ = Round("", 0, ((0, 1),), 64 * (WARM_UP + MEETINGS), (0.0, 1.0), steps=WARM_UP + MEETINGS)
-    starts = {name: RoundStart(replace(round_, worker=name), None) for name in names}
-    graph, begun = PeerGraph(context.dispatch, peers), 0.0
-    flight: list[Meeting] = []
-    for version in range(WARM_UP + MEETINGS):
-        flight.append(graph.meet(version, starts if version == 0 else {}, flight[-1] if flight else None))
-        if version >= AHEAD:
-            context.connection.client.gather(list(flight[version - AHEAD].steps.values()))
-            # the training of the meeting after the warm-up begins with what that came to
-            begun = time.perf_counter() if version - AHEAD == WARM_UP else begun
-    reports = context.connection.client.gather(list(graph.adopt(flight[-1], end_round).values()))
-    seconds = (time.perf_counter() - begun) / MEETINGS
-    moved = {report.bytes_up for report in reports}
+    seconds, moved = 0.0, dict.fromkeys(names, 0)
+    for version, steps in ((0, WARM_UP), (WARM_UP, MEETINGS)):
+        round_ = Round("", 0, ((0, 1),), 64 * steps, (0.0, 1.0), steps=steps)
+        starts = {name: RoundStart(replace(round_, worker=name), None, 1.0) for name in names}
+        tasks = [context.dispatch.submit("round", timed_round, peers, version, starts[n], worker=n) for n in names]
+        for name, (took, up) in zip(names, context.connection.client.gather(tasks), strict=True):
+            seconds, moved[name] = took / steps, moved[name] + up
     nominal = 2 * (WORKERS - 1) / WORKERS * size * (2 if exchange == "asa16" else 4) * (WARM_UP + MEETINGS)
-    assert all(abs(each - nominal) < 1e-3 * nominal for each in moved), (moved, nominal)
+    assert all(abs(each - nominal) < 1e-3 * nominal for each in moved.values()), (moved, nominal)
     return seconds
 
 

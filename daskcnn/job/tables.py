@@ -360,7 +360,7 @@ class Cluster(Options):
     """Seconds without a new worker after which a job that takes all workers there are begins. A job with a local
     cluster begins at once."""
     chain: int = Field(250, ge=1)
-    """Steps or meetings after which the chain of tasks, which the scheduler remembers, is cut. With `layer` also the
+    """Steps after which the chain of tasks, which the scheduler remembers, is cut. With `layer` also the
     most steps between two snapshots."""
     wire: Literal["float32", "float16"] = "float32"
     """Number type of vectors on the network."""

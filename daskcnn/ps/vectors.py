@@ -20,6 +20,8 @@ from daskcnn.ps.messages import Code, Objection, Push, Vector
 
 def cast(vector: Any, dtype: npt.DTypeLike) -> Any:
     """The array in this dtype, itself where it has it. Overflow gives infinity, without a warning."""
+    if vector.dtype == dtype:
+        return vector
     if isinstance(vector, np.ndarray) and vector.flags.c_contiguous:
         flat, names = vector.reshape(-1), (vector.dtype.name, np.dtype(dtype).name)
         if names == ("float32", "float16"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -26,7 +27,8 @@ from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.resume import EarlierRun
 from daskcnn.launch.training import Result, train_job
 from daskcnn.store import open_dataset
-from daskcnn.training.coordinator.facts import Progress, RoundDone
+from daskcnn.training.coordinator.facts import RoundDone
+from daskcnn.training.coordinator.orders import StartRound
 from daskcnn.training.replica import Replica
 
 LAYERS: list[dict[str, Any]] = [
@@ -156,10 +158,27 @@ class Listener:
             self._acts.pop(0)[1]()
 
 
-def in_mid_round(act: Callable[[], None]) -> Listener:
-    """Act once, when some meetings of the second round were made and others are under way."""
-    listener = Listener(lambda fact, _: isinstance(fact, Progress) and listener.count(RoundDone) > 0, act)
+def in_mid_round(client: Client, act: Callable[[], None]) -> Listener:
+    """Act once, while the second round is under way: from then on workers are slow, so that a round takes a while."""
+
+    def begins(fact: Any, found: list[Any]) -> bool:
+        return listener.count(RoundDone) > 0 and any(isinstance(order, StartRound) for order in found)
+
+    def slowly() -> None:
+        client.run(exec, SLOW_DOWN, {})
+        Timer(0.1, act).start()
+
+    listener = Listener(begins, slowly)
     return listener
+
+
+SLOW_DOWN = """
+import sys
+module = sys.modules.get("daskcnn.cluster.worker.session")
+for session in module._sessions.values() if module else ():
+    session.replica.watch._throttle = 20.0
+"""
+"""On a worker: the steps of its runs take twenty times as long. A function would have this module imported."""
 
 
 def run(

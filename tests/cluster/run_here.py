@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import count
+from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,21 +26,24 @@ from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cluster.groups.group_tasks import GroupMeeting
 from daskcnn.cluster.layers.task_context import TaskContext
 from daskcnn.cluster.link.client import Connection, heed_signals
-from daskcnn.cluster.link.members import Members
+from daskcnn.cluster.link.members import Member, Members
 from daskcnn.cluster.messages import Calibration, RoundOrder
-from daskcnn.cluster.peers.meeting_tasks import Peers
+from daskcnn.cluster.peers import pieces
+from daskcnn.cluster.peers.pieces import Peers
 from daskcnn.cluster.run.context import Bundle, Dispatch, Results
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.server import actor as server_actor
+from daskcnn.cluster.server import stream
 from daskcnn.cluster.shell.data_parallel import DataParallel
 from daskcnn.cluster.shell.shell import Shell
 from daskcnn.cluster.worker import session as stopping
 from daskcnn.cluster.worker.session import Session, forget_run, keep_session
 from daskcnn.cluster.worker.tasks import calibrate
+from daskcnn.errors import PushRefused
 from daskcnn.events import Event
 from daskcnn.job.network import network_of
 from daskcnn.job.tables import Job
-from daskcnn.ps import Leave, Push, Request
+from daskcnn.ps import Leave, Push, Refuse, Reply, Request
 from daskcnn.runs.state import TrainingState
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.store import Dataset
@@ -194,6 +198,32 @@ async def _unanswered_calls_end() -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
+class EndHere:
+    """A way to the desk of another worker of this process."""
+
+    def __init__(self, secret: str) -> None:
+        self._desk, self._answers = stream._servers[secret], SimpleQueue[Any]()
+
+    def begin(self, request: Push, stopped: Callable[[], bool]) -> None:
+        self._desk.serve(replace(request, payload=request.payload.copy()), self._answers.put)
+
+    def finish(self, request: Push, stopped: Callable[[], bool]) -> Reply:
+        while True:
+            try:
+                answer = self._answers.get(timeout=0.1)
+            except Empty:
+                if stopped():
+                    raise EOFError from None
+                continue
+            if isinstance(answer, Refuse):
+                raise PushRefused(answer.reason, answer.code)
+            assert isinstance(answer, Reply)
+            return answer
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
 @dataclass
 class ClientHere:
     """What of a Dask client starts actors."""
@@ -256,6 +286,9 @@ class DispatchHere(Dispatch):
         function = self._calibrated if function is calibrate else function
         return self.threads.submit(self.key(label), worker, function, args)
 
+    def submit_at(self, host: Member, label: str, function: Callable[..., Any], *args: Any) -> Any:
+        return self.threads.submit(self.key(label), host.name, function, args)
+
     def bundle(self) -> Bundle:
         return BundleHere(self)
 
@@ -312,6 +345,8 @@ class RunHere:
         with pytest.MonkeyPatch.context() as patch, single_threaded_blas():
             patch.setattr(stopping, "get_worker", threads.worker)
             patch.setattr(server_actor, "Actor", lambda kind, address, key: self._actors[key])
+            patch.setattr(stream, "get_worker", lambda: SimpleNamespace(handlers={}))
+            patch.setattr(pieces, "end_of", lambda peers, name, other, *_: EndHere(peers.desk(other)))
             try:
                 strategy = DataParallel(context, resumed)
                 state = Shell(context, strategy, lambda *told: self.heard.append(told)).train()

@@ -105,10 +105,10 @@ def test_asa16_halves_the_bytes_and_follows_asa(three_workers: Client, synthetic
 def test_worker_that_stands_still_between_meetings_is_given_up(
     three_workers: Client, synthetic: str, runs: str
 ) -> None:
-    job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"stall_timeout": 2.0, "workers": {"cpu": 2}})
+    job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"stall_timeout": 4.0, "workers": {"cpu": 2}})
     watch = Watch()
     go_on = kill_worker(three_workers, "cpu-1", signal.SIGCONT)
-    heard = in_mid_round(kill_worker(three_workers, "cpu-1", signal.SIGSTOP))
+    heard = in_mid_round(three_workers, kill_worker(three_workers, "cpu-1", signal.SIGSTOP))
     try:
         result = run(three_workers, job, watch, heard=heard)
     finally:
@@ -136,7 +136,7 @@ def test_divergence_between_peers_keeps_the_last_finite_checkpoint(
 @pytest.mark.slow
 def test_peers_interrupted_in_mid_round_are_saved_and_go_on(three_workers: Client, synthetic: str, runs: str) -> None:
     job = bsp(synthetic, runs, rule={"exchange": "asa"}, train={"epochs": 3}, run={"name": "it"})
-    heard = in_mid_round(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    heard = in_mid_round(three_workers, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted, match="--resume"):
         run(three_workers, job, handle_signals=True, heard=heard)
     again = Watch()

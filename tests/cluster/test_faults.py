@@ -98,10 +98,10 @@ def test_lost_worker_leaves_its_samples_and_one_that_comes_takes_its_share(
 def test_lost_peer_leaves_its_samples_and_the_round_begins_again(
     three_workers: Client, synthetic: str, runs: str
 ) -> None:
-    """Killed between two meetings."""
+    """Killed while it trains, or waits for others."""
     train = {"strategy": "bsp", "partition": "udpa", "batch_size": 64, "epochs": 3}
     job = small_job(synthetic, runs, train=train, rule={"exchange": "asa"})
-    watch, heard = Watch(), in_mid_round(kill_worker(three_workers, "cpu-1"))
+    watch, heard = Watch(), in_mid_round(three_workers, kill_worker(three_workers, "cpu-1"))
     result = run(three_workers, job, watch, heard=heard)
     (lost,) = watch.of("worker-lost")
     assert (lost["worker"], lost["reason"]) == ("cpu-1", "connection lost")

@@ -1,38 +1,34 @@
-"""The tasks of a meeting, run one by one in this process: what they do, and what they refuse to do twice."""
+"""Rounds of two peers, in threads of this process: what they come to, and what they refuse to do twice."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
-from daskcnn.cluster.peers.meeting_tasks import (
-    OutOfTurn,
-    Peers,
-    RoundStart,
-    add_up,
-    adopt,
-    begin_life,
-    center_of,
-    cut,
-    end_round,
-    rescue,
-    train,
-)
+from daskcnn.cluster.link.calls import Refusal
+from daskcnn.cluster.peers import meeting_tasks, pieces
+from daskcnn.cluster.peers.meeting_tasks import RoundStart, begin_life, center_of, rescue, train_round
+from daskcnn.cluster.peers.pieces import OutOfTurn, Peers
+from daskcnn.cluster.server import stream
 from daskcnn.cluster.worker import tasks as worker_tasks
 from daskcnn.cluster.worker.session import Session, forget_run, keep_session, session_of
 from daskcnn.errors import Diverged
 from daskcnn.job.network import initial_weights
 from daskcnn.job.tables import Job
 from daskcnn.partition.rounds import Round
+from daskcnn.ps import Push, Reply
 from daskcnn.store import Dataset
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica
+from tests.cluster.run_here import EndHere
 from tests.toy_data import toy_dataset
 
 NAMES = ("one", "two")
@@ -50,59 +46,64 @@ def job(**rule: Any) -> Job:
     return Job.model_validate({**tables, "rule": {"exchange": "asa", "every": 2} | rule})
 
 
-@pytest.fixture
-def stops(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Put True in, and the driver has stopped the next step."""
-    asked: list[bool] = []
-    monkeypatch.setattr(worker_tasks, "stopped", lambda: bool(asked and asked.pop()))
-    return asked
-
-
 class Meeting:
-    """Two workers as two runs of this process, and the tasks of their meetings as the driver's graph has them."""
+    """Two workers as two runs of this process."""
 
     def __init__(self, job: Job, dataset: Dataset) -> None:
         _, weights = initial_weights(job, dataset)
-        self.peers = {name: Peers(name, 1, NAMES, len(weights)) for name in NAMES}
+        of_all = Peers("", 1, NAMES, len(weights), "secret", NAMES)
+        self.peers = {name: replace(of_all, run=name) for name in NAMES}
         for name in NAMES:
             replica = Replica(job, dataset, Device(), clock=lambda: 0.0)
             keep_session(name, Session(replica))
             begin_life(self.peers[name], name, None, 7, weights)
-        rounds = {"one": Round("one", 0, ((0, 120),), 120, (0.0, 0.5), 5), "two": None}
-        rounds["two"] = Round("two", 0, ((120, 180),), 60, (0.0, 0.5), 5)
-        self.starts = {name: RoundStart(round_, JudgedPart(200, 210), 2.0) for name, round_ in rounds.items() if round_}
+        rounds = {
+            "one": Round("one", 0, ((0, 120),), 120, (0.0, 0.5), 5),
+            "two": Round("two", 0, ((120, 180),), 60, (0.0, 0.5), 5),
+        }
+        self.starts = {name: RoundStart(round_, JudgedPart(200, 210), 2.0) for name, round_ in rounds.items()}
+        self._pool = ThreadPoolExecutor(2)
 
-    def steps(self, version: int, sums: list[Any], start: bool = False) -> list[Any]:
-        return [train(self.peers[n], version, self.starts[n] if start else None, sums) for n in NAMES]
+    def begin(self, name: str, version: int = 7) -> Any:
+        return self._pool.submit(train_round, self.peers[name], version, self.starts[name])
 
-    def sums(self, version: int, stepped: list[Any]) -> list[Any]:
-        one, two = (self.peers[name] for name in NAMES)
-        from_two, from_one = cut(two, version, "one", stepped[1]), cut(one, version, "two", stepped[0])
-        return [add_up(one, version, stepped, [from_two]), add_up(two, version, stepped, [from_one])]
+    def trained(self) -> list[Any]:
+        return [each.result(20) for each in [self.begin(name) for name in NAMES]]
 
-    def session(self, name: str) -> Session:
-        return session_of(name)
+    def close(self) -> None:
+        self._pool.shutdown()
+        for name in NAMES:
+            forget_run(name)
 
 
 @pytest.fixture
-def meeting(dataset: Dataset, stops: list[bool]) -> Iterator[Meeting]:
-    yield Meeting(job(), dataset)
-    for name in NAMES:
-        forget_run(name)
+def stops(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set it, and the driver has stopped the tasks."""
+    asked = threading.Event()
+    monkeypatch.setattr(worker_tasks, "stopped", asked.is_set)
+    monkeypatch.setattr(meeting_tasks, "stop_signal", lambda: asked.is_set)
+    return asked
+
+
+@pytest.fixture
+def meeting(dataset: Dataset, stops: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meeting]:
+    monkeypatch.setattr(stream, "get_worker", lambda: SimpleNamespace(handlers={}))
+    monkeypatch.setattr(pieces, "end_of", lambda peers, name, other, *_: EndHere(peers.desk(other)))
+    meeting = Meeting(job(), dataset)
+    yield meeting
+    stops.set()
+    meeting.close()
+
+
+def center(meeting: Meeting, name: str) -> np.ndarray:
+    return np.asarray(center_of(meeting.peers[name]))
 
 
 def test_a_round_of_five_steps_has_three_meetings_and_ends_with_the_same_weights_everywhere(meeting: Meeting) -> None:
-    sums: list[Any] = []
-    presented = []
-    for version in (7, 8, 9):
-        stepped = meeting.steps(version, sums, start=version == 7)
-        presented.append([each.samples for each in stepped])
-        sums = meeting.sums(version, stepped)
-    reports = [end_round(meeting.peers[name], 10, sums) for name in NAMES]
-    assert presented == [[48, 24], [48, 24], [24, 12]]
-    weights = [meeting.session(name).replica.host_weights() for name in NAMES]
+    reports = meeting.trained()
+    weights = [session_of(name).replica.host_weights() for name in NAMES]
     np.testing.assert_array_equal(weights[0], weights[1])
-    np.testing.assert_array_equal(center_of(meeting.peers["one"]), weights[0])
+    np.testing.assert_array_equal(center(meeting, "one"), weights[0])
     size = meeting.peers["one"].size
     for report in reports:
         assert (report.samples, report.pushes, report.version) == (SAMPLES[report.worker], 3, 10)
@@ -114,48 +115,88 @@ def test_a_round_of_five_steps_has_three_meetings_and_ends_with_the_same_weights
 
 
 def test_tasks_that_dask_runs_again_change_nothing(meeting: Meeting) -> None:
-    first = meeting.steps(7, [], start=True)
-    sums = meeting.sums(7, first)
-    meeting.steps(8, sums)
-    before = [meeting.session(name).replica.host_weights() for name in NAMES]
-    one = meeting.peers["one"]
-    for again in (
-        lambda: train(one, 7, meeting.starts["one"], []),
-        lambda: train(one, 8, None, sums),
-        lambda: cut(one, 7, "two", first[0]),
-        lambda: add_up(one, 7, first, [sums[1]]),
-        lambda: adopt(one, 8, sums),
-        lambda: train(replace(one, life=2), 8, None, sums),
-    ):
+    meeting.trained()
+    before = [session_of(name).replica.host_weights() for name in NAMES]
+    one, start = meeting.peers["one"], meeting.starts["one"]
+    for peers, version in ((one, 7), (replace(one, life=2), 10)):
         with pytest.raises(OutOfTurn, match="it is dropped"):
-            again()
+            train_round(peers, version, start)
     for name, weights in zip(NAMES, before, strict=True):
-        np.testing.assert_array_equal(meeting.session(name).replica.host_weights(), weights)
+        np.testing.assert_array_equal(session_of(name).replica.host_weights(), weights)
 
 
-def test_training_that_was_stopped_leaves_the_last_center_to_go_on_from(meeting: Meeting, stops: list[bool]) -> None:
-    center = center_of(meeting.peers["one"])
-    stops.append(True)
-    assert train(meeting.peers["one"], 7, meeting.starts["one"], []) is None
+def test_a_wait_that_was_stopped_leaves_the_last_center_to_go_on_from(meeting: Meeting, stops: threading.Event) -> None:
+    """The other worker never comes."""
+    before, waits = center(meeting, "one"), meeting.begin("one")
+    peer = session_of("one").kept.find(meeting_tasks.Peer)
+    while peer is not None and not peer.pieces.waits:
+        assert not waits.done()
+    stops.set()
+    assert waits.result(20) is None
     version, optimizer = rescue(meeting.peers["one"])
     assert version == 7
-    np.testing.assert_array_equal(center_of(meeting.peers["one"]), center)
-    later = replace(meeting.peers["one"], life=2)
-    begin_life(later, "one", optimizer, 7, center)
-    assert train(later, 7, meeting.starts["one"], []) is not None
-
-
-def test_a_chain_that_is_cut_goes_on_without_sums(meeting: Meeting) -> None:
-    sums = meeting.sums(7, meeting.steps(7, [], start=True))
+    np.testing.assert_array_equal(center(meeting, "one"), before)
+    stops.clear()
     for name in NAMES:
-        adopt(meeting.peers[name], 8, sums)
-    assert all(each.samples for each in meeting.steps(8, []))
+        meeting.peers[name] = replace(meeting.peers[name], life=2, secret="another")
+        begin_life(meeting.peers[name], name, optimizer, 7, before)
+    assert [report.pushes for report in meeting.trained()] == [3, 3]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_sum_that_is_not_finite_is_never_handed_on(meeting: Meeting, value: float) -> None:
-    stepped = meeting.steps(7, [], start=True)
-    piece = np.array(cut(meeting.peers["two"], 7, "one", stepped[1]))
-    piece[1] = value
-    with pytest.raises(Diverged, match=r"lower train\.lr"):
-        add_up(meeting.peers["one"], 7, stepped, [piece])
+def test_a_sum_that_is_not_finite_is_never_handed_on(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    before, begin = center(meeting, "one"), EndHere.begin
+
+    def spoiled(end: EndHere, request: Push, stopped: Callable[[], bool]) -> None:
+        payload = np.array(request.payload)
+        payload[1] = value
+        begin(end, replace(request, payload=payload), stopped)
+
+    monkeypatch.setattr(EndHere, "begin", spoiled)
+    for found in meeting.trained():
+        assert isinstance(found, Refusal)
+        assert isinstance(found.error, Diverged)
+        assert "lower train.lr" in str(found.error)
+    np.testing.assert_array_equal(center(meeting, "one"), before)
+
+
+@pytest.mark.parametrize("lost", ["piece", "sum"])
+def test_pieces_are_sent_again_where_a_stream_breaks(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """They count once."""
+    original, broken = {"piece": EndHere.begin, "sum": EndHere.finish}[lost], set[Any]()
+
+    def breaks(end: EndHere, request: Push, stopped: Callable[[], bool]) -> Any:
+        if (request.worker, request.seq) not in broken:
+            broken.add((request.worker, request.seq))
+            if lost == "sum":
+                original(end, request, stopped)
+            raise ConnectionError
+        return original(end, request, stopped)
+
+    def nothing(end: EndHere, request: Push, stopped: Callable[[], bool]) -> Reply:
+        if lost == "piece" and (request.worker, request.seq) not in answered:
+            answered.add((request.worker, request.seq))
+            raise ConnectionError
+        return finish(end, request, stopped)
+
+    finish, answered = EndHere.finish, set[Any]()
+    monkeypatch.setattr(EndHere, "begin" if lost == "piece" else "finish", breaks)
+    if lost == "piece":
+        monkeypatch.setattr(EndHere, "finish", nothing)
+    reports = meeting.trained()
+    assert len(broken) == 6
+    assert [report.pushes for report in reports] == [3, 3]
+    np.testing.assert_array_equal(center(meeting, "one"), center(meeting, "two"))
+
+
+def test_a_worker_that_does_not_come_is_named(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(end: EndHere, request: Push, stopped: Callable[[], bool]) -> Reply:
+        raise ConnectionError
+
+    monkeypatch.setattr(EndHere, "finish", gone)
+    with pytest.raises(OutOfTurn, match="worker two does not come to the meeting of version 7"):
+        meeting.begin("one").result(20)

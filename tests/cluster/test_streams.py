@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from secrets import token_hex
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -19,8 +19,10 @@ from distributed.security import Security
 from distributed.worker import _worker_cvar
 
 from daskcnn.cluster.link.streams import Refused, Stream, open_stream, take_streams
+from daskcnn.cluster.run.exchange import ServerExchange
 from daskcnn.cluster.server.actor import ServerActor, ServerAt, ServerLink
-from daskcnn.cluster.server.stream import read_answer, read_request, reply_parts, send_request
+from daskcnn.cluster.server.ranges import begin_to_load
+from daskcnn.cluster.server.stream import PushMemory, read_answer, read_request, reply_parts, send_request
 from daskcnn.errors import PushRefused
 from daskcnn.ps import RULES, Code, Join, Pull, Push, Reply, Snapshot
 from daskcnn.training.replica import Stopped
@@ -297,7 +299,7 @@ def test_every_field_of_a_push_and_of_its_reply_travels() -> None:
     pipe: Any = Pipe()
     push = Push(1, "a", 2, 3, 4, np.arange(5, dtype=np.float32), 6, 0.75, step=7)
     send_request(pipe, push, NEVER)
-    assert read_request(pipe, "a", np.empty(5, np.float32), NEVER) == push
+    assert read_request(pipe, "a", PushMemory(range(5, 6), push.payload.dtype), NEVER) == push
     numbers = np.arange(5, dtype=np.float32)
     reply = Reply(1, "a", 2, 3, numbers, 8, 4, 3, 0.5, 0.75, 6, 1.5, more=-9, since=10)
     plain = [each for each in fields(Reply) if each.default is not MISSING]
@@ -306,3 +308,28 @@ def test_every_field_of_a_push_and_of_its_reply_travels() -> None:
     found = read_answer(pipe, push, 5, numbers.dtype, NEVER)
     assert found == reply
     np.testing.assert_array_equal(found.weights, numbers)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_host_of_its_own_loads_the_merges_while_workers_are_calibrated(*, alone: bool) -> None:
+    """Else the first push of a run waits for them. A worker of the run loads them itself."""
+    context = Mock()
+    context.workers.members.server_alone = alone
+    ServerExchange(context, RULES["bsp"](), Mock(), Mock())
+    host, dtype = context.workers.members.server, context.job.model.dtype
+    asked = [call(host, "load-merges", begin_to_load, dtype)] if alone else []
+    assert context.dispatch.submit_at.call_args_list == asked
+
+
+def test_all_are_told_before_any_thread_is_woken_up(workers: list[Worker]) -> None:
+    here, order = Hosting(workers, "bsp"), list[str]()
+    for name in "ab":
+        here.join(name)
+
+    def tell(answer: Any) -> Callable[[], None]:
+        order.append("told")
+        return lambda: order.append("woken")
+
+    for name in "ab":
+        here.server.serve(here.push(name, 1, 1.0), tell)
+    assert order == ["told", "told", "woken", "woken"]

@@ -8,9 +8,9 @@ over it is fixed heads and vectors: nothing is pickled, no task is made, and no 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
+import struct
 import threading
 import time
 import weakref
@@ -25,6 +25,8 @@ TURN: Final = 0.5
 """Seconds between two looks whether a thread that waits on a socket is to stop."""
 OPENED: Final = 5.0
 """Seconds within which a worker takes a stream."""
+_LIMIT: Final = struct.pack("@ll", 0, round(1e6 * TURN))  # a struct timeval
+_NOT_YET: Final = (TimeoutError, BlockingIOError)
 PROTOCOLS: Final = ("tcp://", "tls://")
 """Dask's protocols whose connections are sockets."""
 
@@ -41,13 +43,14 @@ class Stream:
 
     def __init__(self, comm: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._socket = _taken(comm.stream)
-        self._secure = isinstance(self._socket, ssl.SSLSocket)
+        self._secure = isinstance(self._socket, ssl.SSLSocket)  # then a call deals with one record, and has no flags
+        self._whole = 0 if self._secure else socket.MSG_WAITALL
         self._closing = weakref.finalize(self, _close, comm, loop)
         self._closing.atexit = False
 
     def send(self, *parts: Any, stopped: Callable[[], bool]) -> None:
         """Send the bytes of these buffers. Raises OSError where the other end is gone, EOFError once stopped."""
-        self.send_rest(self.send_now(*parts), stopped)
+        self.send_rest([memoryview(part).cast("B") for part in parts], stopped)
 
     def send_now(self, *parts: Any) -> list[memoryview]:
         """Send the bytes that the connection takes without waiting. Returns the rest."""
@@ -56,25 +59,28 @@ class Stream:
             return rest
         with suppress(BlockingIOError):
             while rest:
-                rest = _behind(rest, os.writev(self._socket.fileno(), rest))  # Python's own calls wait
+                rest = _behind(rest, self._socket.sendmsg(rest, [], socket.MSG_DONTWAIT))
         return rest
 
     def send_rest(self, rest: list[memoryview], stopped: Callable[[], bool]) -> None:
         """Send these bytes. Raises OSError where the other end is gone, EOFError once stopped."""
         while rest:
             try:
-                rest = _behind(rest, self._socket.send(rest[0]))
-            except TimeoutError:
+                rest = _behind(rest, self._socket.send(rest[0]) if self._secure else self._socket.sendmsg(rest))
+            except _NOT_YET:
                 if stopped():
                     raise EOFError("stopped while sending") from None
 
     def receive(self, buffer: Any, stopped: Callable[[], bool]) -> None:
-        """Fill the buffer. Raises OSError where the other end is gone, EOFError where it has ended, or once stopped."""
+        """Fill the buffer. Raises OSError where the other end is gone, EOFError where it has ended, or once stopped.
+
+        The system wakes this thread up once it is full, not for each packet.
+        """
         view = memoryview(buffer).cast("B")
         while len(view):
             try:
-                count = self._socket.recv_into(view)
-            except TimeoutError:
+                count = self._socket.recv_into(view, 0, self._whole)
+            except _NOT_YET:
                 if stopped():
                     raise EOFError("stopped while receiving") from None
                 continue
@@ -108,7 +114,12 @@ def _taken(stream: Any) -> socket.socket:
         stream.io_loop.remove_handler(stream.fileno())
         stream._state = None
     end: socket.socket = stream.socket
-    end.settimeout(TURN)
+    if isinstance(end, ssl.SSLSocket):
+        end.settimeout(TURN)
+    else:  # the system's own limit: Python's would look before each call, and call for each packet
+        end.settimeout(None)
+        for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, limit, _LIMIT)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return end
 

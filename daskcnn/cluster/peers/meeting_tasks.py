@@ -1,57 +1,36 @@
-"""The tasks of a meeting without a server, as they run on a worker.
+"""The tasks of replicas that meet without a server, as they run on a worker.
 
-A replica's training rests between two tasks of its worker. No task waits for others, so one thread is enough. Tasks
-change the replica, so each may run only once: one that Dask runs again after a loss is refused.
+A round is one task of each worker. In it replicas train and meet, over streams that they hold open to each other. Each
+worker is in charge of one range: it adds up the pieces of all (`desk`). Each is given the sums of all ranges before it
+adopts any, so that a worker that is lost leaves the others with a whole center.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from daskcnn.arrays import Array, single_threaded_blas
-from daskcnn.cluster.worker.session import Session, session_of
+from daskcnn.cluster.link.calls import returns_refusals
+from daskcnn.cluster.peers.pieces import OutOfTurn, Peers, PieceExchange
+from daskcnn.cluster.server.ranges import load_merges
+from daskcnn.cluster.worker.session import Session, session_of, stop_signal
 from daskcnn.cluster.worker.tasks import ReplicaRound
-from daskcnn.errors import Diverged
 from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import Local, Reply, Vector
+from daskcnn.ps import Local, Vector
 from daskcnn.ps.bsp import ASA
-from daskcnn.ps.split import Span, spans
-from daskcnn.ps.vectors import all_finite, cast
+from daskcnn.ps.vectors import cast
 from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.judging import JudgedPart
-from daskcnn.training.replica import Replica, Stopped
-from daskcnn.training.replica_exchange import ReplicaExchange, Send
+from daskcnn.training.replica import Stopped
+from daskcnn.training.replica_exchange import Order, ReplicaExchange, Send
 from daskcnn.training.round_report import RoundReport
-
-
-class OutOfTurn(Exception):
-    """Dask ran a task again because a worker was lost; its result is not needed."""
-
-
-@dataclass(frozen=True)
-class Peers:
-    """Workers that meet.
-
-    Attributes
-    ----------
-    life : Counts what the driver begins; tasks of earlier lives are refused.
-    names : In the order in which their pieces are added up. Each is in charge of one range.
-    size : Of the vector.
-    """
-
-    run: str
-    life: int
-    names: tuple[str, ...]
-    size: int
-
-    def span(self, name: str) -> Span:
-        """Return the range that the worker is in charge of."""
-        return spans(self.size, len(self.names))[self.names.index(name)]
 
 
 @dataclass(frozen=True)
@@ -61,14 +40,6 @@ class RoundStart:
     round: Round
     score: JudgedPart | None
     scale: float
-
-
-@dataclass(frozen=True)
-class Stepped:
-    """A worker's training for a meeting: samples trained on, seconds of load and compute."""
-
-    samples: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -86,39 +57,20 @@ class Pieces:
         local.base_version = version
 
 
-class MeetingRound(ReplicaRound):
-    """A round of a peer.
-
-    Attributes
-    ----------
-    samples, seconds : Up to the last meeting: samples trained on, seconds of load and compute.
-    """
-
-    def __init__(self, replica: Replica, exchange: ReplicaExchange, start: RoundStart) -> None:
-        super().__init__(replica, exchange, start.round, start.score, None, start.scale)
-        self.training = self.steps()
-        self.samples, self.seconds = 0, 0.0
-        self.bytes_up = self.bytes_down = 0
-
-
 @dataclass
 class Peer:
-    """A replica between meetings, in its worker's session.
+    """A replica in one life of a run, in its worker's session.
 
     Attributes
     ----------
-    said
-        The contribution to the meeting under way, on the host. It may be the weights themselves, which do not change
-        until all of its pieces are taken.
+    pieces : The exchange of pieces with the others.
     merged : The last meeting's sums, where they are not kept in the local's base.
     """
 
-    name: str
     life: int
     asa: ASA
     exchange: ReplicaExchange
-    round: MeetingRound | None = None
-    said: Array | None = None
+    pieces: PieceExchange
     merged: Sequence[Array] = ()
 
     @property
@@ -126,23 +78,48 @@ class Peer:
         """The replica's side."""
         return self.exchange.local
 
-    @property
-    def now(self) -> MeetingRound:
-        """The round under way."""
-        assert self.round is not None, "begun with the round's first task"
-        return self.round
 
-    def check_turn(self, version: int) -> None:
-        """Raise OutOfTurn unless the replica trains from this version."""
-        if (known := self.local.base_version) != version:
-            raise OutOfTurn(f"a task of version {version} where {known} is trained from; it is dropped")
+class MeetingRound(ReplicaRound):
+    """A round of a peer."""
 
-    def contribution(self, version: int) -> Array:
-        """Return what the replica contributes to the meeting of this version. Raises OutOfTurn."""
-        self.check_turn(version)
-        if self.said is None:
-            raise OutOfTurn(f"a task of version {version} that comes before the training; it is dropped")
-        return self.said
+    def __init__(self, session: Session, peer: Peer, peers: Peers, start: RoundStart) -> None:
+        super().__init__(session.replica, peer.exchange, start.round, start.score, None, start.scale)
+        self._peer, self._peers, self._spans, self._stop = peer, peers, peers.spans(), stop_signal()
+
+    def train(self) -> RoundReport:
+        """Train the round to its end. Raises Stopped, Diverged, or OutOfTurn where another worker does not answer."""
+        pieces = self._peer.pieces
+        before = pieces.bytes_up, pieces.bytes_down
+        with closing(self.steps()) as steps:
+            while isinstance(self.order, TrainSteps):
+                wanted = self.order.samples
+                self.stretch_trained(next(each for each in steps if each.score.samples == wanted))
+                assert isinstance(self.order, Send)
+                self.order = self._met(self.order)
+        return self.report(pieces.bytes_up - before[0], pieces.bytes_down - before[1], at_center=True)
+
+    def _met(self, order: Send) -> Order:
+        """Meet the others, and adopt the sums. Returns the order that follows."""
+        assert order.push is not None
+        peer, to_host = self._peer, self.replica.device.backend.to_host
+        said, version = to_host(order.push.payload), peer.local.base_version
+        base = to_host(peer.local.base[slice(*self._spans[peer.pieces.name])])
+        replies = peer.pieces.exchange(said, base, order.push.samples, version, self._stop)
+        self._adopt([replies[name].weights for name in self._peers.names])
+        reply = replace(replies[peer.pieces.name], waited=max(each.waited for each in replies.values()))
+        following = self.exchange.replied([(reply, peer.local.weights)], time.perf_counter())
+        assert following is not None
+        return following
+
+    def _adopt(self, sums: Sequence[Array]) -> None:
+        """Go on from the sums of all workers, each of its range."""
+        peer, local, backend = self._peer, self._peer.local, self.replica.device.backend
+        frozen = [(place, local.weights[place].copy()) for place in self.replica.frozen]
+        for span, merged in zip(self._spans.values(), sums, strict=True):
+            peer.asa.adopt(local, span, backend.from_host(merged))
+        for place, own in frozen:  # a sum of what has not changed may differ in the last bit, or in the wire's dtype
+            local.base[place] = local.weights[place] = own
+        peer.merged = () if peer.asa.looks_back else tuple(sums)
 
 
 def begin_life(peers: Peers, name: str, optimizer: OptimizerState | None, version: int, center: Array) -> None:
@@ -150,9 +127,8 @@ def begin_life(peers: Peers, name: str, optimizer: OptimizerState | None, versio
     session = session_of(peers.run)
     replica = session.replica
     asa = ASA.of(replica.job.rule, replica.job.cluster.wire)
-    before = session.kept.find(Peer)
-    if before is not None and before.round is not None:
-        before.round.training.close()  # stops the loader of a round that was not ended
+    if (before := session.kept.find(Peer)) is not None:
+        before.pieces.close()
     session.kept.drop(Peer)
     local = Local(replica.weights, replica.weights)
     cadence = Cadence(asa.rule, replica.job.train.batch_size)
@@ -160,79 +136,31 @@ def begin_life(peers: Peers, name: str, optimizer: OptimizerState | None, versio
     own = replica.device.backend.from_host(np.array(center, replica.layout.dtype))  # to be written to
     exchange.joined(own, version)
     replica.adopt_optimizer(optimizer)
-    session.kept.put(Peer(name, peers.life, asa, exchange))
+    load_merges(replica.job.model.dtype)
+    session.kept.put(Peer(peers.life, asa, exchange, PieceExchange(peers, name, asa)))
 
 
-def train(peers: Peers, version: int, start: RoundStart | None, sums: Sequence[Array]) -> Stepped | None:
-    """Adopt the last meeting's sums, if there are any, and train up to the next meeting.
+@returns_refusals
+def train_round(peers: Peers, version: int, start: RoundStart) -> RoundReport | None:
+    """Train a round from the center of this version, and meet the others in it. None: the driver stopped it.
 
-    version: of the center to train from. start: of the round, for its first meeting. Returns None if the driver stopped
-    the training.
-    """
-    session, peer = _adopted(peers, version, sums)
-    if start is not None:
-        if peer.round is not None:
-            raise OutOfTurn(f"round {start.round.number} has begun already; a task was run twice")
-        peer.round = MeetingRound(session.replica, peer.exchange, start)
-    now = peer.now
-    if not isinstance(now.order, TrainSteps):
-        raise OutOfTurn(f"a task of version {version} whose steps are made already; it is dropped")
-    wanted = now.order.samples
-    try:
-        with single_threaded_blas():
-            so_far = next(each for each in now.training if each.score.samples == wanted)
-    except Stopped:
-        return None
-    now.stretch_trained(so_far)
-    assert isinstance(now.order, Send)
-    assert now.order.push is not None
-    peer.said = session.replica.device.backend.to_host(now.order.push.payload)
-    samples, seconds = so_far.score.samples, so_far.load + so_far.compute
-    made = Stepped(samples - now.samples, seconds - now.seconds)
-    now.samples, now.seconds = samples, seconds
-    return made
-
-
-def cut(peers: Peers, version: int, name: str, stepped: Stepped) -> Array:
-    """Cut the piece of this worker's contribution that the worker of this name is in charge of."""
-    _, peer = _peer_of(peers)
-    piece = peer.contribution(version)[slice(*peers.span(name))]
-    peer.now.bytes_up += piece.nbytes
-    return piece
-
-
-def add_up(peers: Peers, version: int, stepped: Sequence[Stepped], pieces: Sequence[Array]) -> Array:
-    """Merge the range that this worker is in charge of. Raises Diverged where the result is not finite.
-
-    pieces: those of the other workers, in the order of their names.
+    Raises OutOfTurn where it was done already, or another worker does not come.
     """
     session, peer = _peer_of(peers)
-    mine = slice(*peers.span(peer.name))
-    contributions = list(pieces)
-    contributions.insert(peers.names.index(peer.name), peer.contribution(version)[mine])
-    base = session.replica.device.backend.to_host(peer.local.base[mine])
-    merged = peer.asa.add_up(base, contributions, [each.samples for each in stepped])
-    if not all_finite(merged):
-        raise Diverged("center", "NaN or infinity is in what the replicas' weights add up to", "lower train.lr")
-    peer.now.bytes_down += sum(piece.nbytes for piece in pieces)
-    peer.now.bytes_up += merged.nbytes * len(pieces)
-    return merged
+    if (known := peer.local.base_version) != version:
+        raise OutOfTurn(f"a round of version {version} where {known} is trained from; it is dropped")
+    peer.pieces.know(peers)
+    try:
+        with single_threaded_blas():
+            return MeetingRound(session, peer, peers, start).train()
+    except Stopped:
+        return None
 
 
-def adopt(peers: Peers, version: int, sums: Sequence[Array]) -> None:
-    """Adopt the sums of all workers, each of its range."""
-    _adopted(peers, version, sums)
-
-
-def end_round(peers: Peers, version: int, sums: Sequence[Array]) -> RoundReport:
-    """Adopt the round's last sums, judge the center, and report. The wait for others is part of communication."""
-    _, peer = _adopted(peers, version, sums)
-    now = peer.now
-    now.training.close()
-    with single_threaded_blas():
-        report = now.report(now.bytes_up, now.bytes_down, at_center=True)
-    peer.round = None
-    return report
+def at_meeting(run: str, dask_worker: Any) -> tuple[bool, int]:
+    """Return True if this worker waits for others, and the version of its center. It is asked while a task runs."""
+    peer = session_of(run, dask_worker.address).kept.find(Peer)
+    return (False, 0) if peer is None else (peer.pieces.waits, peer.local.base_version)
 
 
 def center_of(peers: Peers) -> Array:
@@ -258,26 +186,4 @@ def _peer_of(peers: Peers) -> tuple[Session, Peer]:
     peer = session.kept.find(Peer)
     if peer is None or peer.life != peers.life:
         raise OutOfTurn(f"a task of life {peers.life} of the run, where another has begun; it is dropped")
-    return session, peer
-
-
-def _adopted(peers: Peers, version: int, sums: Sequence[Array]) -> tuple[Session, Peer]:
-    """Adopt the sums, if there are any, of the meeting before the center of this version. Raises OutOfTurn."""
-    session, peer = _peer_of(peers)
-    backend, local = session.replica.device.backend, peer.local
-    if sums:
-        peer.contribution(version - 1)
-        now = peer.now
-        now.bytes_down += sum(each.nbytes for i, each in enumerate(sums) if peers.names[i] != peer.name)
-        frozen = [(place, local.weights[place].copy()) for place in session.replica.frozen]
-        for name, merged in zip(peers.names, sums, strict=True):
-            peer.asa.adopt(local, peers.span(name), backend.from_host(merged))
-        for place, own in frozen:  # a sum of what has not changed may differ in the last bit, or in the wire's dtype
-            local.base[place] = local.weights[place] = own
-        peer.merged = () if peer.asa.looks_back else tuple(sums)
-        reply = Reply(0, peer.name, peer.life, 0, local.weights, version, version - 1)
-        order = peer.exchange.replied([(reply, local.weights)], time.perf_counter())
-        assert order is not None
-        now.order, peer.said = order, None
-    peer.check_turn(version)
     return session, peer

@@ -69,6 +69,10 @@ class Dispatch:
         call = _opening(try_with_values, *_taking_turns(member, function), *args)
         return self._pinned(member, self.key(label), *call)
 
+    def submit_at(self, host: Member, label: str, function: Callable[..., Any], *args: Any) -> Future:
+        """Run a task on this host, which need not be a worker of the run."""
+        return self._pinned(host, self.key(label), function, *args)
+
     def submit_actor(
         self, key: tuple[str, int], actor: Callable[..., Any], *args: Any, host: Member, **options: Any
     ) -> Future:

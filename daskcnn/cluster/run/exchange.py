@@ -14,7 +14,7 @@ from distributed import Future
 from daskcnn.cluster.link.calls import ServerLost, WorkersLost, answer_of_actor
 from daskcnn.cluster.messages import RoundOrder
 from daskcnn.cluster.run.context import Dispatch, Name, RunContext
-from daskcnn.cluster.run.server_hosts import Hosted, host_server
+from daskcnn.cluster.run.server_hosts import Hosted, host_server, ready_host
 from daskcnn.cluster.worker.tasks import join_run, train_round
 from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot, UpdateRule
@@ -133,6 +133,7 @@ class ServerExchange:
     def __init__(self, context: RunContext, rule: UpdateRule, replicas: Replicas, watch: Watch) -> None:
         self._context, self._rule, self._replicas, self._watch = context, rule, replicas, watch
         self._hosted: Hosted | None = None
+        self._readied = ready_host(context) if context.workers.members.server_alone else None
 
     def start(self, order: orders.StartServer, state: TrainingState) -> str:
         """Start a server from this state; returns its host. Raises ServerLost, WorkersLost."""

@@ -18,7 +18,7 @@ from daskcnn.cluster.link.sent import sent
 from daskcnn.cluster.link.streams import PROTOCOLS
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.server.actor import ServerActor, ServerAt
-from daskcnn.cluster.server.ranges import RangeActor, RangeAt
+from daskcnn.cluster.server.ranges import RangeActor, RangeAt, begin_to_load
 from daskcnn.errors import Lost
 from daskcnn.job.network import center_descent_of, frozen_spans, layout_of, network_of
 from daskcnn.ps import Snapshot, UpdateRule
@@ -64,6 +64,15 @@ class Hosted:
         """Cancel the server's actors."""
         for future in self.futures:
             future.cancel()
+
+
+def ready_host(context: RunContext) -> Future:
+    """Let the server's host load the merges while workers are calibrated, else the first push waits for them.
+
+    Returns the task, which nobody has to wait for.
+    """
+    host, dtype = context.workers.members.server, context.job.model.dtype
+    return context.dispatch.submit_at(host, "load-merges", begin_to_load, dtype)
 
 
 def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, life: int) -> Hosted:

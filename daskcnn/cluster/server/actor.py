@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -24,8 +24,8 @@ from distributed import Actor, get_worker
 
 from daskcnn import ps
 from daskcnn.cluster.link.client import lent_client
-from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, load_merges, use_memory_again
-from daskcnn.cluster.server.stream import Answer, WorkerEnd, take_workers
+from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, merges_loading, use_memory_again
+from daskcnn.cluster.server.stream import Answer, Tell, WorkerEnd, take_workers
 from daskcnn.errors import PushRefused
 from daskcnn.partition.step_shares import StepShares
 from daskcnn.ps.server import Steps
@@ -151,7 +151,6 @@ class ServerLink:
 
 
 Key = tuple[str, int, int]
-Tell: TypeAlias = Callable[[Answer], None]
 
 
 class Callers:
@@ -226,10 +225,9 @@ class ServerActor:
             self._server = ps.ParameterServer.restore(rule, snapshot, life=life, **of_center)
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
-        beside = ThreadPoolExecutor(1, thread_name_prefix="parameter-server-merges")
-        self._loaded = beside.submit(load_merges, self._dtype.name)  # while workers join and train their first round
-        beside.shutdown(wait=False)
-        self.length, self.wire = len(snapshot.center), self._cast.wire
+        self._loaded = merges_loading(self._dtype.name)  # while workers join and train their first round
+        size = len(snapshot.center)
+        self.lengths, self.wire = range(size, size + 1), self._cast.wire
         if secret:
             take_workers(secret, self)
 
@@ -281,9 +279,9 @@ class ServerActor:
             except ConnectionError as error:
                 self._callers.lose(error)
                 raise
-        for those, answer in told:
-            for each in those:
-                each(answer)
+        for later in [each(answer) for those, answer in told for each in those]:
+            if later is not None:
+                later()
 
     def _handle(self, request: ps.Request) -> list[tuple[ps.Instruction, Answer]]:
         """Return the instructions that follow, each with its answer."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,20 @@ def load_merges(dtype: str) -> None:
     Importing Numba takes half a second. Compiling takes a few seconds, on a machine that has never trained.
     """
     compiled.warm.warm_module("updates", dtype)
+
+
+@cache
+def merges_loading(dtype: str) -> Future[None]:
+    """Begin to load the merges on a thread beside, unless that has begun in this process. Returns the end to come."""
+    beside = ThreadPoolExecutor(1, thread_name_prefix="parameter-server-merges")
+    loaded = beside.submit(load_merges, dtype)
+    beside.shutdown(wait=False)
+    return loaded
+
+
+def begin_to_load(dtype: str) -> None:
+    """Begin to load the merges, on a worker that will hold a server. Its task."""
+    merges_loading(dtype)
 
 
 class RangeActor:

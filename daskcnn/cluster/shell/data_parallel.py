@@ -9,8 +9,8 @@ from typing import Any
 
 from daskcnn.cluster.groups.replicas import GroupReplicas
 from daskcnn.cluster.layers.task_context import OutOfStep
-from daskcnn.cluster.peers.meeting_tasks import OutOfTurn
 from daskcnn.cluster.peers.meetings import PeerExchange
+from daskcnn.cluster.peers.pieces import OutOfTurn
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import Exchange, ServerExchange, WorkerReplicas
 from daskcnn.cluster.shell.shell import Actions, Shell
@@ -66,7 +66,7 @@ class DataParallel:
         """Choose how merges travel, and between which kind of replicas. Returns the actions of this choice alone."""
         context, rule, shell = self.context, self._settings.rule, self._shell
         if self._settings.peers:
-            peers = self._exchange = PeerExchange(context, shell.watch, rule.period)
+            peers = self._exchange = PeerExchange(context, shell.watch, shell.tell)
             return {orders.Rescue: lambda _: shell.tell(facts.Rescued(peers.rescue(self._optimizers), shell.now))}
 
         def start_server(order: orders.StartServer) -> None:
@@ -141,7 +141,7 @@ class DataParallel:
         if isinstance(error, OutOfStep | OutOfTurn | Stopped):
             try:
                 self.context.workers.explain(error)
-            except OutOfStep as still:
+            except (OutOfStep, OutOfTurn) as still:
                 return facts.OutOfStep(self.life, str(still), self._shell.now)
         if isinstance(error, PushRefused) and error.code == Code.FINITE:
             error = Diverged(f"push of {error}")
