@@ -60,7 +60,7 @@ class Pass(ABC):
         """Return dx. With a scaling it is d·factor + (x - mean)·by_x + by_all, factor and shift of `back`."""
 
 
-class Cut(NamedTuple):
+class MapCut(NamedTuple):
     """The cut of a map's numbers: numbers that a loop takes at once, a multiple of C; runs of these; runs of a part.
 
     Parts are the same for any number of threads.
@@ -71,7 +71,7 @@ class Cut(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, run: int, runs: int, numbers: int) -> Cut:
+    def of(cls, run: int, runs: int, numbers: int) -> MapCut:
         """Return the cut of a map of this many numbers."""
         return cls(run, runs, -(-runs // max(1, min(PARTS, numbers // LEAST_PART))))
 
@@ -85,7 +85,7 @@ class WholePass(Pass):
 
     @property
     @abstractmethod
-    def _cut(self) -> Cut:
+    def _cut(self) -> MapCut:
         """The cut of maps of this shape."""
 
     def _each(self, call: Callable[[int, int], None]) -> None:
@@ -156,7 +156,7 @@ class ScaledPass(WholePass):
         return dx
 
     @property
-    def _cut(self) -> Cut:
+    def _cut(self) -> MapCut:
         return _scaled_cut(self.x.size, self.x.shape[-1])
 
     def _numbers(self, first: int, last: int) -> tuple[int, int]:
@@ -204,21 +204,21 @@ class PooledPass(WholePass):
         return dx
 
     @property
-    def _cut(self) -> Cut:
+    def _cut(self) -> MapCut:
         return _pooled_cut(self.x.shape)
 
 
 @lru_cache(maxsize=1024)
-def _scaled_cut(numbers: int, C: int) -> Cut:
+def _scaled_cut(numbers: int, C: int) -> MapCut:
     run = C * max(1, RUN // C)
-    return Cut.of(run, -(-numbers // run), numbers)
+    return MapCut.of(run, -(-numbers // run), numbers)
 
 
 @lru_cache(maxsize=1024)
-def _pooled_cut(shape: tuple[int, int, int, int]) -> Cut:
+def _pooled_cut(shape: tuple[int, int, int, int]) -> MapCut:
     H, W, N, C = shape
     run = C * min(N, max(1, RUN // C))
-    return Cut.of(run, (H // 2) * (W // 2) * -(-N * C // run), prod(shape))
+    return MapCut.of(run, (H // 2) * (W // 2) * -(-N * C // run), prod(shape))
 
 
 def _lines(a: Array) -> Array:

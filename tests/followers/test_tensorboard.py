@@ -48,11 +48,11 @@ def test_the_job_is_text_and_hyper_parameters(tmp_path: Path, path: str) -> None
     plugin = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
     found = read(written(tmp_path, path, a_run()))
     (text,) = found.Tensors("job/text_summary")
-    assert b'"strategy": "sgwu"' in text.tensor_proto.string_val[0]
+    assert b'"strategy": "bsp"' in text.tensor_proto.string_val[0]
     data = plugin.HParamsPluginData()
     data.ParseFromString(found.summary_metadata["_hparams_/session_start_info"].plugin_data.content)
     assert data.session_start_info.hparams["train.epochs"].number_value == 2
-    assert data.session_start_info.hparams["train.strategy"].string_value == "sgwu"
+    assert data.session_start_info.hparams["train.strategy"].string_value == "bsp"
 
 
 def test_a_resume_takes_the_place_of_what_came_after_its_checkpoint(tmp_path: Path, path: str) -> None:
