@@ -284,7 +284,7 @@ def meetings(client: Client, size: int, rounds: int) -> dict[str, Any]:
     servers = {}
     for shards in (1, WORKERS + 1):
         context.job = Job(cluster=Cluster(workers=Workers(cpu=WORKERS), ps_shards=shards))
-        servers[shards] = host_server(context, RULES["bsp"](), zeros, life=1)
+        servers[shards] = host_server(context, RULES["bsp"].model_validate({"combine": "average"}), zeros, life=1)
     works: dict[str, Callable[[], float]] = {
         "allreduce": lambda: allreduce_seconds(context, servers[1].at, next(lives)),
         f"allreduce, ps_shards = {WORKERS + 1}": lambda: allreduce_seconds(

@@ -191,10 +191,12 @@ def run(
 
 def count_seconds() -> None:
     """On a worker: whatever is measured there takes a second, but for its throttle."""
+    from daskcnn.cluster.layers import task_context
     from daskcnn.cluster.worker import session as worker
 
     ticks = count()
-    vars(worker)["time"] = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
+    counted = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
+    vars(worker)["time"] = vars(task_context)["time"] = counted
 
 
 def set_throttle(factor: float) -> None:
@@ -218,9 +220,10 @@ def counted_seconds(client: Client, throttles: dict[str, float]) -> Iterator[Non
 
 def measure_seconds() -> None:
     """On a worker: it has its clock again."""
+    from daskcnn.cluster.layers import task_context
     from daskcnn.cluster.worker import session as worker
 
-    vars(worker)["time"] = time
+    vars(worker)["time"] = vars(task_context)["time"] = time
 
 
 def kill_worker(client: Client, name: str, signum: int = signal.SIGKILL) -> Callable[[], None]:

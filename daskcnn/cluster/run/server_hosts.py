@@ -89,8 +89,8 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     whole = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
     held = context.dispatch.send_to(whole, [server.address])
     options: dict[str, Any] = {"wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
-    options |= {"life": life, "secret": secret} | ({} if ranges else _of_center(context, 0, len(snapshot.center)))
-    options["resizes_steps"] = Settings.of(context.job, context.samples).resizes_steps
+    options |= {"life": life, "secret": secret} | ({} if ranges else _of_center(context, rule, 0, len(snapshot.center)))
+    options["resizes_steps"] = rule.shares_steps and Settings.of(context.job, context.samples).resizes_steps
     known = sent(rule, context.job)
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, known, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]
@@ -121,11 +121,13 @@ def _called_through(client: Client, actor: Any) -> Any:
         return copy(actor)  # a handle is bound to a client when it is made
 
 
-def _of_center(context: RunContext, lo: int, hi: int) -> dict[str, Any]:
+def _of_center(context: RunContext, rule: UpdateRule, lo: int, hi: int) -> dict[str, Any]:
     """Return the arguments, besides the rule, of the actor that holds the numbers lo…hi of the center."""
     job, dataset = context.job, context.dataset
-    steps = center_descent_of(job, layout_of(job, dataset), network_of(job, dataset).frozen)
     own = {"kept": within(frozen_spans(job, dataset), lo, hi), "ema": job.train.ema}
+    if not rule.merges_gradients:
+        return own
+    steps = center_descent_of(job, layout_of(job, dataset), network_of(job, dataset).frozen)
     return own | {"steps": None if steps is None else sent(steps.part(lo, hi), job)}
 
 
@@ -140,7 +142,7 @@ def _start_ranges(
     for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), cycle([*first, *rest]), strict=False):
         at = RangeAt(host.address, context.dispatch.key("parameter-range"), lo, hi)
         held = context.dispatch.send_to(part, [host.address])
-        options = {"wire": context.job.cluster.wire, **_of_center(context, lo, hi)}
+        options = {"wire": context.job.cluster.wire, **_of_center(context, rule, lo, hi)}
         futures.append(context.dispatch.submit_actor(at.key, RangeActor, known, held, host=host, **options))
         ranges.append(at)
     return tuple(ranges), futures
