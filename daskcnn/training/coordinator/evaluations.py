@@ -87,8 +87,8 @@ class Guessing:
         """Yield reasons why a network does not even learn its training images."""
         if steps < FEW_STEPS:
             yield (
-                f"few steps ({steps:.0f} so far on each replica; train more epochs, lower train.batch_size, or use "
-                "fewer workers)"
+                f"few steps of the weights ({steps:.0f} so far; train more epochs or lower train.batch_size, and where "
+                "each worker makes steps of its own use fewer workers)"
             )
         if self.loss is not None and trained.loss > _HIGH * self.loss:
             high = f"training loss {trained.loss:.3g}, that of guessing {self.loss:.3g}"
