@@ -174,8 +174,9 @@ TEXT = (
 def test_a_scheduler_without_a_dashboard_is_one_line_and_no_failure() -> None:
     said = list[str]()
     settings: dict[str, Any] = {"processes": False, "resources": {"CPU": 1}, "silence_logs": logging.ERROR}
+    none = {"dashboard": False}  # without an address Dask takes one port for its other pages, which may be taken
     with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, **settings) as cluster,
+        LocalCluster(1, threads_per_worker=1, dashboard_address=":0", scheduler_kwargs=none, **settings) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         display = Silent()

@@ -69,7 +69,7 @@ class Hosted:
 def ready_host(context: RunContext) -> Future:
     """Let the server's host load the merges while workers are calibrated, else the first push waits for them.
 
-    Returns the task, which nobody has to wait for.
+    Returns the task, which need not be waited for.
     """
     host, dtype = context.workers.members.server, context.job.model.dtype
     return context.dispatch.submit_at(host, "load-merges", begin_to_load, dtype)
