@@ -86,6 +86,7 @@ class Part:
             "epochs": self.epochs,
             "seed": self.seed,
             "increments": self.increments,
+            "restore_best": True,  # every center is judged on all validation samples
             **BY_SGD,
         }
         return {

@@ -127,8 +127,11 @@ class Run:
         return min(self.limit or sys.maxsize, DATASETS[self.data].training_samples)
 
     def job(self, path: str) -> dict[str, Any]:
-        """The tables of its job. The fastest worker alone makes one exchange an epoch, to be judged."""
-        train: dict[str, Any] = {"epochs": self.epochs, "seed": self.seed, "threads": 1}
+        """The tables of its job. The fastest worker alone makes one exchange an epoch, to be judged.
+
+        As the best weights count, every center is judged on all validation samples.
+        """
+        train: dict[str, Any] = {"epochs": self.epochs, "seed": self.seed, "threads": 1, "restore_best": True}
         rule: Mapping[str, Any] = {}
         if self.side == THE_FASTEST:
             train |= {"strategy": ALONE.strategy, "partition": ALONE.partition}
