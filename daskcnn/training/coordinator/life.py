@@ -238,7 +238,7 @@ class Life:
                 self._out.log(WorkerJoined(worker=worker, samples=rounds.allocation.size(worker)))
             self.newcomers = []
         due = [] if self._records.evaluations.stopping else rounds.due()
-        if rounds.allocation is not self._told:  # given out, or left by a replica that is lost
+        if rounds.allocation is not self._told and not rounds.ended:  # given out, or left by a replica that is lost
             self._told = rounds.allocation
             if self._logs:
                 sizes = rounds.allocation.sizes()
