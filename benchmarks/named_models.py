@@ -78,7 +78,7 @@ def runs(given: argparse.Namespace) -> Iterator[Run]:
 
 @cache
 def default(each: Run) -> Train:
-    """What a job that names the model and the data set alone is given."""
+    """The defaults of a job that names a model and a data set."""
     job = resolve({"data": {"name": each.data, "path": "unread"}, "model": {"name": each.network}})
     found = DATASETS[each.data]
     return on_data(job, each.data, found.shape, found.classes, found.training_samples).train

@@ -54,7 +54,7 @@ class Trained:
 
 
 def draw(folder: Path, images: int, seed: int) -> Path:
-    """Write so many photographs of each class alike into a folder for each."""
+    """Write this number of photographs of each class into the class's folder."""
     rng = np.random.default_rng(seed)
     for number in range(images):
         own = folder / CLASSES[number % len(CLASSES)]
