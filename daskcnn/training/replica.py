@@ -292,14 +292,15 @@ class Replica:
             found = first_not_finite(self.model, self._params, self._state, batch.x, ctx) or "loss"
             reason = f"training diverged at learning rate {pace.lr:.3g}, first in the {found}"
             raise Diverged(f"loss = {value}", reason, "lower train.lr")
+        scored = value, None if right is None else int(self.device.backend.scalar(right))
         if not descends:
             self.layout.flatten(grads, new_state, xp=self.device.xp, out=self.gradients, device=self.device)
             self.gradients[len(self._grads) :] -= self.weights[len(self._grads) :]
-            return value, None if right is None else int(self.device.backend.scalar(right))
+            return scored
         self._descend(grads, pace, adjust)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
-        return value, None if right is None else int(self.device.backend.scalar(right))
+        return scored
 
     def _descend(self, grads: Params, pace: StepPace, adjust: Adjust | None) -> None:
         """Step the weights by these gradients. Large ones are copied only where all are needed as one vector."""

@@ -20,7 +20,7 @@ from daskcnn.cluster.peers.pieces import OutOfTurn, Peers, PieceExchange
 from daskcnn.errors import Diverged
 from daskcnn.ps.bsp import ASA, BSP
 from daskcnn.training.replica import Stopped
-from tests.cluster.test_streams import NEVER, on, workers_of
+from tests.cluster.test_streams import never, on, workers_of
 
 SIZE, NAMES = 50_001, ("a", "b")
 
@@ -42,7 +42,7 @@ class Pair:
             with on(worker):
                 self.sides[name] = PieceExchange(self.peers, name, asa)
 
-    def meet(self, name: str, value: float, version: int, stopped: Callable[[], bool] = NEVER) -> np.ndarray:
+    def meet(self, name: str, value: float, version: int, stopped: Callable[[], bool] = never) -> np.ndarray:
         """What one of them has after a meeting."""
         side, (lo, hi) = self.sides[name], self.peers.spans()[name]
         said = np.full(SIZE, value, self.asa.wire)
@@ -122,9 +122,9 @@ def test_strangers_and_other_lives_add_nothing(workers: list[Worker]) -> None:
         former = PieceExchange(replace(pair.peers, life=0), "c", pair.asa)
         former.know(replace(pair.peers, life=0, names=("b", "c"), addresses=pair.peers.addresses[::-1]))
     with pytest.raises(OutOfTurn, match="worker b does not come to the meeting of version 0"):
-        stranger.exchange(np.ones(SIZE, np.float32), np.zeros(SIZE // 2 + 1, np.float32), 3, 0, NEVER)
+        stranger.exchange(np.ones(SIZE, np.float32), np.zeros(SIZE // 2 + 1, np.float32), 3, 0, never)
     with pytest.raises(OutOfTurn, match="life=0"):
-        former.exchange(np.ones(SIZE, np.float32), np.zeros(SIZE // 2, np.float32), 3, 0, NEVER)
+        former.exchange(np.ones(SIZE, np.float32), np.zeros(SIZE // 2, np.float32), 3, 0, never)
     with on(workers[0]):
         pair.sides["a"] = PieceExchange(pair.peers, "a", pair.asa)
     for whole in pair.met((1.0, 3.0), 0):

@@ -28,7 +28,11 @@ from daskcnn.ps import RULES, Code, Join, Pull, Push, Reply, Snapshot
 from daskcnn.training.replica import Stopped
 
 LENGTH = 50_000
-NEVER: Callable[[], bool] = lambda: False  # noqa: E731
+
+
+def never() -> bool:
+    """No wait is to end before what it waits for is there."""
+    return False
 
 
 @contextmanager
@@ -72,7 +76,7 @@ class Hosting:
             self.server = ServerActor(RULES[rule](), center, life=1, wire=wire, secret=secret, ema=ema)
         self.at = ServerAt(self.host.address, ("server", 0), (), secret, length)
 
-    def link(self, name: str, stopped: Callable[[], bool] = NEVER, at: ServerAt | None = None) -> ServerLink:
+    def link(self, name: str, stopped: Callable[[], bool] = never, at: ServerAt | None = None) -> ServerLink:
         with on(self.other):
             return (at or self.at).link((at or self.at).stream(name, self.wire), wire=self.wire, stopped=stopped)
 
@@ -266,18 +270,18 @@ def test_bytes_arrive_in_order_whatever_their_number(workers: list[Worker]) -> N
     def echo(stream: Stream) -> None:
         for size in sizes:
             buffer = bytearray(size)
-            stream.receive(buffer, NEVER)
-            stream.send(buffer[: size // 2], buffer[size // 2 :], stopped=NEVER)
+            stream.receive(buffer, never)
+            stream.send(buffer[: size // 2], buffer[size // 2 :], stopped=never)
 
     take_streams(host, "echo", lambda message: echo)
-    stream, rng = open_stream(other, host.address, "echo", {}, NEVER), np.random.default_rng(0)
+    stream, rng = open_stream(other, host.address, "echo", {}, never), np.random.default_rng(0)
     for size in sizes:
         said, heard = rng.bytes(size), bytearray(size)
-        stream.send(said, stopped=NEVER)
-        stream.receive(heard, NEVER)
+        stream.send(said, stopped=never)
+        stream.receive(heard, never)
         assert heard == said
     with pytest.raises(EOFError, match="closed"):
-        stream.receive(bytearray(1), NEVER)
+        stream.receive(bytearray(1), never)
     stream.close()
 
 
@@ -298,14 +302,14 @@ class Pipe:
 def test_every_field_of_a_push_and_of_its_reply_travels() -> None:
     pipe: Any = Pipe()
     push = Push(1, "a", 2, 3, 4, np.arange(5, dtype=np.float32), 6, 0.75, step=7)
-    send_request(pipe, push, NEVER)
-    assert read_request(pipe, "a", PushMemory(range(5, 6), push.payload.dtype), NEVER) == push
+    send_request(pipe, push, never)
+    assert read_request(pipe, "a", PushMemory(range(5, 6), push.payload.dtype), never) == push
     numbers = np.arange(5, dtype=np.float32)
     reply = Reply(1, "a", 2, 3, numbers, 8, 4, 3, 0.5, 0.75, 6, 1.5, more=-9, since=10)
     plain = [each for each in fields(Reply) if each.default is not MISSING]
     assert all(getattr(reply, each.name) != each.default for each in plain), "this would not show what is left out"
-    pipe.send(*reply_parts(reply), stopped=NEVER)
-    found = read_answer(pipe, push, 5, numbers.dtype, NEVER)
+    pipe.send(*reply_parts(reply), stopped=never)
+    found = read_answer(pipe, push, 5, numbers.dtype, never)
     assert found == reply
     np.testing.assert_array_equal(found.weights, numbers)
 

@@ -37,11 +37,6 @@ class CenterDescent:
         return cls(descent, descent.spans(layout), layout.parameter_size)
 
     @property
-    def vectors(self) -> dict[str, int]:
-        """Lengths of the vectors that are kept, by name."""
-        return dict.fromkeys(self._names, self.parameters) | {_STEPS: 1}
-
-    @property
     def _names(self) -> list[str]:
         return [f"{OWN}{name}" for name in self.descent.optimizer.vectors]
 
