@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.errors import Lost
 from tests.cluster.cluster_jobs import Watch, counted_seconds, kill_worker, run
 from tests.cluster.references import reference
 from tests.cluster.sharded_networks import layer_job, losses_of
@@ -80,19 +79,22 @@ def test_a_part_that_is_not_to_be_had_costs_the_steps_since_the_snapshot_and_not
     np.testing.assert_allclose(result.model.vector, reference(job).weights, rtol=1e-9, atol=1e-12)
 
 
-def test_a_worker_that_stands_still_ends_the_run_by_its_name(three_workers: Client, synthetic: str, runs: str) -> None:
-    """SIGSTOP: its connections stay open, and nothing comes through them any more. The last snapshot is kept."""
-    cluster = {"stall_timeout": 8.0, "chain": 5, "workers": {"cpu": 3}}
-    train = {"epochs": 40, "kernel_shares": "speeds"}
-    job = layer_job(synthetic, runs, train=train, cluster=cluster, run={"report_every": 4})
+def test_a_run_goes_on_without_a_worker_that_stands_still(three_workers: Client, synthetic: str, runs: str) -> None:
+    """SIGSTOP: its connections stay open, and nothing comes through them any more."""
+    job = layer_job(
+        synthetic,
+        runs,
+        model={"dtype": "float64"},
+        train={"epochs": 2, "kernel_shares": "speeds"},
+        cluster={"stall_timeout": 8.0, "chain": 5, "workers": {"cpu": 3}},
+        run={"report_every": 4},
+    )
     stop, go_on = (kill_worker(three_workers, "cpu-1", signum) for signum in (signal.SIGSTOP, signal.SIGCONT))
     watch = Watch("steps", stop, lambda event: event["step"] >= 12)
     # by real seconds on a busy machine a worker may have, or get later, no kernel at all: no step waits for it then
     with counted_seconds(three_workers, {}), ExitStack() as at_end:
         at_end.callback(go_on)
-        with pytest.raises(Lost, match="no progress for 8 s, ") as caught:
-            run(three_workers, job, watch)
-    assert "waiting for cpu-1\n" in str(caught.value)
-    assert caught.value.exit_code == 5
-    assert "last good checkpoint: " in str(caught.value)
-    assert watch.of("checkpoint")[-1]["step"] == 10
+        result = run(three_workers, job, watch)
+    assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-1"]
+    assert "back to the snapshot of step 10, on 2 workers" in [event["message"] for event in watch.of("warning")]
+    np.testing.assert_allclose(result.model.vector, reference(job).weights, rtol=1e-9, atol=1e-12)

@@ -441,6 +441,28 @@ def test_a_stalled_run_ends_and_names_whom_it_waits_for(stuck: tuple[str, ...]) 
     assert str(end.error) == f"step 4: no progress for 300 s, waiting for {names}"
 
 
+def test_a_worker_that_is_not_heard_of_is_lost_and_the_others_go_on() -> None:
+    shell = begun(snapshot_every=3)
+    shell.steps(3)
+    shell.pieces()
+    shell.step()
+    shell.then(facts.Tick)
+    shell.then(facts.Tick, after=301.0)
+    out = shell.tell(facts.Waits(frozenset(), shell.now, {"layer": ("b",)}, silent=("b",)))
+    assert orders.Dismiss("b") in out
+    assert orders.End not in kinds(out)
+    assert shell.events(WorkerLost)[0].reason == "no sign of life for 300 s"
+    assert (shell.coordinator.done, [*shell.coordinator.roster.alive]) == (3, ["a"])
+
+
+def test_a_run_of_which_no_worker_is_heard_of_ends() -> None:
+    shell = begun()
+    shell.then(facts.Tick)
+    shell.then(facts.Tick, after=301.0)
+    out = shell.tell(facts.Waits(frozenset(), shell.now, {"layer": ("a", "b")}, silent=("a", "b")))
+    assert str(end_of(out).error) == "step 0: no progress for 300 s, waiting for a, b"
+
+
 def test_pieces_and_counters_that_do_not_come_end_the_run_too() -> None:
     shell = begun()
     shell.steps(10)
@@ -745,10 +767,11 @@ class Machine(RuleBasedStateMachine):
         self.shell.seconds[worker] = seconds
 
     @precondition(lambda self: orders.AskWaiting in self.shell.open)
-    @rule(stuck=st.lists(st.sampled_from(WORKERS), max_size=2))
-    def waits(self, stuck: list[str]) -> None:
+    @rule(stuck=st.lists(st.sampled_from(WORKERS), max_size=2), silent=st.booleans())
+    def waits(self, stuck: list[str], silent: bool) -> None:
         del self.shell.open[orders.AskWaiting]
-        self.shell.tell(facts.Waits(frozenset(), self.shell.now, {"layer": tuple(stuck)}))
+        unheard = tuple(dict.fromkeys(stuck)) if silent else ()
+        self.shell.tell(facts.Waits(frozenset(), self.shell.now, {"layer": tuple(stuck)}, unheard))
 
     @precondition(lambda self: len(self.shell.alive) > 2 or len(self.shell.told) > 120)
     @rule(workers=st.lists(st.sampled_from(WORKERS), min_size=1, max_size=2, unique=True))

@@ -243,8 +243,8 @@ class LayerSharded:
         self._gather(facts.Counted, asked, counted)
 
     def _ask_waiting(self, order: orders.AskWaiting) -> None:
-        """Workers that the scheduler has not heard of meanwhile, else those with tasks: they wait for others' data."""
+        """Find workers that the scheduler has not heard of meanwhile, and those with tasks: these wait for others."""
         processing = self.context.connection.processing()
         busy = [name for name, member in self.context.workers.alive.items() if processing.get(member.address)]
-        stuck = tuple(self.context.workers.unheard(self.settings.stall_timeout / 2) or busy)
-        self._shell.tell(facts.Waits(frozenset(), self._shell.now, {REPLICA: stuck}))
+        silent = tuple(self.context.workers.unheard(self.settings.stall_timeout / 2))
+        self._shell.tell(facts.Waits(frozenset(), self._shell.now, {REPLICA: silent or tuple(busy)}, silent))

@@ -135,12 +135,14 @@ class Waits(Fact):
     """The answer to `AskWaiting`.
 
     waiting: replicas that wait for others; they are not to blame. stuck: the workers that a replica waits for, by
-    replica, if that is known; else its own members.
+    replica, if that is known; else its own members. silent: workers of a layer-sharded run that the scheduler has not
+    heard of meanwhile.
     """
 
     waiting: frozenset[str]
     at: float
     stuck: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -340,6 +340,10 @@ class LayerCoordinator(Coordinating):
         asked, self._asked = self._asked, False
         if not asked or self._heard is None or fact.at - self._heard <= self._limit:
             return
+        silent = [worker for worker in fact.silent if worker in self.roster.alive]
+        if silent and len(silent) < len(self.roster.alive):
+            self._lose(silent, f"no sign of life for {self._limit:g} s")
+            return
         awaited = {
             Phase.STEPPING: f"step {self.done}",
             Phase.COLLECTING: f"weights after step {self.done}",
