@@ -87,6 +87,7 @@ class Context:
     kept : results that depend on the weights alone, shared between passes; None to share nothing
     channel : number of the first channel of what the layer makes, if that is a part of a whole map
     heads : of this pass, by salt; None where only the last layer's scores are trained
+    told : is called with the name and the gradients of each child of the network, as the way back finds them
     """
 
     device: Device
@@ -97,6 +98,7 @@ class Context:
     kept: dict[Any, Any] | None = None
     channel: int = 0
     heads: dict[int, Head] | None = None
+    told: Callable[[str, Params], None] | None = None
 
     def child(self, name: str, *, need_dx: bool = True) -> Context:
         """Return the context of the child of this name, salted with its path."""

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import reduce
 from math import prod
 from operator import add
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,16 @@ def init_network(model: Layer, seed: int, in_shape: Shape, dtype: str) -> tuple[
     return map_leaves(lambda a: a.astype(dtype), params), map_leaves(lambda a: a.astype(dtype), state)
 
 
+class Growing(Protocol):
+    """Takes in a training pass while it goes on."""
+
+    def scored(self, loss: Array, state: State) -> None:
+        """Take in the loss, and the new state of the layers."""
+
+    def found(self, name: str, gradients: Params) -> None:
+        """Take in the gradients of a child of the network, the last child's first."""
+
+
 @np.errstate(over="ignore", invalid="ignore")
 def loss_and_gradients(
     model: Layer,
@@ -48,6 +58,7 @@ def loss_and_gradients(
     ctx: Context,
     weights: npt.NDArray[Any] | None = None,
     partners: Targets | None = None,
+    growing: Growing | None = None,
 ) -> tuple[Any, Any, Params, State]:
     """Run one training pass over a batch on the host.
 
@@ -59,6 +70,7 @@ def loss_and_gradients(
     labels : (N,), or (N, L) for a loss of several labels
     weights : (N,), of the samples, as `Loss` has them
     partners : labels and weights that the samples have besides, where images are mixed
+    growing : is told what is found, as soon as it is
 
     Returns
     -------
@@ -74,6 +86,9 @@ def loss_and_gradients(
     for head in (ctx.heads or {}).values():
         own, gradient = mixed_loss(loss, head.scores, targets, others, backend.xp)
         value, head.gradient = value + head.weight * own, gradient * gradient.dtype.type(head.weight)
+    if growing is not None:
+        growing.scored(value, new_state)
+        ctx = replace(ctx, told=growing.found)
     _, grads = model.backward(params, residual, dscores, ctx)
     return value, correct(scores, targets[0]), grads, new_state
 

@@ -206,6 +206,8 @@ class Sequential(Layer):
                 break
             dx, own = run.work.backward(given.get(run.name, {}), kept, dx, run.contexts(ctx, first))
             grads |= {run.name: own} if own else {}
+            if ctx.told is not None and own:
+                ctx.told(run.name, own)
         return dx if ctx.need_dx else None, self._complete(given_back(grads, self.ties), params, ctx.device.xp)
 
     def _complete(self, grads: Params, params: Params, xp: Any) -> Params:

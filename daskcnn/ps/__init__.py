@@ -8,6 +8,7 @@ from daskcnn.ps.bsp import BSP
 from daskcnn.ps.downpour import Downpour
 from daskcnn.ps.easgd import EASGD
 from daskcnn.ps.messages import (
+    CenterPart,
     Code,
     Instruction,
     Join,
@@ -15,6 +16,7 @@ from daskcnn.ps.messages import (
     Pace,
     Pull,
     Push,
+    PushPart,
     Refuse,
     Reply,
     Request,
@@ -43,6 +45,7 @@ __all__ = [
     "AccuracyWeighted",
     "Action",
     "Asynchronous",
+    "CenterPart",
     "Code",
     "Instruction",
     "Join",
@@ -53,6 +56,7 @@ __all__ = [
     "ParameterServer",
     "Pull",
     "Push",
+    "PushPart",
     "Refuse",
     "Reply",
     "Request",

@@ -58,7 +58,8 @@ class Push:
 
     payload: what the rule says is pushed. n_samples: trained on for it. accuracy: Q, in [0, 1]; it is 1 / (1 + loss)
     where the loss has no accuracy. pace: of a step by the payload, if that is a gradient; the server makes the step.
-    step: of the round, where all workers make each step together; 0 where they do not.
+    step: of the round, where all workers make each step together; 0 where they do not. ticket: of the parts that went
+    ahead of it, another one for each payload; 0: none did.
     """
 
     life: int
@@ -72,6 +73,20 @@ class Push:
     at: float = 0.0
     pace: Pace | None = None
     step: int = 0
+    ticket: int = 0
+
+
+@frozen
+class PushPart:
+    """The numbers lo…hi of a push whose numbers in front of them are still to come.
+
+    Parts come from the vector's end on, without gaps. push: as it will be, but for its accuracy; its payload is these
+    numbers alone. What follows from it may be given to all before the rest is there.
+    """
+
+    push: Push
+    lo: int
+    hi: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,8 @@ class Reply:
     the center lie elsewhere, a `StoredVector` stands for it until its pieces are read. version: the center's, after the
     merge. staleness: versions between the push's base and the center that it was merged into. gamma: the rule's
     attenuation γ of the push; 1 where the rule has none. waited: seconds between the push and its merge. more, since:
-    samples that the worker's minibatches have more from this step of its round on; 0 where nothing changes.
+    samples that the worker's minibatches have more from this step of its round on; 0 where nothing changes. ahead: the
+    weights from this number on were given by `CenterPart`s that hold; None: none of them.
     """
 
     life: int
@@ -135,6 +151,21 @@ class Reply:
     waited: float = 0.0
     more: int = 0
     since: int = 0
+    ahead: int | None = None
+
+
+@frozen
+class CenterPart:
+    """Numbers of the new center, from `lo` on, for the sender of a push of which a part is still on its way.
+
+    They hold if the reply to that push says so.
+    """
+
+    worker: str
+    session: int
+    seq: int
+    lo: int
+    values: Vector = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

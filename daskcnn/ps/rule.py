@@ -63,7 +63,8 @@ class Merge:
     """A new center (a new array), the rule's new state, what each pusher is told (None: the center) and its γ.
 
     finite: whether the rule has seen that center and state hold no NaN and no infinity; if not, the server looks.
-    pace: `center` is the gradient of all pushes, and the server is to step by it.
+    pace: `center` is the gradient of all pushes, and the server is to step by it. ahead: the center from this number on
+    is as it was worked out before the pushes were complete.
     """
 
     center: Vector
@@ -72,6 +73,7 @@ class Merge:
     gamma: Mapping[str, float] = field(default_factory=dict)
     finite: bool = False
     pace: Pace | None = None
+    ahead: int | None = None
 
 
 class UpdateRule(BaseModel, ABC):

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
 from daskcnn.ps.messages import (
+    CenterPart,
     Code,
     Instruction,
     Join,
@@ -43,6 +44,7 @@ from daskcnn.ps.messages import (
     Objection,
     Pull,
     Push,
+    PushPart,
     Refuse,
     Reply,
     Request,
@@ -66,6 +68,9 @@ class Vectors(Protocol):
 
     def merge(self, pushes: Sequence[Push], view: View) -> Merge | None:
         """Merge the pushes by the rule. None: the result would not be finite, and nothing has changed."""
+
+    def ahead(self, lo: int, hi: int, pushes: Sequence[Push], view: View) -> Vector | None:
+        """The numbers lo…hi of what `merge` of these pushes would make, whose payloads are these numbers; or None."""
 
     def given(self, worker: str, session: int, *, averaged: bool) -> Vector:
         """The center as it is now, or its average, for this session of the worker."""
@@ -130,6 +135,7 @@ class Sequencer:
         self._late: dict[str, None] = {}  # an ordered set
         self._sessions: dict[str, int] = {}  # the highest ever seen, also of those that left
         self._pending: dict[str, Push] = {}
+        self._parts: dict[tuple[int, int, int], dict[str, Push]] = {}  # by version and range, then by worker
         self._bases, self._clocks = Bases(), Clocks()
         self._seen = View(version, 0, self._bases, self._clocks)
         self._merged = self._repeated = 0
@@ -163,6 +169,29 @@ class Sequencer:
         if self._late and not self._pending:
             instructions += self._let_in()
         return instructions
+
+    def handle_part(self, part: PushPart) -> list[CenterPart]:
+        """Take in a part of a push. Once all workers' are there, returns what each of them is given ahead of its reply.
+
+        It changes nothing that is decided: a part that cannot be used is not refused, as its push may well be.
+        """
+        push, view = part.push, self._view()
+        if not self._rule.barrier or self._stranger(push) or self._out_of_turn(push, self._members[push.worker]):
+            return []
+        at, there = part.lo, self._parts.setdefault((view.version, part.lo, part.hi), {})
+        there[push.worker] = push
+        for old in [key for key in self._parts if key[0] != view.version]:
+            del self._parts[old]
+        pushes = self._rule.ready({w: each for w, each in there.items() if self._in_turn(each)}, view)
+        values = self._vectors.ahead(at, part.hi, pushes, view) if pushes else None
+        if values is None:
+            return []
+        return [CenterPart(each.worker, each.session, each.seq, at, values) for each in pushes]
+
+    def _in_turn(self, push: Push) -> bool:
+        """Tell whether a part is of the push that its worker's session makes next, or that waits."""
+        member = self._members.get(push.worker)
+        return member is not None and (push.session, push.seq) == (member.session, member.seq + 1)
 
     # --- requests ---
 
@@ -299,6 +328,7 @@ class Sequencer:
             push.n_samples,
             max(0.0, at - push.at),
             *((0, 0) if changed is None else (changed.more[worker], changed.since)),
+            merge.ahead,
         )
         return reply
 

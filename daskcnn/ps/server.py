@@ -7,7 +7,8 @@ copies, and no reader can see a half-merged one. Memory: the center, and the arr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,11 +17,18 @@ from daskcnn.ps.average import AVERAGE, following
 from daskcnn.ps.messages import Objection, Pace, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Sequencer, StepSharing, Vectors
-from daskcnn.ps.vectors import all_finite, misfit
+from daskcnn.ps.vectors import all_finite, cut_state, misfit, whole_vector, within
 
 
 class Steps(Protocol):
     """The optimizer's steps of the center, or of a range of it. All arrays that it returns are new ones."""
+
+    @property
+    def splits(self) -> bool:
+        """True if a part of the center can step without the others."""
+
+    def part(self, lo: int, hi: int) -> Steps:
+        """The steps of the numbers lo…hi."""
 
     def begin(self, center: Vector) -> RuleState:
         """The optimizer's vectors before the first step from this center."""
@@ -54,6 +62,8 @@ class CenterRange(Vectors):
         self.dtype = center.dtype.name
         self._rule, self._center, self._unchanged, self._ema = rule, _sealed(center), tuple(kept), ema
         self._steps = steps
+        self._steps_of = cache(steps.part) if steps is not None and steps.splits else None
+        self._ahead = _Ahead()
         self._state = {name: _sealed(vector) for name, vector in state.items()} if state else rule.init(center)
         if steps is not None:
             self._state = _all_sealed(steps.begin(center)) | self._state
@@ -63,15 +73,47 @@ class CenterRange(Vectors):
     def objection(self, push: Push) -> Objection | None:
         return misfit(push.payload, self._center)
 
+    def ahead(self, lo: int, hi: int, pushes: Sequence[Push], view: View) -> Vector | None:
+        """The center's numbers lo…hi after the merge of these pushes, of whose payloads there are these numbers alone.
+
+        They are the result if the same pushes are merged next. None: they have to wait for the rest.
+        """
+        if self._steps_of is None:
+            return None
+        if self._ahead.of != (key := _key(pushes, view)):
+            self._ahead = _Ahead(key, len(self._center))
+        if hi != self._ahead.lo or not 0 < lo < hi or (merge := self._part(lo, hi, pushes, view)) is None:
+            return None
+        self._ahead.lo = lo
+        self._ahead.merges.insert(0, merge)
+        return merge.center
+
     def proposed(self, pushes: Sequence[Push], view: View) -> Merge | None:
         """The merge of the pushes, which is not made yet. None: center or state would not be finite."""
+        ahead, self._ahead = self._ahead, _Ahead()
+        if ahead.of != _key(pushes, view) or not ahead.merges:
+            return self._part(0, len(self._center), pushes, view)
+        front = [replace(push, payload=push.payload[: ahead.lo]) for push in pushes]
+        merge = self._part(0, ahead.lo, front, view)
+        return None if merge is None else _joined([merge, *ahead.merges], ahead.lo)
+
+    def _part(self, lo: int, hi: int, pushes: Sequence[Push], view: View) -> Merge | None:
+        """The merge of the numbers lo…hi, which the payloads are of. None: it would not be finite."""
+        whole = hi - lo == len(self._center)
+        center, state = (self._center, self._state) if whole else (self._center[lo:hi], cut_state(self._state, lo, hi))
+        steps = self._steps if whole or self._steps_of is None else self._steps_of(lo, hi)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            merge = self._rule.merge(self._center, self._state, pushes, view)
-            merge = merge if self._steps is None else self._stepped(merge, self._steps)
-        for place in self._unchanged:  # a mean of equal numbers may differ from them in the last bit
-            merge.center[place] = self._center[place]
+            merge = self._rule.merge(center, state, pushes, view)
+            merge = merge if steps is None else _stepped(center, state, merge, steps)
+        unchanged = self._unchanged if whole else within(self._unchanged, lo, hi)
+        for place in unchanged:  # a mean of equal numbers may differ from them in the last bit
+            merge.center[place] = center[place]
         if self._ema is not None:
-            merge = self._averaged(merge, self._ema, view.version + 1)
+            average = following(state[AVERAGE], merge.center, self._ema, view.version + 1)
+            for place in unchanged:
+                average[place] = center[place]
+            finite = merge.finite and all_finite(average)
+            merge = replace(merge, state={**merge.state, AVERAGE: _sealed(average)}, finite=finite)
         return merge if merge.finite or all(map(all_finite, (merge.center, *merge.state.values()))) else None
 
     def adopt(self, merge: Merge) -> None:
@@ -85,21 +127,6 @@ class CenterRange(Vectors):
         if merge is not None:
             self.adopt(merge)
         return merge
-
-    def _stepped(self, merge: Merge, steps: Steps) -> Merge:
-        """The merge after a step by the gradient that it has found. Weights that others trained begin anew."""
-        if merge.pace is None:
-            return replace(merge, state={**merge.state, **_all_sealed(steps.begin(merge.center))})
-        center, own = steps.step(self._center, self._state, merge.center, merge.pace)
-        return replace(merge, center=center, state={**merge.state, **_all_sealed(own)})
-
-    def _averaged(self, merge: Merge, ema: float, merges: int) -> Merge:
-        """The merge, with the average that follows its center."""
-        average = following(self._state[AVERAGE], merge.center, ema, merges)
-        for place in self._unchanged:
-            average[place] = self._center[place]
-        state = {**merge.state, AVERAGE: _sealed(average)}
-        return replace(merge, state=state, finite=merge.finite and all_finite(average))
 
     def given(self, worker: str, session: int, *, averaged: bool) -> Vector:
         return self._state.get(AVERAGE, self._center) if averaged else self._center
@@ -117,6 +144,34 @@ class CenterRange(Vectors):
         assert all_finite(self._center)
         assert not self._center.flags.writeable
         assert all(all_finite(vector) for vector in self._state.values())
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """Parts of the next merge: of which pushes, from which number on, and the merges of the parts in order."""
+
+    of: object = None
+    lo: int = 0
+    merges: list[Merge] = field(default_factory=list)
+
+
+def _key(pushes: Sequence[Push], view: View) -> object:
+    """All that a merge of gradients depends on, payloads included: each has another ticket."""
+    return view.version, [(push.worker, push.session, push.ticket, push.n_samples, push.pace) for push in pushes]
+
+
+def _joined(parts: Sequence[Merge], ahead: int) -> Merge:
+    """The merge of the whole center that these are the parts of."""
+    state = {name: whole_vector(name, [part.state[name] for part in parts]) for name in parts[0].state}
+    return replace(parts[0], center=np.concatenate([part.center for part in parts]), state=state, ahead=ahead)
+
+
+def _stepped(center: Vector, state: RuleState, merge: Merge, steps: Steps) -> Merge:
+    """The merge after a step by the gradient that it has found. Weights that others trained begin anew."""
+    if merge.pace is None:
+        return replace(merge, state={**merge.state, **_all_sealed(steps.begin(merge.center))})
+    new, own = steps.step(center, state, merge.center, merge.pace)
+    return replace(merge, center=new, state={**merge.state, **_all_sealed(own)})
 
 
 def _all_sealed(vectors: Mapping[str, Vector]) -> RuleState:

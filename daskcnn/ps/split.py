@@ -25,11 +25,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from daskcnn.ps.messages import COUNT, Code, Objection, Push, RuleState, Snapshot, Vector
+from daskcnn.ps.messages import Code, Objection, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Vectors
 from daskcnn.ps.server import CenterRange, Steps
-from daskcnn.ps.vectors import wrong_shape
+from daskcnn.ps.vectors import cut_state, whole_vector, wrong_shape
 
 Span: TypeAlias = tuple[int, int]
 _NONE = (-math.inf, 0.0)  # before every session
@@ -42,30 +42,19 @@ def spans(size: int, parts: int) -> tuple[Span, ...]:
     return tuple((size * i // parts, size * (i + 1) // parts) for i in range(parts))
 
 
-def within(places: Sequence[slice], lo: int, hi: int) -> tuple[slice, ...]:
-    """The parts of these places that lie in the range lo…hi, counted from its start."""
-    cut = ((max(place.start, lo) - lo, min(place.stop, hi) - lo) for place in places)
-    return tuple(slice(start, stop) for start, stop in cut if start < stop)
-
-
 def split_snapshot(snapshot: Snapshot, cuts: Sequence[Span]) -> list[Snapshot]:
     """The snapshot of each range: copies, so that a piece does not keep the whole."""
-    state = (snapshot.state or {}).items()
 
     def part(lo: int, hi: int) -> RuleState:
-        return {name: (v if name.endswith(COUNT) else v[lo:hi]).copy() for name, v in state}
+        return {name: vector.copy() for name, vector in cut_state(snapshot.state or {}, lo, hi).items()}
 
     return [replace(snapshot, center=snapshot.center[lo:hi].copy(), state=part(lo, hi)) for lo, hi in cuts]
 
 
-def _whole(name: str, parts: Sequence[Vector]) -> Vector:
-    """The vector that these are the ranges of."""
-    return parts[0] if name.endswith(COUNT) else np.concatenate(parts)
-
-
 def joined_snapshot(snapshot: Snapshot, pieces: Sequence[Snapshot]) -> Snapshot:
     """The sequencer's snapshot with the vectors that the ranges kept for it."""
-    state = {name: _whole(name, [(piece.state or {})[name] for piece in pieces]) for name in pieces[0].state or {}}
+    states = [piece.state or {} for piece in pieces]
+    state = {name: whole_vector(name, [own[name] for own in states]) for name in states[0]}
     return replace(snapshot, center=np.concatenate([piece.center for piece in pieces]), state=state)
 
 
@@ -197,6 +186,10 @@ class SplitCenter(Vectors):
             return Merge(self._nothing, replies=replies, gamma=votes[0].gamma)
         weights: Any = StoredVector(settled.number)
         return Merge(weights, gamma=votes[0].gamma)
+
+    def ahead(self, lo: int, hi: int, pushes: Sequence[Push], view: View) -> Vector | None:
+        """None: pushes are staged whole."""
+        return None
 
     def given(self, worker: str, session: int, *, averaged: bool) -> Vector:
         weights: Any = StoredVector(self._number())

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from daskcnn import compiled
 from daskcnn.compiled.given import addresses, readable
-from daskcnn.ps.messages import Code, Objection, Push, Vector
+from daskcnn.ps.messages import COUNT, Code, Objection, Push, RuleState, Vector
 
 
 def cast(vector: Any, dtype: npt.DTypeLike) -> Any:
@@ -87,6 +87,22 @@ def sample_weights(pushes: Sequence[Push]) -> list[float]:
     """Each push's part of the samples that all of them were trained on."""
     total = sum(push.n_samples for push in pushes)
     return [push.n_samples / total for push in pushes]
+
+
+def within(places: Sequence[slice], lo: int, hi: int) -> tuple[slice, ...]:
+    """The parts of these places that lie in the range lo…hi, counted from its start."""
+    cut = ((max(place.start, lo) - lo, min(place.stop, hi) - lo) for place in places)
+    return tuple(slice(start, stop) for start, stop in cut if start < stop)
+
+
+def cut_state(state: RuleState, lo: int, hi: int) -> RuleState:
+    """The state of the range lo…hi, as views."""
+    return {name: v if name.endswith(COUNT) else v[lo:hi] for name, v in state.items()}
+
+
+def whole_vector(name: str, parts: Sequence[Vector]) -> Vector:
+    """The state's vector of this name that these are the ranges of."""
+    return parts[0] if name.endswith(COUNT) else np.concatenate(parts)
 
 
 def all_finite(vector: Vector) -> bool:

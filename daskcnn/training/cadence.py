@@ -11,6 +11,7 @@ from daskcnn.partition.rounds import Round
 from daskcnn.partition.step_shares import StepSizes
 from daskcnn.ps import Action, Local, UpdateRule
 from daskcnn.store.loader import BatchPlan, batch_edges
+from daskcnn.training.gradient_parts import TellStep
 from daskcnn.training.replica import Replica, Trained
 
 
@@ -89,13 +90,15 @@ def steps_of_round(
     scale: float = 1.0,
     stop: Callable[[], bool] = lambda: False,
     sizes: StepSizes | None = None,
+    tell: TellStep | None = None,
 ) -> Generator[Trained, None, None]:
     """Train the round a step at a time; call `close()` if you stop iterating early.
 
     local: the replica's weights, with the numbers that the rule's `local_step` goes by. Where the rule merges gradients
     these are noted in it, and the weights stay. scale: factor of the learning rate. sizes: of the minibatches, where
-    the replica's exchanges may change them. Yields the sums of the round after each step. Raises Stopped when `stop`,
-    called before each step, says so, Diverged when a loss is not finite.
+    the replica's exchanges may change them. tell: as for `Replica.training`, of gradients that are merged. Yields the
+    sums of the round after each step. Raises Stopped when `stop`, called before each step, says so, Diverged when a
+    loss is not finite.
     """
     replica.restart_optimizer()
     descends = round_.alone or not rule.merges_gradients
@@ -113,6 +116,7 @@ def steps_of_round(
         scale=scale,
         descends=descends,
         sizes=sizes,
+        tell=None if descends else tell,
     )
     return steps if descends else _noted(steps, local)
 

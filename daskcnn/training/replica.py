@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from daskcnn.nn.optimizers import Gradients
 from daskcnn.nn.score import Collected, Score
 from daskcnn.partition.step_shares import StepSizes
 from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
+from daskcnn.training.gradient_parts import GrowingGradients, TellPart, TellStep, parts_of
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.weighting import Weighting, weighting_of, weights_of
 
@@ -198,6 +199,7 @@ class Replica:
         self.optimizer_state = self._at_rest()
         self.gradients = device.xp.empty(self.layout.size, self.layout.dtype)
         """Of the last step that was not descended by (`training`), and the change of what layers keep behind them."""
+        self.gradient_parts = parts_of(self.model, self.layout) if device.backend.compiled else ()
         self._grads = self.gradients[: self.layout.parameter_size]
         self.frozen = self.layout.spans(self.model.frozen)
         self._alone = {path for path, at in self.layout.places() if (at.stop - at.start) * host.itemsize >= ALONE}
@@ -267,15 +269,23 @@ class Replica:
 
     @_QUIET
     def step(
-        self, batch: Batch, pace: StepPace, adjust: Adjust | None = None, *, descends: bool = True
+        self,
+        batch: Batch,
+        pace: StepPace,
+        adjust: Adjust | None = None,
+        *,
+        descends: bool = True,
+        tell: TellPart | None = None,
     ) -> tuple[float, int | None]:
         """Train on one minibatch. Returns its mean weighted loss and its right answers, if any, before the step.
 
         adjust: changes the gradients (parameter_size,) before the descent. descends: step the weights by the gradients;
-        if not, they stay, and `gradients` has what others may step them by. Raises Diverged if the loss is not finite,
+        if not, they stay, and `gradients` has what others may step them by. tell: is called with the place of each of
+        `gradient_parts` once it is there, while the rest is computed. Raises Diverged if the loss is not finite,
         with weights and the optimizer's state as they were.
         """
         ctx = Context(self.device, training=True, keys=batch.keys)
+        growing = tell and GrowingGradients(self.gradient_parts, self.layout, self.gradients, self.weights, tell)
         loss, right, grads, new_state = loss_and_gradients(
             self.model,
             self._params,
@@ -286,6 +296,7 @@ class Replica:
             ctx,
             self.sample_weights(batch),
             self.partners(batch),
+            growing,
         )
         value = self.device.backend.scalar(loss)
         if not math.isfinite(value):
@@ -294,7 +305,9 @@ class Replica:
             raise Diverged(f"loss = {value}", reason, "lower train.lr")
         scored = value, None if right is None else int(self.device.backend.scalar(right))
         if not descends:
-            self.layout.flatten(grads, new_state, xp=self.device.xp, out=self.gradients, device=self.device)
+            there = growing.written if growing else ()
+            where: dict[str, Any] = {"xp": self.device.xp, "out": self.gradients, "device": self.device}
+            self.layout.flatten(grads, new_state, **where, but=there)
             self.gradients[len(self._grads) :] -= self.weights[len(self._grads) :]
             return scored
         self._descend(grads, pace, adjust)
@@ -346,13 +359,15 @@ class Replica:
         scale: float = 1.0,
         descends: bool = True,
         sizes: StepSizes | None = None,
+        tell: TellStep | None = None,
     ) -> Generator[Trained, None, None]:
         """Present `samples` of the ranges, once or more often. Yields the round's sums after each step.
 
         progress: of the run, from one value to the other. steps: minibatches to cut each pass into, nearly equal; None:
         as many as it takes at the job's batch size. scale: of the learning rate. descends: as for `step`. sizes: of the
-        minibatches, where they may change on the way; the learning rate goes on as planned. Raises Stopped when `stop`
-        says so before a step. Call `close()` if you stop iterating early.
+        minibatches, where they may change on the way; the learning rate goes on as planned. tell: as for `step`, with
+        the samples of the step and its pace besides. Raises Stopped when `stop` says so before a step. Call `close()`
+        if you stop iterating early.
         """
         score, load, compute, made = Score(0.0, 0, 0), 0.0, 0.0, 0
         passes = (
@@ -368,7 +383,8 @@ class Replica:
                     begun = self.watch.clock()
                     done = score.samples if sizes is None else sizes.planned(made)
                     pace = self.pace_at(progress[0] + (progress[1] - progress[0]) * done / samples, scale)
-                    loss, right = self.step(batch, pace, adjust, descends=descends)
+                    told = tell and partial(tell, len(batch.labels), pace)
+                    loss, right = self.step(batch, pace, adjust, descends=descends, tell=told)
                     score += Score.of_batch(loss, right, batch.labels)
                     made += 1
                     load += seconds

@@ -311,6 +311,16 @@ class ReplicaExchange:
         weights += gained
         return None if phase is _TRAINING else self._at_stop(tally)
 
+    def coming(self, samples: int) -> tuple[int, int, int] | None:
+        """Return seq, base and step of the push that follows the step at hand, of these samples; None: none does."""
+        tally = self._tally
+        if tally is None or self._phase is not _TRAINING or self._under_way is not None:
+            return None
+        stop = tally.stops[tally.told].sized(tally.sizes)
+        if not stop.push or stop.judge or stop.first != stop.step or samples != stop.samples - tally.pushed:
+            return None
+        return self._seq + 1, self.local.base_version, 0 if tally.sizes is None else stop.step
+
     def report(self, *, bytes_up: int, bytes_down: int, optimizer: OptimizerState | None = None) -> RoundReport:
         """Return the ended round's report. optimizer: the optimizer's state on the host."""
         tally = self._tally

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
+from itertools import pairwise
 from secrets import token_hex
 from typing import Any
 from unittest.mock import Mock, call
@@ -24,7 +25,10 @@ from daskcnn.cluster.server.actor import ServerActor, ServerAt, ServerLink
 from daskcnn.cluster.server.ranges import begin_to_load
 from daskcnn.cluster.server.stream import PushMemory, read_answer, read_request, reply_parts, send_request
 from daskcnn.errors import PushRefused
-from daskcnn.ps import RULES, Code, Join, Pull, Push, Reply, Snapshot
+from daskcnn.nn.optimizers.center import CenterDescent
+from daskcnn.nn.optimizers.descent import Descent, Span, Treatment
+from daskcnn.nn.optimizers.steps import SGD
+from daskcnn.ps import RULES, Code, Join, Pull, Push, PushPart, Reply, Snapshot
 from daskcnn.training.replica import Stopped
 
 LENGTH = 50_000
@@ -67,13 +71,13 @@ class Hosting:
         rule: str = "downpour",
         wire: str = "float32",
         length: int = LENGTH,
-        ema: float | None = None,
+        **of_center: Any,
     ) -> None:
         self.host, self.other = workers
         self.length, self.wire, secret = length, wire, token_hex(8)
         with on(self.host):
             center = Snapshot(np.zeros(length, np.float32))
-            self.server = ServerActor(RULES[rule](), center, life=1, wire=wire, secret=secret, ema=ema)
+            self.server = ServerActor(RULES[rule](), center, life=1, wire=wire, secret=secret, **of_center)
         self.at = ServerAt(self.host.address, ("server", 0), (), secret, length)
 
     def link(self, name: str, stopped: Callable[[], bool] = never, at: ServerAt | None = None) -> ServerLink:
@@ -135,6 +139,114 @@ def test_all_who_meet_get_the_same_center(workers: list[Worker]) -> None:
             for reply in (each.result(10) for each in pushed):
                 np.testing.assert_allclose(reply.weights, seq, rtol=1e-6)
                 assert reply.version == seq
+
+
+# --- parts that go ahead ---
+
+CUTS = 40_000, 10_000
+
+
+class ByGradients(Hosting):
+    """A server that steps by gradients, and pushes in parts that begin at `CUTS`."""
+
+    def __init__(self, workers: list[Worker], wire: str = "float32") -> None:
+        plain = Descent(SGD(momentum=0.0, weight_decay=0.0), frozenset(), (), False, None)
+        steps = CenterDescent(plain, (Span(slice(0, LENGTH), Treatment(1.0, False)),), LENGTH)
+        super().__init__(workers, "bsp", wire, steps=steps)
+        self.server._loaded.result()  # parts that come before are not looked at
+        for name in "ab":
+            self.join(name)
+
+    def gradients(self, name: str, seq: int, ticket: int) -> Push:
+        numbers = np.random.default_rng(seq + ord(name)).normal(size=LENGTH).astype(np.float32)
+        return Push(1, name, 1, seq, seq - 1, numbers, 3, 0.5, pace=(0.1, 0.0), step=seq, ticket=ticket)
+
+    def send_parts(self, link: ServerLink, push: Push) -> None:
+        for lo, hi in pairwise([*CUTS[::-1], LENGTH][::-1]):
+            link.send_part(PushPart(replace(push, payload=push.payload[hi:lo]), hi, lo))
+
+    def sizes_sent(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Return what grows by the bytes of each vector that a worker or the server sends."""
+        sent, send, send_now = list[int](), Stream.send, Stream.send_now
+
+        def noted(stream: Stream, *parts: Any, stopped: Callable[[], bool]) -> None:
+            sent.extend(part.nbytes for part in parts if isinstance(part, np.ndarray))
+            send(stream, *parts, stopped=stopped)
+
+        def noted_now(stream: Stream, *parts: Any) -> list[memoryview]:
+            sent.extend(part.nbytes for part in parts if isinstance(part, np.ndarray))
+            return send_now(stream, *parts)
+
+        monkeypatch.setattr(Stream, "send", noted)
+        monkeypatch.setattr(Stream, "send_now", noted_now)
+        return sent
+
+
+def meet(links: dict[str, ServerLink], pushes: dict[str, Push]) -> list[Reply]:
+    with ThreadPoolExecutor(len(pushes)) as threads:
+        return list(threads.map(lambda name: links[name].call(pushes[name]), pushes))
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+def test_parts_go_once_and_the_center_is_that_of_whole_pushes(
+    workers: list[Worker], wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, whole = ByGradients(workers, wire), ByGradients(workers, wire)
+    links, others = ({name: each.link(name) for name in "ab"} for each in (here, whole))
+    for name in "ab":  # a stream is opened by a whole request
+        assert links[name].call(Pull(1, name, 1)).version == 0
+    sent, size = here.sizes_sent(monkeypatch), np.dtype(wire).itemsize
+    for seq in (1, 2, 3):
+        pushes = {name: here.gradients(name, seq, ticket=seq) for name in "ab"}
+        sent.clear()
+        for name, push in pushes.items():
+            here.send_parts(links[name], push)
+        found = meet(links, pushes)
+        each = [LENGTH - CUTS[0], CUTS[0] - CUTS[1], CUTS[1]]
+        assert sorted(sent) == sorted(size * n for n in each * 4), "two workers, two directions"
+        expected = meet(others, {name: replace(push, ticket=0) for name, push in pushes.items()})
+        for reply, other in zip(found, expected, strict=True):
+            assert reply.weights.tobytes() == other.weights.tobytes()
+            assert reply.version == seq
+
+
+def test_a_stream_that_breaks_between_parts_is_made_up_for_by_a_whole_push(workers: list[Worker]) -> None:
+    here, whole = ByGradients(workers), ByGradients(workers)
+    links, others = ({name: each.link(name) for name in "ab"} for each in (here, whole))
+    for name in "ab":
+        links[name].call(Pull(1, name, 1))
+    pushes = {name: here.gradients(name, 1, ticket=5) for name in "ab"}
+    for name, push in pushes.items():
+        here.send_parts(links[name], push)
+    stream = links["a"]._stream
+    assert stream is not None
+    stream.close()
+    found = meet(links, pushes)
+    expected = meet(others, {name: replace(push, ticket=0) for name, push in pushes.items()})
+    assert [each.weights.tobytes() for each in found] == [each.weights.tobytes() for each in expected]
+
+
+@pytest.mark.parametrize("before", [1, 7])
+def test_a_step_that_is_made_anew_leaves_nothing_of_the_one_before(workers: list[Worker], before: int) -> None:
+    here, whole = ByGradients(workers), ByGradients(workers)
+    links, others = ({name: each.link(name) for name in "ab"} for each in (here, whole))
+    for name in "ab":
+        links[name].call(Pull(1, name, 1))
+        here.send_parts(links[name], replace(here.gradients(name, 7, ticket=5), seq=before, base_version=0))
+    pushes = {name: here.gradients(name, 1, ticket=6) for name in "ab"}
+    here.send_parts(links["a"], pushes["a"])
+    found = meet(links, {"a": pushes["a"], "b": replace(pushes["b"], ticket=0)})
+    expected = meet(others, {name: replace(push, ticket=0) for name, push in pushes.items()})
+    assert [each.weights.tobytes() for each in found] == [each.weights.tobytes() for each in expected]
+
+
+def test_parts_that_exceed_the_vector_close_the_stream() -> None:
+    memory = PushMemory(range(5, 6), np.dtype("float32"))
+    assert memory.part(2, ticket=1) == (3, 5)
+    with pytest.raises(ConnectionError, match="a part of 3 numbers: fewer are left"):
+        memory.part(3, ticket=1)
+    with pytest.raises(ConnectionError, match="a push of 3 numbers: 5 to 5 are pushed"):
+        memory.of(3, ticket=2)
 
 
 def test_refusals_have_their_reason_and_the_stream_goes_on(workers: list[Worker]) -> None:
@@ -301,12 +413,12 @@ class Pipe:
 
 def test_every_field_of_a_push_and_of_its_reply_travels() -> None:
     pipe: Any = Pipe()
-    push = Push(1, "a", 2, 3, 4, np.arange(5, dtype=np.float32), 6, 0.75, step=7)
+    push = Push(1, "a", 2, 3, 4, np.arange(5, dtype=np.float32), 6, 0.75, step=7, ticket=8)
     send_request(pipe, push, never)
     assert read_request(pipe, "a", PushMemory(range(5, 6), push.payload.dtype), never) == push
     numbers = np.arange(5, dtype=np.float32)
     reply = Reply(1, "a", 2, 3, numbers, 8, 4, 3, 0.5, 0.75, 6, 1.5, more=-9, since=10)
-    plain = [each for each in fields(Reply) if each.default is not MISSING]
+    plain = [each for each in fields(Reply) if each.default is not MISSING and each.name != "ahead"]
     assert all(getattr(reply, each.name) != each.default for each in plain), "this would not show what is left out"
     pipe.send(*reply_parts(reply), stopped=never)
     found = read_answer(pipe, push, 5, numbers.dtype, never)

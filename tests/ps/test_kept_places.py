@@ -8,7 +8,8 @@ import pytest
 from daskcnn.ps import RULES, Join, ParameterServer, Push
 from daskcnn.ps.rule import View
 from daskcnn.ps.server import CenterRange
-from daskcnn.ps.split import spans, within
+from daskcnn.ps.split import spans
+from daskcnn.ps.vectors import within
 from daskcnn.ps.versions import Bases
 
 PLACES = (slice(2, 5), slice(9, 10))

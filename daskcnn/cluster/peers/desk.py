@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from daskcnn.cluster.server.stream import Answer, Tell
-from daskcnn.ps import Code, Pull, Push, Refuse, Reply, Vector
+from daskcnn.cluster.server.stream import Answer, Give, Tell
+from daskcnn.ps import Code, Pull, Push, PushPart, Refuse, Reply, Vector
 from daskcnn.ps.bsp import ASA
 from daskcnn.ps.vectors import all_finite
 
@@ -55,6 +55,9 @@ class SumDesk:
         for later in [each(answer) for each, answer in told]:
             if later is not None:
                 later()
+
+    def serve_part(self, part: PushPart, give: Give) -> None:
+        """Nothing is added up before all of a piece is there."""
 
     def _taken(self, request: Push | Pull, tell: Tell) -> list[tuple[Tell, Answer]]:
         """Take a request. Returns those who are to be told something now."""

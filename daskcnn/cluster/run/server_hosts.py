@@ -22,7 +22,8 @@ from daskcnn.cluster.server.ranges import RangeActor, RangeAt, begin_to_load
 from daskcnn.errors import Lost
 from daskcnn.job.network import center_descent_of, frozen_spans, layout_of, network_of
 from daskcnn.ps import Snapshot, UpdateRule
-from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot, within
+from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot
+from daskcnn.ps.vectors import within
 from daskcnn.training.coordinator.settings import Settings
 
 

@@ -25,7 +25,7 @@ from distributed import Actor, get_worker
 from daskcnn import ps
 from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, merges_loading, use_memory_again
-from daskcnn.cluster.server.stream import Answer, Tell, WorkerEnd, take_workers
+from daskcnn.cluster.server.stream import Answer, Give, Tell, WorkerEnd, take_workers
 from daskcnn.errors import PushRefused
 from daskcnn.partition.step_shares import StepShares
 from daskcnn.ps.server import Steps
@@ -78,6 +78,17 @@ class ServerLink:
         )
         self.bytes_down += reply.weights.nbytes
         return reply
+
+    @property
+    def takes_parts(self) -> bool:
+        """True if parts of a push may be sent ahead of it."""
+        return self._stream is not None
+
+    def send_part(self, part: ps.PushPart) -> None:
+        """Send a part of a push, ahead of `call` with all of it."""
+        assert self._stream is not None
+        push = replace(part.push, payload=cast(part.push.payload, self._wire))
+        self._stream.send_part(replace(part, push=push), self._stopped)
 
     def _streamed(self, request: ps.Request) -> ps.Reply:
         """Send a push or a pull over the stream, and again over another where it breaks."""
@@ -223,6 +234,7 @@ class ServerActor:
         else:
             of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps, "sharing": sharing}
             self._server = ps.ParameterServer.restore(rule, snapshot, life=life, **of_center)
+        self._gives: dict[str, tuple[int, int, Give]] = {}  # to workers of whose pushes parts are there
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._loaded = merges_loading(self._dtype.name)  # while workers join and train their first round
@@ -282,6 +294,18 @@ class ServerActor:
         for later in [each(answer) for those, answer in told for each in those]:
             if later is not None:
                 later()
+
+    def serve_part(self, part: ps.PushPart, give: Give) -> None:
+        """Take a part of a push, on any thread. All workers are given what follows from it."""
+        if not self._loaded.done():  # not before the first push
+            return
+        push = replace(part.push, payload=cast(part.push.payload, self._dtype))
+        with self._turn:
+            self._gives[push.worker] = push.session, push.seq, give
+            for each in self._server.handle_part(replace(part, push=push)):
+                session, seq, their = self._gives[each.worker]
+                if (session, seq) == (each.session, each.seq):
+                    their(each, self._cast(each.values))
 
     def _handle(self, request: ps.Request) -> list[tuple[ps.Instruction, Answer]]:
         """Return the instructions that follow, each with its answer."""

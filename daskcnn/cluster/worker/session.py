@@ -11,9 +11,11 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any, TypeVar, cast
 
 from distributed import get_worker
@@ -77,6 +79,7 @@ class Session:
     exchange : Its exchanges with the server; None until it joins one.
     kept : Objects that tasks leave for later ones.
     sender : The thread of exchanges that overlap training.
+    tickets : Numbers for pushes of which parts go ahead.
     """
 
     replica: Replica
@@ -85,6 +88,7 @@ class Session:
     exchange: ReplicaExchange | None = None
     kept: TaskMemory = field(default_factory=TaskMemory)
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "daskcnn-exchange"))
+    tickets: Iterator[int] = field(default_factory=partial(count, 1))
 
 
 _sessions: dict[tuple[str, str], Session] = {}  # by run and worker: a process may be several workers

@@ -20,12 +20,14 @@ from daskcnn.cluster.worker.session import Session, check_dataset, open_session,
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import LAYER, Job
+from daskcnn.nn import StepPace
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import Join, Local, Pull, Push, Reply, Request
+from daskcnn.ps import Join, Local, Pull, Push, PushPart, Reply, Request
 from daskcnn.ps.vectors import cast
 from daskcnn.store.array_index import ArrayIndex
 from daskcnn.training.cadence import Cadence, TrainSteps, steps_of_round
+from daskcnn.training.gradient_parts import TellStep
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica, Stopped, Trained
 from daskcnn.training.replica_exchange import (
@@ -76,12 +78,13 @@ class ReplicaRound:
         self.replica, self.exchange = replica, exchange
         self._round, self._scale = round_, scale
         self.order: Order = exchange.begin(round_, score, q)
+        self._tell: TellStep | None = None
 
     def steps(self) -> Generator[Trained, None, None]:
         """Train the round a step at a time; see `steps_of_round`."""
         rule, local = self.exchange.rule, self.exchange.local
-        sizes = self.exchange.sizes
-        return steps_of_round(self.replica, rule, self._round, local, scale=self._scale, stop=stopped, sizes=sizes)
+        how: dict[str, Any] = {"scale": self._scale, "stop": stopped, "sizes": self.exchange.sizes, "tell": self._tell}
+        return steps_of_round(self.replica, rule, self._round, local, **how)
 
     def stretch_trained(self, so_far: Trained) -> None:
         """Tell the state machine that the steps it ordered are made."""
@@ -118,6 +121,9 @@ class ServedRound(ReplicaRound):
         self.asked, self._session = order, session
         self._link = _link(order, session, stop)
         self._calls: Future[list[Reply]] | None = None  # under way while steps are made
+        self._ahead = 0, 0  # the ticket of parts that were sent, and the seq of the push that they are of
+        if self._link.takes_parts and self.replica.gradient_parts:
+            self._tell = self._send_part
 
     def train(self) -> RoundReport:
         """Train the round to its end. Raises Stopped, PushRefused, Diverged, or OSError where the server is gone."""
@@ -169,13 +175,26 @@ class ServedRound(ReplicaRound):
         if (gain := order.push) is not None:
             payload, count = self.replica.device.backend.to_host(gain.payload), gain.samples
             sender = asked.life, asked.worker, asked.session
-            of_step: dict[str, Any] = {"pace": gain.pace, "step": gain.step}
+            ticket, of = self._ahead
+            of_step: dict[str, Any] = {"pace": gain.pace, "step": gain.step, "ticket": ticket if of == gain.seq else 0}
             push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy, **of_step)
         if order.meanwhile is None:
             return self._taken_in(self._call(push, order.pull))
         # the task's context has its worker, through which the server is called
         self._calls = self._session.sender.submit(copy_context().run, self._call, push, order.pull)
         return order.meanwhile
+
+    def _send_part(self, samples: int, pace: StepPace, lo: int, hi: int) -> None:
+        """Send a part of the gradients of the step at hand, while the rest is computed."""
+        if (coming := self.exchange.coming(samples)) is None:
+            return
+        seq, base, step = coming
+        if hi == len(self.replica.gradients):
+            self._ahead = next(self._session.tickets), seq
+        sender, ticket = (self.asked.life, self.asked.worker, self.asked.session), self._ahead[0]
+        how: dict[str, Any] = {"pace": (pace.lr, pace.progress), "step": step, "ticket": ticket}
+        push = Push(*sender, seq, base, self.replica.gradients[lo:hi], samples, 1.0, **how)
+        self._link.send_part(PushPart(push, lo, hi))
 
     def _call(self, push: Push | None, pull: bool) -> list[Reply]:
         """Push and pull as ordered. Runs on the session's own thread while the replica trains on."""
