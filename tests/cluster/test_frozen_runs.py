@@ -13,7 +13,7 @@ from daskcnn.ps import RULES
 from daskcnn.runs.state import TrainingState
 from daskcnn.store import Dataset
 from tests.cluster.in_process import LocalWorker, train_here
-from tests.cluster.run_here import RunHere
+from tests.cluster.run_here import RunHere, assert_same
 from tests.cluster.test_runs_here import SAMPLES, SEVERAL_MEETINGS, grouped, job_of
 from tests.toy_data import toy_dataset
 
@@ -125,4 +125,4 @@ def test_freezing_nothing_changes_nothing(dataset: Dataset, strategy: str) -> No
     same = {"reproducible": True}  # shares of a step go by no clock
     models = (model_of(patterns, "float32") for patterns in (list[str](), None))
     with_key, without = (job_of(strategy, model=model, train=same) for model in models)
-    np.testing.assert_array_equal(RunHere(with_key, dataset, 2).train(), RunHere(without, dataset, 2).train())
+    assert_same(RunHere(with_key, dataset, 2).train(), RunHere(without, dataset, 2).train())

@@ -22,7 +22,7 @@ from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.replica import Replica
 from tests.cluster.references import trained_in_rounds
-from tests.cluster.run_here import RunHere
+from tests.cluster.run_here import RunHere, assert_same
 from tests.cluster.sharded_networks import NORMALISED
 from tests.replays import assert_played, assert_replayed
 from tests.toy_data import toy_dataset
@@ -95,7 +95,7 @@ def presented(run: RunHere) -> int:
 def test_one_worker_is_trained_in_rounds(dataset: Dataset, strategy: str) -> None:
     job = job_of(strategy)
     weights, _ = trained(job, dataset, 1)
-    np.testing.assert_array_equal(weights, trained_in_rounds(job, dataset))
+    assert_same(weights, trained_in_rounds(job, dataset))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_recorded_requests_through_the_bare_server_give_the_same_weights(
             request = replace(request, payload=cast(request.payload, np.dtype("float32")))
         server.handle(request)
     server.validate()
-    np.testing.assert_array_equal(server.snapshot().center, weights)
+    assert_same(server.snapshot().center, weights)
     assert server.snapshot().merged == pushes(run)
     assert sum(isinstance(request, Join) for request in run.requests) == 3
 
@@ -156,10 +156,10 @@ def test_recorded_facts_give_the_same_orders_and_events(dataset: Dataset, strate
 
 @pytest.mark.parametrize("rule", [{"combine": "average"}, {"combine": "sum", "every": 3}], ids=["average", "sum"])
 def test_asa_makes_the_very_weights_that_the_server_would(dataset: Dataset, rule: dict[str, Any]) -> None:
-    """To the last bit; each worker moves 2 (k-1)/k of the vector at each meeting."""
+    """Each worker moves 2 (k-1)/k of the vector at each meeting."""
     through, _ = trained(job_of(rule=rule), dataset, 3)
     weights, run = trained(job_of(rule=rule | {"exchange": "asa"}), dataset, 3)
-    np.testing.assert_array_equal(weights, through)
+    assert_same(weights, through)
     rounds = run.of(RoundEnded)
     meetings = pushes(run) // 3
     assert len({(event.round, event.pushes) for event in rounds}) == len({event.round for event in rounds})
@@ -181,13 +181,13 @@ def test_asa16_halves_the_bytes_and_follows_asa(dataset: Dataset) -> None:
 def test_one_worker_exchanges_nothing(dataset: Dataset) -> None:
     weights, run = trained(job_of(rule={"exchange": "asa"}), dataset, 1)
     assert moved(run) == (0, 0)
-    np.testing.assert_array_equal(weights, trained_in_rounds(job_of(), dataset))
+    assert_same(weights, trained_in_rounds(job_of(), dataset))
 
 
 def test_chain_of_meetings_is_cut_without_a_trace(dataset: Dataset) -> None:
     whole, _ = trained(job_of(rule={"exchange": "asa"}), dataset, 2)
     cut, _ = trained(job_of(rule={"exchange": "asa"}, cluster={"chain": 3}), dataset, 2)
-    np.testing.assert_array_equal(cut, whole)
+    assert_same(cut, whole)
 
 
 # --- groups ---
@@ -291,7 +291,7 @@ def test_a_reproducible_run_is_resumed_with_the_same_parts(dataset: Dataset, mon
     undisturbed, run = trained(job, dataset, 2)
     assert {event.q_samples for event in run.of(RoundEnded)} != {30}
     before = next(state for state in run.saved if state.epoch == 2)
-    np.testing.assert_array_equal(RunHere(job, dataset, 2).train(before), undisturbed)
+    assert_same(RunHere(job, dataset, 2).train(before), undisturbed)
 
 
 def test_who_is_in_no_group_is_named(dataset: Dataset) -> None:
