@@ -246,6 +246,7 @@ class SamplesAllocated(Event):
     kind = "allocation"
     sizes: Annotated[dict[str, NonNegativeInt], "Samples of each worker, or group."]
     step: Annotated[dict[str, NonNegativeInt], "Those of a step that all share, by worker."] = {}
+    alike: Annotated[bool, "True if those of a step are nearly as before: no line is shown."] = False
 
 
 class WorkerJoined(Event):

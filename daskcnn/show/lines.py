@@ -46,7 +46,7 @@ def _told(e: events.Event) -> list[str]:
             return [f"epoch {e.epoch:.4g}  step {count(e.step)}  loss {number(e.loss)}  {pace}"]
         case events.SamplesAllocated():
             parts = ", ".join(f"{name} {count(samples)}" for name, samples in e.step.items())
-            return [f"samples of a step: {parts}"] if len(e.step) > 1 else []
+            return [f"samples of a step: {parts}"] if len(e.step) > 1 and not e.alike else []
         case events.LinkSpeeds():
             rows = [
                 f"link of worker {w.name}: {size(w.bandwidth)}/s, "

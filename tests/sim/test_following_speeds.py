@@ -15,6 +15,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.nn import StepPace
 from daskcnn.partition.partitioner import IDPA
 from daskcnn.ps import Instruction, Push, Reply, Request
+from daskcnn.show.lines import describe
 from daskcnn.sim.cluster import SimulatedCluster, parse_cluster
 from daskcnn.sim.learners import LAYERS, Training, clusters_of_points
 from daskcnn.sim.simulation import Simulation
@@ -89,6 +90,15 @@ def test_samples_go_where_minibatches_went() -> None:
     assert {sum(sizes.values()) for _, sizes in watched.steps} <= {255, 256, 257}  # both parts are cut into steps
     assert watched.coordinator.rounds is not None
     watched.coordinator.rounds.allocation.check()
+
+
+@pytest.mark.parametrize(("to", "lines"), [(0.25, 2), (0.85, 1)])
+def test_a_line_is_shown_of_shares_that_moved_much(to: float, lines: int) -> None:
+    log: list[Any] = []
+    Watched(_work(), _slowing(1000.0, 1000.0, after=6.4, to=to), emit=log.append).run()
+    told = of(SamplesAllocated, log)
+    assert len(told) > 1
+    assert sum(len(describe(each)) for each in told) == lines
 
 
 def test_unequal_workers_with_fixed_costs_wait_little() -> None:

@@ -24,6 +24,9 @@ from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import PATIENCE, STEPS_AHEAD, Settings
 from daskcnn.training.judging import JudgedPart
 
+SHOWN = 8
+"""A line is shown of other shares of a step once a worker has this part of its samples more or fewer."""
+
 
 def too_few(settings: Settings, workers: int) -> ClusterError | None:
     """Return the error of a run with too few workers; None if it can begin."""
@@ -196,6 +199,7 @@ class Life:
         self.newcomers: list[str] = []
         self._scored: set[str] = set()  # replicas that judge the center after their round
         self._told: Allocation | None = None  # what was logged last
+        self._said: dict[str, int] = {}  # samples of a step that a line was shown of
 
     def _first_rounds(self) -> Rounds:
         settings, rule, seconds = self._settings, self._settings.rule, self.teams.seconds
@@ -241,8 +245,7 @@ class Life:
         if rounds.allocation is not self._told and not rounds.ended:  # given out, or left by a replica that is lost
             self._told = rounds.allocation
             if self._logs:
-                sizes = rounds.allocation.sizes()
-                self._out.log(SamplesAllocated(sizes=sizes, step=self._settings.step_parts(sizes)))
+                self._log_allocation(rounds.allocation.sizes())
         self._sit_out(ended, due)
         strangers = [round_.worker for round_ in due if round_.worker not in joined]
         if strangers:
@@ -251,6 +254,13 @@ class Life:
                 self._out.put(orders.Join(replica, self.number, self.sessions.begin(replica, now)))
         elif due:
             self._start(due, now)
+
+    def _log_allocation(self, sizes: dict[str, int]) -> None:
+        step, said = self._settings.step_parts(sizes), self._said
+        least = sum(step.values()) / SHOWN
+        alike = step.keys() == said.keys() != set() and all(abs(step[each] - said[each]) < least for each in step)
+        self._said = said if alike else step
+        self._out.log(SamplesAllocated(sizes=sizes, step=step, alike=alike))
 
     def _sit_out(self, ended: tuple[str, ...], due: list[Round]) -> None:
         """Let no one wait for replicas without a round: behind a barrier once the others' is due, else at once."""
