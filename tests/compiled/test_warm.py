@@ -44,6 +44,7 @@ def printed(process: subprocess.Popen[str]) -> list[str]:
     return out.split()
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_compile_each_loop_once(tmp_path: Path) -> None:
     both = [start(tmp_path) for _ in range(2)]
     new = sorted(int(printed(process)[0]) for process in both)
