@@ -37,6 +37,10 @@ def scenario_options(function: Any) -> Any:
     return function
 
 
+_ADDED = 10_000
+"""Workers to add at most: each takes memory, and a plan of its own."""
+
+
 def _additions(ctx: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int]:
     if text is None:
         return {}
@@ -46,6 +50,8 @@ def _additions(ctx: click.Context, parameter: click.Parameter, text: str | None)
     found = dict[str, int]()
     for name, _, number in (part.partition("=") for part in text.split(",")):
         found[name] = found.get(name, 0) + int(number or 1)
+    if (many := sum(found.values())) > _ADDED:
+        raise click.BadParameter(f"{text!r}: {many:,} workers; add {_ADDED:,} at most", ctx, parameter)
     return found
 
 

@@ -10,6 +10,7 @@ from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.run.context import Results
+from daskcnn.cluster.shell import shell as shell_module
 from daskcnn.cluster.shell.shell import Shell
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts, orders
@@ -102,3 +103,16 @@ def test_nothing_is_left_to_give_up_where_the_scheduler_is_gone() -> None:
     shell.work["a"] = there
     shell.give_up("a")
     assert shell.work == {}
+
+
+def test_the_time_in_which_the_driver_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(shell_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    shell, _ = shell_of()
+    ticks = list[float]()
+    for at in (101.0, 105.0, 3600.0, 3604.0, 3608.0, 3612.0):
+        now[0] = at
+        shell.look()
+        ticks += [fact.at for fact in shell._facts]
+        shell._facts.clear()
+    assert ticks == [101.0, 105.0, 3612.0]

@@ -73,3 +73,23 @@ def test_driver_killed_at_a_random_time_resumes_to_the_same_accuracy(
     before, after = undisturbed.summary, json.loads(resumed.stdout)
     assert after["epochs"] == before["epochs"] == train["epochs"]
     assert abs(after["test"]["accuracy"] - before["test"]["accuracy"]) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["bsp", "sgwu", "layer"])
+def test_a_driver_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(
+    three_workers: Client, tmp_path: Path, synthetic: str, strategy: str
+) -> None:
+    """As Ctrl-Z and `fg` do it, and a laptop that sleeps."""
+    scheduler = three_workers.scheduler_info()["address"]
+    cluster = {"scheduler": scheduler, "workers": {"cpu": 2}, "stall_timeout": 8.0}
+    train = {"strategy": strategy, "epochs": 3 if strategy == "layer" else 200}
+    job = job_file(tmp_path, synthetic, train=train, cluster=cluster, run={"name": "it", "checkpoint_every": 0.5})
+    with process(*daskcnn_run(job), start_new_session=True) as run:
+        wait_for_checkpoint(tmp_path / "runs/it", run)
+        os.killpg(run.pid, signal.SIGSTOP)
+        time.sleep(20)  # the length of the stop is the test's subject
+        os.killpg(run.pid, signal.SIGCONT)
+        _, told = run.communicate(timeout=200)
+    assert run.returncode == 0, told
+    assert "lost" not in told

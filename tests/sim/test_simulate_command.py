@@ -177,6 +177,10 @@ def test_a_sharded_run_s_cluster_has_its_overhead() -> None:
         (("plan", "job.toml", "--cluster", "cluster.toml", "--add", "cpu=0"), "--add: adds no worker; write a kind"),
         (("plan", "job.toml", "--cluster", "cluster.toml", "--add", "cpu=x"), "write kinds or names of workers"),
         (
+            ("plan", "job.toml", "--cluster", "cluster.toml", "--add", "cpu=99999999"),
+            "99,999,999 workers; add 10,000 at most",
+        ),
+        (
             ("plan", "job.toml", "--cluster", "cluster.toml", "--add", "desk-3"),
             "the name of a worker that it is like; kn",
         ),

@@ -34,6 +34,12 @@ Heard: TypeAlias = Callable[[Fact, list[Order]], None]
 Actions: TypeAlias = Mapping[type[Order], Callable[[Any], None]]
 
 
+ASLEEP = 5.0
+"""Seconds between two looks from which on this process counts as having been stopped, or its machine asleep."""
+AWAKE = 10.0
+"""Seconds after that in which no worker counts as silent: what they have said meanwhile is still coming in."""
+
+
 class Decider(Protocol):
     """A coordinator."""
 
@@ -77,6 +83,7 @@ class Shell:
         self._facts: deque[Fact] = deque()
         self._candidates = {member.name: member for member in context.workers.members.workers}
         self._calibrating: dict[str, Future] = {}
+        self._looked = self._awake = self.now
         self._actions: Actions = {
             orders.Calibrate: self._calibrate,
             orders.Dismiss: self._dismiss,
@@ -133,10 +140,16 @@ class Shell:
         self._facts.append(fact)
 
     def look(self) -> None:
-        """Look at workers, signals and the scheduler, if the last look is a moment ago; time passes with it."""
-        workers = self.context.workers
+        """Look at workers, signals and the scheduler, if the last look is a moment ago; time passes with it.
+
+        The time in which this process did not run is not the workers' silence.
+        """
+        workers, before = self.context.workers, self._looked
+        self._looked = self.now
+        if self._looked - before > ASLEEP:
+            self._awake = self._looked + AWAKE
         with self._losses_told():
-            if workers.look_round():
+            if workers.look_round() and self.now >= self._awake:
                 self.tell(facts.Tick(self.now))
         while workers.newcomers:
             member = workers.newcomers.pop()
