@@ -9,7 +9,25 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from distributed.utils import has_arg
+
 ADDRESS = "tcp://10.0.0.1:8786"
+
+
+class FakeScheduler:
+    """What plugins use of Dask's scheduler. clients: those of it, by their ids."""
+
+    def __init__(self, client: FakeClient) -> None:
+        self._client, self.plugins = client, dict[str, Any]()
+        self.clients = {client.id: client}
+
+    def add_plugin(self, plugin: Any, *, name: str) -> None:
+        self.plugins[name] = plugin
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        known = self._client.workers
+        return {address: SimpleNamespace(name=info.get("name", address)) for address, info in known.items()}
 
 
 class FakeClient:
@@ -21,7 +39,8 @@ class FakeClient:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = SimpleNamespace(asyncio_loop=loop)
+        self.loop, self.id = SimpleNamespace(asyncio_loop=loop), "client"
+        self.dask_scheduler = FakeScheduler(self)
         self.scheduler = SimpleNamespace(address=ADDRESS, identity=self._identity, processing=self._processing)
         self.status = "running"
         self.workers: Mapping[str, Any] = {}
@@ -48,7 +67,7 @@ class FakeClient:
     async def run_on_scheduler(self, function: Callable[..., Any], *, asynchronous: bool) -> Any:
         assert asynchronous
         await self._perhaps("scheduler")
-        return function()
+        return function(dask_scheduler=self.dask_scheduler) if has_arg(function, "dask_scheduler") else function()
 
     async def scatter(self, data: list[Any], *, workers: list[str], **_: Any) -> list[Any]:
         for address in workers:

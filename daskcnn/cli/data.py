@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, CommandGroup, as_json, import_option, tell, verbose
-from daskcnn.cli.flags import cluster_of, cluster_options
+from daskcnn.cli.flags import Flags, cluster_of, cluster_options
 from daskcnn.datasets import prepare as data_sets
 from daskcnn.datasets.show_data import show_data
 from daskcnn.show.renderers.network_text import readable_dataset
@@ -144,6 +144,7 @@ def folder(
     scheduler: str | None,
     scheduler_file: str | None,
     workers: str | None,
+    only: tuple[str, ...],
     wait: str | None,
     verbose: bool,
     **options: Any,
@@ -152,7 +153,8 @@ def folder(
 
     Images are decoded by the workers of a cluster: the scheduler's, or a local one.
     """
-    flags = {"scheduler": scheduler, "scheduler_file": scheduler_file, "workers": workers, "wait": wait}
+    flags: Flags = {"scheduler": scheduler, "scheduler_file": scheduler_file, "workers": workers, "wait": wait}
+    flags = {**flags, "only": only}
     tell(data_sets.prepare_folder(path, out=out, cluster=cluster_of(flags), **options, say=say))
 
 

@@ -26,6 +26,7 @@ FLAGS = {
     "scheduler": ("cluster.scheduler", "ADDRESS"),
     "scheduler-file": ("cluster.scheduler_file", "FILE"),
     "workers": ("cluster.workers", "cpu=N,gpu=N"),
+    "only": ("cluster.only", "NAME,…"),
     "wait": ("cluster.wait", "SECONDS"),
     "name": ("run.name", "NAME"),
     "run-dir": ("run.dir", "PATH"),
@@ -39,8 +40,12 @@ def job_flags(function: Any) -> Any:
         names = [*names_of(key), *(["any other that lies at --data"] if key == "data.name" else [])]
         known = f" One of: {', '.join(names)}." if names else ""
         default = f"  [{key}; default: {default_of(key)}]" if default_of(key) else f"  [{key}]"
-        function = click.option(f"--{flag}", metavar=metavar, help=f"{description_of(key)}{known}{default}")(function)
+        function = _option(flag, metavar, f"{description_of(key)}{known}{default}")(function)
     return function
+
+
+def _option(flag: str, metavar: str, text: str) -> Any:
+    return click.option(f"--{flag}", metavar=metavar, multiple=metavar.endswith("…"), help=text)
 
 
 def meant_flags(word: str) -> list[str]:
@@ -51,18 +56,24 @@ def meant_flags(word: str) -> list[str]:
 
 def cluster_options(function: Any) -> Any:
     """Add the options of every command that works on a cluster and has no job."""
-    for flag in ("workers", "wait", "scheduler-file", "scheduler"):
+    for flag in ("workers", "only", "wait", "scheduler-file", "scheduler"):
         key, metavar = FLAGS[flag]
-        function = click.option(f"--{flag}", metavar=metavar, help=description_of(key))(function)
+        function = _option(flag, metavar, description_of(key))(function)
     return function
 
 
-def override_by_flags(raw: dict[str, Any], flags: Mapping[str, str | None], settings: Iterable[str]) -> None:
+Flags = Mapping[str, str | tuple[str, ...] | None]
+"""Flags as they were given; None, or nothing where one may be given again and again, for those that were not."""
+
+
+def override_by_flags(raw: dict[str, Any], flags: Flags, settings: Iterable[str]) -> None:
     """Set the keys that flags stand for, then those of the settings."""
     for flag, text in flags.items():
-        if text is not None:
+        if isinstance(text, str):
             key, metavar = FLAGS[flag.replace("_", "-")]
             override(raw, key, parse_value(text) if metavar in ("N", "RATE", "SECONDS") else text)
+        elif text:
+            override(raw, FLAGS[flag][0], ",".join(text))
     apply_settings(raw, settings)
 
 
@@ -74,8 +85,8 @@ def add_imports(raw: dict[str, Any], modules: Iterable[str]) -> None:
     override(raw, "run.imports", list(dict.fromkeys([*named, *modules])))
 
 
-def cluster_of(flags: Mapping[str, str | None]) -> Cluster | None:
+def cluster_of(flags: Flags) -> Cluster | None:
     """Return the table `[cluster]` that the flags of `cluster_options` give; None if none is given. Raises JobError."""
-    given = {key: value for key, value in flags.items() if value is not None}
+    given = {key: value if isinstance(value, str) else ",".join(value) for key, value in flags.items() if value}
     numbers = {key: parse_value(value) for key, value in given.items() if key == "wait"}
     return parse_job({"cluster": {**given, **numbers}}).cluster if given else None

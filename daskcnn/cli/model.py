@@ -127,7 +127,7 @@ def predict(
     views: Views | None,
     as_json: bool,
     verbose: bool,
-    **cluster: str | None,
+    **cluster: str | tuple[str, ...] | None,
 ) -> None:
     """Print the likeliest classes of image files by RUN's network, or predict all of DATA into a table.
 
@@ -147,7 +147,9 @@ def predict(
         tell(json.dumps(done, indent=2) if as_json else readable_table(done))
         return
     if part or skip_bad or any(cluster.values()):
-        raise click.UsageError("--part, --skip-bad, --scheduler, --scheduler-file, --workers and --wait need --out")
+        raise click.UsageError(
+            "--part, --skip-bad, --scheduler, --scheduler-file, --workers, --only and --wait need --out"
+        )
     result = predict_files(run, data, checkpoint=checkpoint, top=top or 3, say=say, views=views)
     tell(json.dumps(result, indent=2) if as_json else readable_predictions(result))
 

@@ -58,7 +58,7 @@ def run(
     quiet: bool,
     as_json: bool,
     verbose: bool,
-    **flags: str | None,
+    **flags: str | tuple[str, ...] | None,
 ) -> None:
     """Train a convolutional network on a Dask cluster of unequal machines.
 

@@ -250,7 +250,8 @@ def _decoded(
     """Decode all images into a draft."""
     listing = plan.listing
     if client is not None:
-        require_sight(client, listing.root, draft.path, workers.check)
+        only = (workers.cluster or Cluster()).only or ()
+        require_sight(client, listing.root, draft.path, workers.check, only)
     found = _Found(np.zeros((len(listing.files), 32), np.uint8))
     decode = partial(folder_plan.decode_piece, root=listing.root, look=request.look, draft=draft)
     works = [folder_plan.PieceWork(piece, tuple(listing.files[i] for i in piece.samples)) for piece in plan.pieces()]

@@ -30,6 +30,8 @@ def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterat
         yield "cluster.scheduler and cluster.scheduler_file: each names the scheduler; keep one"
     if job.cluster.workers.given and not any(job.cluster.workers.given.values()):
         yield "cluster.workers = 0: a run needs at least one; raise cpu or gpu"
+    if job.cluster.only == []:
+        yield "cluster.only = []: no worker may train; name some, or leave it out"
     yield from _of_training(job.train)
     if ("train", "epochs") not in wrong:
         yield from _too_few_epochs(job.train)

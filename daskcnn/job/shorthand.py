@@ -43,8 +43,8 @@ def counted_workers(value: Any) -> Any:
 
 
 def listed(value: Any) -> Any:
-    """Let one value alone stand for a list of it."""
-    return [value] if isinstance(value, str) else value
+    """Let values that are separated by commas stand for a list of them, and so one alone."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
 def is_module(name: str) -> bool:

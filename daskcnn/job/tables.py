@@ -351,8 +351,10 @@ class Cluster(Options):
     workers: Annotated[Workers, BeforeValidator(counted_workers)] = Workers()
     """Workers to wait for and use: a table or cpu=N,gpu=N. More are not used, also where they come during the run.
     Default: all that there are."""
+    only: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(listed)] = None
+    """Names of the workers that may train, or patterns of them such as lab-*, separated by commas. Default: any."""
     wait: float = Field(60.0, ge=0)
-    """Seconds to wait for the scheduler and the workers."""
+    """Seconds to wait for the scheduler and for workers that are free."""
     stall_timeout: float = Field(300.0, gt=0)
     """Seconds without a sign of life after which a worker counts as lost, on top of five times what its round should
     take."""

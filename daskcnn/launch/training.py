@@ -17,6 +17,7 @@ from distributed import Client
 from daskcnn.cluster.link.calls import Signals
 from daskcnn.cluster.link.client import lend_client
 from daskcnn.cluster.link.connect import await_scheduler, check_scheduler, connect
+from daskcnn.cluster.link.leases import holding
 from daskcnn.cluster.run.admission import admit
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.shell.data_parallel import DataParallel
@@ -138,7 +139,9 @@ def train_job(
         lend_client(there)
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint, index = prepared.dataset.fingerprint, prepared.dataset.index
-        members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle, index=index)
+        hold = stack.enter_context(holding(there, _named(job, resume)))
+        how = {"settle": settle, "index": index, "hold": hold}
+        members, warnings = admit(there, job, fingerprint, signals.check, say, **how)
         if job.data.in_place:
             beside = resume.directory.path / INDEX if resume is not None else None
             dataset = find_dataset(job, client=there, beside=beside, check=signals.check, **told)
@@ -156,6 +159,7 @@ def train_job(
             recorder.warn(f"weights: {prepared.start}")
         for warning in (*prepared.doubts, *warnings):
             recorder.warn(warning)
+        hold.rename(str(recorder.directory.path.name), signals.check)
         # in the names of tasks: another life of the same run has another
         name = f"{recorder.directory.path.name}-{os.getpid():x}{time.time_ns() & 0xFFFFF:05x}"
         context = RunContext.of(
@@ -167,8 +171,14 @@ def train_job(
             emit=recorder.emit,
             save=recorder.save,
             interrupted=lambda: listener.signal if signals.first is None else signals.first,
+            hold=hold,
         )
         return _train(context, recorder, checkpoint, listener, heard, kept=kept)
+
+
+def _named(job: Job, resume: EarlierRun | None) -> str:
+    """Return the run's name before it has a directory."""
+    return job.run.name or job.train.strategy if resume is None else resume.directory.path.name
 
 
 def _ended_early(

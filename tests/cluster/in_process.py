@@ -444,11 +444,16 @@ def train_here(
     seed: int = 0,
     prepare: Callable[[Tasks], None] = lambda tasks: None,
     heard: Heard | None = None,
+    names: Sequence[str] = (),
 ) -> TrainedHere:
-    """Run a job of strategy `layer`. seed: of the order in which tasks run. prepare: is done with all of them first."""
+    """Run a job of strategy `layer`.
+
+    seed: of the order in which tasks run. prepare: is done with all of them first. names: of the workers, if not cpu-0…
+    """
     job = resolve(tables)
     dataset = open_dataset(str(job.data.path), limit=job.data.limit)
-    here = InProcess.of(job, dataset, {f"cpu-{i}": worker for i, worker in enumerate(workers)}, seed=seed)
+    names = names or [f"cpu-{i}" for i in range(len(workers))]
+    here = InProcess.of(job, dataset, dict(zip(names, workers, strict=True)), seed=seed)
     with pytest.MonkeyPatch.context() as patch:
         for module in ("layers.transfers", "worker.session"):
             patch.setattr(f"daskcnn.cluster.{module}.get_worker", lambda: here.tasks.worker)

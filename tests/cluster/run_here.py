@@ -35,7 +35,7 @@ from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.server import actor as server_actor
 from daskcnn.cluster.server import stream
 from daskcnn.cluster.shell.data_parallel import DataParallel
-from daskcnn.cluster.shell.shell import Shell
+from daskcnn.cluster.shell.shell import Heard, Shell
 from daskcnn.cluster.worker import session as stopping
 from daskcnn.cluster.worker.session import Session, forget_run, keep_session
 from daskcnn.cluster.worker.tasks import calibrate
@@ -323,7 +323,9 @@ class RunHere:
 
     Parameters
     ----------
+    workers : their number, or their names.
     interrupted_after : states that are saved before a signal comes; None: there is no signal.
+    heard : is told every fact too, with the orders that it led to.
 
     Attributes
     ----------
@@ -331,9 +333,17 @@ class RunHere:
     saved : states in the order in which they were saved.
     """
 
-    def __init__(self, job: Job, dataset: Dataset, workers: int, *, interrupted_after: int | None = None) -> None:
-        self.job, self.dataset, self._limit = job, dataset, interrupted_after
-        self.names = [f"cpu-{i}" for i in range(workers)]
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        workers: int | Sequence[str],
+        *,
+        interrupted_after: int | None = None,
+        heard: Heard = lambda fact, found: None,
+    ) -> None:
+        self.job, self.dataset, self._limit, self._heard = job, dataset, interrupted_after, heard
+        self.names = [f"cpu-{i}" for i in range(workers)] if isinstance(workers, int) else [*workers]
         self.events: list[Event] = []
         self.heard: list[tuple[Fact, list[Order]]] = []
         self.saved: list[TrainingState] = []
@@ -355,7 +365,7 @@ class RunHere:
             patch.setattr(pieces, "end_of", lambda peers, name, other, *_: EndHere(peers.desk(other)))
             try:
                 strategy = DataParallel(context, resumed)
-                state = Shell(context, strategy, lambda *told: self.heard.append(told)).train()
+                state = Shell(context, strategy, self._hear).train()
             finally:
                 threads.close()
                 for session in dispatch.sessions:
@@ -365,6 +375,10 @@ class RunHere:
                 for name in self.names:
                     forget_run(f"{NAME}@{name}")
         return np.asarray(state.weights)
+
+    def _hear(self, fact: Fact, found: list[Order]) -> None:
+        self.heard.append((fact, found))
+        self._heard(fact, found)
 
     def _signal(self) -> int | None:
         return 15 if self._limit is not None and len(self.saved) >= self._limit else None

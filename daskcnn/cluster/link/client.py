@@ -47,7 +47,7 @@ class Connection:
         self.heed = no_check
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
+    def reached(self) -> Iterator[None]:
         """Raise Lost inside where the scheduler is gone."""
         try:
             yield
@@ -56,7 +56,7 @@ class Connection:
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """Return the scheduler's entry for each of its workers, by address. Raises Lost where the scheduler is gone."""
-        with self._reached():
+        with self.reached():
             found = present(self.client, self.heed)
         if self.client.status != "running":
             raise self._lost()
@@ -70,12 +70,12 @@ class Connection:
 
     def scheduler_seconds(self) -> float:
         """Return the seconds of processor time that the scheduler has used. Raises Lost where the scheduler is gone."""
-        with self._reached():
+        with self.reached():
             return float(ask_scheduler(self.client, time.process_time, check=self.heed))
 
     def silent(self, addresses: Iterable[str]) -> set[str]:
         """Return those of the workers that do not answer now. Raises Lost where the scheduler is gone."""
-        with self._reached():
+        with self.reached():
             return silent_among(self.client, dict.fromkeys(addresses), check=self.heed)
 
     def _lost(self) -> Lost:

@@ -29,6 +29,7 @@ from tornado.ioloop import IOLoop
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.link.calls import Check, Unanswered, answer_to, no_check
 from daskcnn.cluster.link.client import quiet_lost_connections
+from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.members import Patience, Say
 from daskcnn.errors import ClusterError, DataError, similar
 from daskcnn.files import read_regular
@@ -350,6 +351,11 @@ def _local(settings: Cluster, server: bool) -> Iterator[Client]:
     if getattr(process.current_process(), "_inheriting", False):  # as multiprocessing asks before it starts a process
         raise ClusterError("this script", "it starts workers, and each worker imports it", _GUARD)
     wanted = settings.workers.given or {"cpu": cpu_count()}
+    names = [f"{kind}-{i}" for kind, count in wanted.items() for i in range(count)]
+    if settings.only and not any(named_by(settings.only, name) for name in names):
+        reason = f"no worker of a local cluster has such a name, but {names[0]} to {names[-1]}"
+        remedy = "give the scheduler whose workers they are (--scheduler), or leave it out"
+        raise ClusterError(f"cluster.only = {', '.join(settings.only)}", reason, remedy)
     # a worker that dies is replaced by the nanny; the job itself must never be sent a second time for it
     config = {
         "distributed.scheduler.allowed-failures": 0,

@@ -10,14 +10,17 @@ import re
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any, Literal
 
 from distributed import Client
 
 from daskcnn.cluster.link.calls import Check, answer_to, no_check
+from daskcnn.cluster.link.lease_table import named_by
+from daskcnn.cluster.link.leases import Hold, in_words
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Workers
 
@@ -197,10 +200,13 @@ def wait_for_members(
     settle: float = 0.0,
     silent: Mapping[str, str] | None = None,
     begun: float | None = None,
+    only: Sequence[str] = (),
+    hold: Hold | None = None,
 ) -> Members:
     """Wait up to `wait` seconds until the wanted workers are there. Returns those that a job takes.
 
-    Raises ClusterError where workers are missing; it names those that were found and the command that adds the others.
+    Raises ClusterError where workers are missing; it names those that were found, the runs that have them, and the
+    command that adds others.
 
     Parameters
     ----------
@@ -208,24 +214,91 @@ def wait_for_members(
     check, say, begun : see `Patience`
     settle : seconds without a new worker after which any number will do
     silent : reports on workers that do not answer, by address; these are not chosen
+    only : patterns of the names of workers that may train; any if there are none
+    hold : the run's hold, which takes the workers; those of other runs are not chosen. None: all may be chosen
     """
-    silent = silent or {}
+    look = _Look(client, check, silent or {}, only, hold)
     patience = Patience(wait, check, say, begun)
-    found, since = _there(client, check, silent), time.monotonic()
+    found, since = look.free(), time.monotonic()
     while True:
         check()
-        before, found = found, _there(client, check, silent)
+        before, found = found, look.free()
         since = since if found == before else time.monotonic()
         settled = bool(wanted.given) or patience.over or time.monotonic() >= since + settle
         if (missing := missing_members(found, wanted)) and patience.over:
-            raise ClusterError(_missing(client, found, wanted, wait, silent))
-        if settled and not missing:
-            return chosen(found, wanted)
+            raise look.refusal(found, wanted, wait)
+        if settled and not missing and look.taken(members := chosen(found, wanted)):
+            return members
         if missing:
-            more = ", ".join(f"{n} more with {RESOURCES[kind]}=1" for kind, n in missing.items())
-            patience.wait_for(f"workers: {more} (found {_counted(found)})")
+            patience.wait_for(f"workers: {_more(missing)} ({'; '.join([f'found {_counted(found)}', *look.why()])})")
         else:
             time.sleep(POLL)
+
+
+@dataclass
+class _Look:
+    """Looks at a cluster's workers while some are waited for. Raises ClusterError where the scheduler is gone."""
+
+    client: Client
+    check: Check
+    silent: Mapping[str, str]
+    only: Sequence[str]
+    hold: Hold | None
+    barred: list[Member] = field(default_factory=list)  # by their names
+    others: list[Member] = field(default_factory=list)  # that train for other runs
+
+    def free(self) -> list[Member]:
+        """Return the workers that the job may take. Those that hold other runs' servers are the last of their kind."""
+        with _reached(self.client):
+            there = advertised(present(self.client, self.check))
+            leases = () if self.hold is None else self.hold.look(self.check)
+        theirs = {} if self.hold is None else self.hold.others
+        able = [m for m in there if m.address not in self.silent]
+        named = [m for m in able if m.kind == "ps" or named_by(self.only, m.name)]
+        self.barred = [m for m in able if m not in named]
+        self.others = [m for m in named if m.address in theirs]
+        hosts = {lease.worker for lease in leases if lease.serves}
+        free = [m for m in named if m.address not in theirs]
+        return sorted(free, key=lambda m: (m.kind, m.address in hosts)) if hosts else free
+
+    def taken(self, members: Members) -> bool:
+        """Take the workers; False where another run was faster."""
+        if self.hold is None:
+            return True
+        with _reached(self.client):
+            return self.hold.take([m.address for m in members.workers], self.check)
+
+    def why(self) -> list[str]:
+        """Return why workers that are there are not free, in words."""
+        names = {m.address: m.name for m in self.others}
+        held = [] if self.hold is None else [self.hold.others[address] for address in names]
+        barred = [f"cluster.only = {', '.join(self.only)} leaves out {_listed(self.barred)}"] if self.barred else []
+        return [*in_words(held, names), *barred]
+
+    def refusal(self, found: list[Member], wanted: Workers, wait: float) -> ClusterError:
+        """Return the error that workers are missing."""
+        scheduler = self.client.scheduler.address
+        if self.barred and not self.others and not any(m.kind != "ps" for m in found):
+            reason = f"no worker of scheduler {scheduler} has such a name, but {_listed(self.barred)}, after {wait:g} s"
+            return ClusterError(f"cluster.only = {', '.join(self.only)}", reason, NAMES)
+        if not missing_members([*found, *self.others], wanted):
+            missing = _more(missing_members(found, wanted))
+            reason = f"{_counted(found)} workers are free after {wait:g} s, but the job wants {missing}"
+            remedy = "wait for longer (cluster.wait, --wait), ask for fewer (--workers), or start more workers"
+            return ClusterError(f"scheduler {scheduler}", "; ".join([reason, *self.why()]), remedy)
+        return ClusterError(_missing(self.client, found, wanted, wait, self))
+
+
+NAMES = "give names as `daskcnn doctor --scheduler …` shows them, or patterns of them, such as desk-*"
+
+
+def _listed(members: Sequence[Member]) -> str:
+    more = f" and {len(members) - 8} more" if len(members) > 8 else ""
+    return ", ".join(m.name for m in members[:8]) + more
+
+
+def _more(missing: Mapping[Kind, int]) -> str:
+    return ", ".join(f"{n} more with {RESOURCES[kind]}=1" for kind, n in missing.items())
 
 
 def _counted(found: list[Member]) -> str:
@@ -233,9 +306,10 @@ def _counted(found: list[Member]) -> str:
     return ", ".join(f"{have[kind]} {kind}" for kind in RESOURCES)
 
 
-def _there(client: Client, check: Check, silent: Mapping[str, str]) -> list[Member]:
+@contextmanager
+def _reached(client: Client) -> Iterator[None]:
     try:
-        return [member for member in advertised(present(client, check)) if member.address not in silent]
+        yield
     except OSError as error:
         where, reason = f"scheduler {client.scheduler.address}", "connection lost while waiting for workers"
         raise ClusterError(where, reason, "start it again") from error
@@ -262,7 +336,7 @@ def chosen(found: list[Member], wanted: Workers) -> Members:
     return Members(tuple(workers), (servers or spare or shared)[0], bool(servers or spare), tuple(servers[1:]))
 
 
-def _missing(client: Client, found: list[Member], wanted: Workers, wait: float, silent: Mapping[str, str]) -> str:
+def _missing(client: Client, found: list[Member], wanted: Workers, wait: float, look: _Look) -> str:
     address = client.scheduler.address
     lines = [f"scheduler {address}: found {_counted(found)} workers after {wait:g} s, but the job wants more:"]
     start = f"on each machine: dask worker {address} --nthreads 1 --resources"
@@ -276,8 +350,9 @@ def _missing(client: Client, found: list[Member], wanted: Workers, wait: float, 
         for m in found
         if m.also
     ]
-    lines += [f"  {words}" for words in silent.values()]
-    if others := present(client).keys() - {m.address for m in found} - silent.keys():
+    lines += [f"  {words}" for words in (*look.silent.values(), *look.why())]
+    known = {m.address for m in (*found, *look.others, *look.barred)}
+    if others := present(client).keys() - known - look.silent.keys():
         who = "1 worker advertises" if len(others) == 1 else f"{len(others)} workers advertise"
         lines.append(f"  {who} none of CPU, GPU, PS: restart with --resources CPU=1")
     return "\n".join(lines)

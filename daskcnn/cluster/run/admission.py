@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from distributed import Client, Future
 
 from daskcnn.cluster.link import calls
 from daskcnn.cluster.link.calls import ANSWER, Check, ask_scheduler, ask_workers, no_check
+from daskcnn.cluster.link.lease_table import named_by
+from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import (
     Member,
     Members,
@@ -66,28 +68,42 @@ def admit(
     *,
     settle: float = 0.0,
     index: ArrayIndex | None = None,
+    hold: Hold | None = None,
 ) -> tuple[Members, tuple[str, ...]]:
     """Return the job's workers, and warnings: of those left out as silent, and of those that advertise nothing.
 
     `fingerprint` and, of arrays in place, `index` are of the data set as the driver has it.
-    Waits for workers as `wait_for_members` does. Every worker runs the driver's versions and sees the data set.
+    Waits for workers as `wait_for_members` does, and takes them with `hold`. Every worker runs the driver's versions
+    and sees the data set.
     Raises ClusterError where one does not, where too few workers answer, or where the scheduler does not.
     """
     begun, silent, wanted, wait = time.monotonic(), dict[str, str](), job.cluster.workers, job.cluster.wait
     look, imports = partial(check_dataset, job, fingerprint, index), job.run.imports
+    only = tuple(job.cluster.only or ())
+    how: dict[str, Any] = {"say": say, "settle": settle, "silent": silent, "begun": begun, "only": only, "hold": hold}
+    check_scheduler(client, check)
     while True:
-        members = wait_for_members(client, wanted, wait, check, say=say, settle=settle, silent=silent, begun=begun)
-        check_scheduler(client, check)
+        members = wait_for_members(client, wanted, wait, check, **how)
         try:
             found = _silent_members(client, members, look, imports, _telling(check, say))
+            if not found:
+                left_out = (f"{words}; the run starts without it" for words in silent.values())
+                return members, (*taken_as_cpu(members.workers), *left_out, *_unmatched(client, only, check))
+            if hold is not None:
+                hold.release(found.keys(), check)
         except OSError as error:
             raise _scheduler_lost(client, error) from error
-        if not found:
-            left_out = (f"{words}; the run starts without it" for words in silent.values())
-            return members, (*taken_as_cpu(members.workers), *left_out)
         silent |= found
         for words in found.values():
             say(f"{words}; looking for another")
+
+
+def _unmatched(client: Client, only: Sequence[str], check: Check) -> Iterator[str]:
+    """Yield a warning for each of the patterns that is no worker's name."""
+    names = [member.name for member in advertised(present(client, check))] if only else []
+    for pattern in only:
+        if not any(named_by([pattern], name) for name in names):
+            yield f"cluster.only = {pattern}: no worker has such a name now"
 
 
 def _telling(check: Check, say: Callable[[str], None]) -> Check:
@@ -217,14 +233,15 @@ READ = "give a folder on storage that every worker reaches, under the same path"
 WRITE = "give an output on storage that every worker can write to, under the same path"
 
 
-def require_sight(client: Client, source: Path, target: str, check: Check = no_check) -> None:
+def require_sight(client: Client, source: Path, target: str, check: Check = no_check, only: Sequence[str] = ()) -> None:
     """Check that all workers run the driver's versions, can read a folder, and write to another or to a URL.
 
-    Raises ClusterError naming a worker that does not or cannot, or does not answer.
+    Raises ClusterError naming a worker that does not or cannot, or does not answer. only: patterns of their names.
     """
     there = present(client, check)
     ours = {member.address: member.name for member in advertised(there)}
-    names = {a: f"worker {ours.get(a) or given_name(info.get('name'))} ({a})" for a, info in there.items()}
+    called = {a: ours.get(a) or given_name(info.get("name")) for a, info in there.items()}
+    names = {a: f"worker {name} ({a})" for a, name in called.items() if named_by(only, name)}
     answers = ask_workers(client, versions_by_value(), names, within=ANSWER, check=check)
     for address, found in _complete(answers, names, ANSWER).given.items():
         require_same(names[address], found)

@@ -19,6 +19,7 @@ from distributed.client import _wait
 from daskcnn.arrays import Array
 from daskcnn.cluster.link.calls import NotYet, Refusal, ServerLost, Unanswered, WorkersLost, answer_to, ask_workers
 from daskcnn.cluster.link.client import Connection, heed_signals
+from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member, Members
 from daskcnn.cluster.link.sent import Sent, call_with_values, try_with_values
 from daskcnn.cluster.messages import Calibration
@@ -27,7 +28,7 @@ from daskcnn.cluster.worker.session import forget_run, in_turn
 from daskcnn.cluster.worker.tasks import score_weights
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.events import Event, Warned
-from daskcnn.job.tables import Job
+from daskcnn.job.tables import LAYER, Job
 from daskcnn.nn.score import Score
 from daskcnn.partition.proportions import as_counted, proportional
 from daskcnn.runs.state import TrainingState
@@ -339,10 +340,18 @@ class RunContext:
         emit: Callable[[Event], None],
         save: Callable[[TrainingState], None],
         interrupted: Callable[[], int | None] = lambda: None,
+        hold: Hold | None = None,
     ) -> RunContext:
-        """Put the surroundings of a run together. interrupted: gives the number of the signal that came, if one did."""
+        """Put the surroundings of a run together.
+
+        interrupted: gives the number of the signal that came, if one did. hold: the run's, which has the members.
+        """
         connection, cluster = Connection(client, heed_signals(interrupted)), job.cluster
-        workers = RunWorkers(connection, members, emit)
+        fixed = (
+            cluster.workers.given or job.train.reproducible or job.train.strategy == LAYER or job.train.replica_size > 1
+        )
+        leases: dict[str, Any] = {"hold": hold, "only": tuple(cluster.only or ()), "grows": not fixed}
+        workers = RunWorkers(connection, members, emit, **leases)
         workers.news.subscribe(client, name)
         dispatch, results = Dispatch(name, workers, cluster.stall_timeout), Results(workers, cluster.stall_timeout)
         calibrations = dict[str, Calibration]()

@@ -96,6 +96,7 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, known, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]
     *parts, actor = _running(context, futures, held_by)
+    context.workers.serve(held_by)
     return Hosted(at, actor, parts, tuple(futures), frozenset(held_by))
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from daskcnn.cluster.link.calls import ServerLost, WorkersLost
 from daskcnn.cluster.link.client import Connection
+from daskcnn.cluster.link.lease_table import named_by
+from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member, Members, advertised
 from daskcnn.cluster.link.news import News
 from daskcnn.errors import Lost
 from daskcnn.events import Event, WorkerIgnored, WorkerLost
 
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
+LOOK_AT_OTHERS = 5.0  # seconds between two looks at whether workers of other runs are free
 EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gone, once its task has failed
 
 
@@ -29,16 +32,37 @@ class RunWorkers:
     needs_server : True if the run ends without the hosts of its server.
     hosts : addresses of workers that hold a part of the server.
     newcomers : workers that came, until they are taken from here.
+
+    Parameters
+    ----------
+    hold : the run's hold on its workers; None where it needs none
+    only : patterns of the names of workers that may come; any if there are none
+    grows : workers that other runs had are of use when they are free
     """
 
-    def __init__(self, connection: Connection, members: Members, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        members: Members,
+        emit: Callable[[Event], None],
+        *,
+        hold: Hold | None = None,
+        only: Sequence[str] = (),
+        grows: bool = False,
+    ) -> None:
         self.connection, self.members, self._emit = connection, members, emit
+        self._hold, self._only, self._grows = hold, only, grows
         self.alive = {member.name: member for member in members.workers}
         self.needs_server = False
         self.hosts: frozenset[str] = frozenset()
         self.newcomers: list[Member] = []
         self.news = News()
-        self._known = {*connection.workers()}  # addresses that were seen
+        others = {*hold.others} if hold is not None else set[str]()
+        self._known = {*connection.workers()} - (others if grows else set())  # addresses that are no news
+        self._others, self._look_again = (
+            set[str](),
+            0.0,
+        )  # of workers that came and are other runs', when they were asked
         self._plain = any(member.plain for member in members.workers)
         self._looked = 0.0
 
@@ -54,19 +78,53 @@ class RunWorkers:
             return False
         self._looked = time.monotonic()
         now = self.connection.workers()
-        new = {address: info for address, info in now.items() if address not in self._known}
-        for member in advertised(new, plain=self._plain):
-            if member.kind != "ps":
-                self.newcomers.append(member)
-            else:
-                reason = "it is set apart for a parameter server (PS=1), and this run's has its place"
-                self._emit(WorkerIgnored(address=member.address, reason=reason))
-        self._known |= now.keys()
+        self._note_newcomers(now)
         if gone := [name for name, member in self.alive.items() if member.address not in now]:
             raise WorkersLost(gone)
         if self.needs_server and not {self.members.server.address, *self.hosts} <= now.keys():
             raise ServerLost
         return True
+
+    def _note_newcomers(self, now: Mapping[str, Mapping[str, Any]]) -> None:
+        """Note workers that came, and that no other run has."""
+        if not (new := {address: info for address, info in now.items() if address not in self._known}):
+            return
+        barred = {m.address for m in advertised(now, plain=self._plain) if not named_by(self._only, m.name)}
+        others = self._of_others(new.keys())
+        for member in advertised(new, plain=self._plain):
+            if member.kind == "ps":
+                reason = "it is set apart for a parameter server (PS=1), and this run's has its place"
+                self._emit(WorkerIgnored(address=member.address, reason=reason))
+            elif member.address not in barred | others:
+                self.newcomers.append(member)
+        self._known |= new.keys() - (others if self._grows else set())
+
+    def _of_others(self, new: Collection[str]) -> set[str]:
+        """Return those of the workers that other runs have, which is asked now and then."""
+        if self._hold is not None and not (self._others.issuperset(new) and time.monotonic() < self._look_again):
+            with self.connection.reached():
+                self._hold.look(self.connection.heed)
+            self._others, self._look_again = {*self._hold.others}, time.monotonic() + LOOK_AT_OTHERS
+        return self._others
+
+    def take(self, member: Member) -> bool:
+        """Take a worker that came. Returns False where another run was faster. Raises Lost."""
+        if self._hold is None:
+            return True
+        with self.connection.reached():
+            return self._hold.take([member.address], self.connection.heed)
+
+    def free(self, member: Member) -> None:
+        """Let other runs have the worker. Raises Lost."""
+        if self._hold is not None:
+            with self.connection.reached():
+                self._hold.release([member.address], self.connection.heed)
+
+    def serve(self, hosts: Collection[str]) -> None:
+        """Let others see that workers at these addresses hold the server. Raises Lost."""
+        if self._hold is not None:
+            with self.connection.reached():
+                self._hold.serve(hosts, self.connection.heed)
 
     def tell_news(self) -> None:
         """Log what workers have told of themselves."""
@@ -115,6 +173,7 @@ class RunWorkers:
     def lose(self, worker: str, reason: str) -> None:
         """Go on without this worker. Raises Lost where it was the last of the run."""
         member = self.alive.pop(worker)
+        self.free(member)
         self._emit(WorkerLost(worker=worker, reason=reason, samples_moved=0))
         if not self.alive:
             raise Lost(f"worker {worker} ({member.address}): {reason}, and it was the last of the run")

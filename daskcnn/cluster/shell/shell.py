@@ -125,6 +125,8 @@ class Shell:
                     if self._heard is not None:
                         self._heard(fact, found)
                     self._carry_out(found)
+                    if isinstance(fact, facts.WorkerReady):
+                        self._free_unused(fact.worker)
         finally:
             self._cancel_all()
             for worker in [*self._calibrating]:
@@ -188,7 +190,16 @@ class Shell:
             with self._losses_told():
                 self._actions[orders.StartRound](started)
 
+    def _free_unused(self, worker: str) -> None:
+        """Let other runs have a worker that is of no use, if this run has a hold on it since it was here before."""
+        if worker not in self.context.workers.alive:
+            with self._losses_told():
+                self.context.workers.free(self._candidates[worker])
+
     def _calibrate(self, order: orders.Calibrate) -> None:
+        if not self.context.workers.take(self._candidates[order.worker]):
+            self.tell(facts.CalibrationFailed(order.worker, "another run has taken it meanwhile", "", self.now))
+            return
         self.context.workers.alive[order.worker] = self._candidates[order.worker]
         self._calibrating[order.worker] = future = submit_calibration(self.context, order.worker)
         self.watch(order.worker, future)
@@ -196,7 +207,8 @@ class Shell:
     def _dismiss(self, order: orders.Dismiss) -> None:
         self._give_up_calibrating(order.worker)
         self.give_up(order.worker)
-        self.context.workers.alive.pop(order.worker, None)
+        if (member := self.context.workers.alive.pop(order.worker, None)) is not None:
+            self.context.workers.free(member)
 
     def _give_up_calibrating(self, worker: str) -> None:
         if (future := self._calibrating.pop(worker, None)) is not None:

@@ -21,6 +21,7 @@ from distributed import Client, Future
 
 from daskcnn.cluster.link.calls import TURN, Check, begin, no_check
 from daskcnn.cluster.link.client import Connection
+from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.members import Member, advertised
 from daskcnn.cluster.spread.part_queue import PartQueue, QueuedPart
 from daskcnn.errors import ClusterError, Lost
@@ -125,7 +126,8 @@ class _Spread:
             self._lose(address, "connection lost")
         for address in self.connection.silent(self.queue.quiet(time.monotonic(), self.settings.stall_timeout)):
             self._lose(address, f"no answer, and no result for {self.settings.stall_timeout:g} s")
-        for member in self.queue.invite(advertised(there), time.monotonic()):
+        able = [m for m in advertised(there) if named_by(self.settings.only or (), m.name)]
+        for member in self.queue.invite(able, time.monotonic()):
             self.workers[member.address] = _SpreadWorker(member)
         if not self.workers and not self.alone:
             self.warn(f"no worker that computes is there; waiting {self.settings.wait:g} s for one")
@@ -134,10 +136,11 @@ class _Spread:
             if worker.function is None and worker.sending is None:
                 self._send_function(address, worker)
         if self.queue.deserted(time.monotonic(), self.settings.wait):
+            named = " whose name is in cluster.only (--only)" if self.settings.only else ""
             waited, scheduler = f"for {self.settings.wait:g} s", self.connection.client.scheduler.address
             if self.begun:
                 raise Lost("workers", f"none is left, {waited}", "start some")
-            raise ClusterError(f"scheduler {scheduler}", f"has no worker that computes, {waited}", "start one")
+            raise ClusterError(f"scheduler {scheduler}", f"has no worker that computes{named}, {waited}", "start one")
 
     def _send_function(self, address: str, worker: _SpreadWorker) -> None:
         """Send what all parts share. Nothing waits for it: a worker that hangs does not hold up the others."""

@@ -113,7 +113,8 @@ def _predict(
             signals.polled = True
             client = stack.enter_context(connect(settings, signals.check, say, server=False))
             settle = settings.settle if settings.scheduler or settings.scheduler_file else 0.0
-            members = wait_for_members(client, settings.workers, settings.wait, signals.check, say=say, settle=settle)
+            how: dict[str, Any] = {"say": say, "settle": settle, "only": settings.only or ()}
+            members = wait_for_members(client, settings.workers, settings.wait, signals.check, **how)
             check_versions(client, members.workers, signals.check)
             names = {m.address: f"worker {m.name} ({m.address})" for m in members.workers}
             require_modules(client, names, task.classifier.job.run.imports, signals.check)

@@ -1,0 +1,180 @@
+"""A run's leases on workers: the table in the scheduler's process, and the driver's side.
+
+The scheduler ends a run's leases when it loses the driver's connection, as after SIGKILL. Its process does not import
+Numba or Zarr for it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from distributed import Client
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from daskcnn.cluster.link.calls import Check, ask_scheduler, no_check
+from daskcnn.cluster.link.lease_table import Holder, Lease, LeaseTable, others_of
+
+NAME = "daskcnn-leases"  # the scheduler's plugin
+FREED = 10.0  # seconds at most that the end of a run waits for the scheduler; it ends the leases with the connection
+DAY = 86_400.0
+
+# --- in the scheduler's process ---
+
+
+class SchedulerLeases(SchedulerPlugin):  # type: ignore[misc] # Dask has no types
+    """Keeps the table as workers and drivers come and go."""
+
+    name = NAME
+
+    def __init__(self) -> None:
+        self.table = LeaseTable()
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """Take note of a worker that came."""
+        self.table.worker_came(worker, str(scheduler.workers[worker].name), time.time())
+
+    def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+        """Take note of a worker that is gone."""
+        self.table.worker_gone(worker, time.time())
+
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        """End the leases of a driver that is gone."""
+        self.table.client_gone(client)
+
+
+def leases_on(dask_scheduler: Any) -> tuple[Lease, ...]:
+    """Return all leases of this scheduler, in its process."""
+    found = dask_scheduler.plugins.get(NAME)
+    return () if found is None else found.table.leases()
+
+
+def _table(scheduler: Any) -> LeaseTable:
+    if NAME not in scheduler.plugins:
+        scheduler.add_plugin(SchedulerLeases(), name=NAME)
+    found: LeaseTable = scheduler.plugins[NAME].table
+    return found
+
+
+def _names(scheduler: Any, workers: Iterable[str]) -> dict[str, str]:
+    """Return the names of workers that are there, by address."""
+    return {worker: str(scheduler.workers[worker].name) for worker in workers if worker in scheduler.workers}
+
+
+def _take(holder: Holder, workers: Collection[str], dask_scheduler: Any) -> tuple[Lease, ...]:
+    if holder.client not in dask_scheduler.clients:
+        raise ConnectionError("the connection to the scheduler is closed")
+    return _table(dask_scheduler).take(holder, _names(dask_scheduler, workers), time.time())
+
+
+def _serve(holder: Holder, workers: Collection[str], dask_scheduler: Any) -> None:
+    if holder.client in dask_scheduler.clients:
+        _table(dask_scheduler).serve(holder, _names(dask_scheduler, workers), time.time())
+
+
+def _release(key: str, workers: Collection[str] | None, dask_scheduler: Any) -> None:
+    _table(dask_scheduler).release(key, workers)
+
+
+def _rename(key: str, run: str, dask_scheduler: Any) -> None:
+    _table(dask_scheduler).rename(key, run)
+
+
+# --- in the driver's process ---
+
+
+class Hold:
+    """The leases of one run. Calls raise OSError where the scheduler is gone.
+
+    Attributes
+    ----------
+    mine : addresses of workers that it has.
+    others : leases of other runs, by address, when they were asked for last.
+    """
+
+    def __init__(self, client: Client, run: str) -> None:
+        self._client, self._holder = client, Holder(uuid4().hex, client.id, run, _whose())
+        self.mine: set[str] = set()
+        self.others: dict[str, Lease] = {}
+
+    def look(self, check: Check = no_check) -> tuple[Lease, ...]:
+        """Return the scheduler's leases, and remember those of others."""
+        found: tuple[Lease, ...] = ask_scheduler(self._client, leases_on, check=check)
+        self.others = others_of(self._holder.key, found)
+        return found
+
+    def take(self, workers: Collection[str], check: Check = no_check) -> bool:
+        """Take these workers by address. Returns False, and takes none, where another run has one of them."""
+        if self.mine.issuperset(workers):
+            return True
+        if ask_scheduler(self._client, partial(_take, self._holder, tuple(workers)), check=check):
+            return False
+        self.mine.update(workers)
+        return True
+
+    def serve(self, workers: Collection[str], check: Check = no_check) -> None:
+        """Let others see that these workers, and no others, hold the run's server."""
+        ask_scheduler(self._client, partial(_serve, self._holder, tuple(workers)), check=check)
+
+    def release(self, workers: Collection[str], check: Check = no_check) -> None:
+        """Free these workers."""
+        self.mine.difference_update(workers)
+        ask_scheduler(self._client, partial(_release, self._holder.key, tuple(workers)), check=check)
+
+    def rename(self, run: str, check: Check = no_check) -> None:
+        """Give the run another name for people."""
+        ask_scheduler(self._client, partial(_rename, self._holder.key, run), check=check)
+
+    def close(self) -> None:
+        """Free all workers. Where the scheduler does not answer it is gone, or frees them with the connection."""
+        self.mine.clear()
+        with suppress(Exception):
+            ask_scheduler(self._client, partial(_release, self._holder.key, None), within=FREED)
+
+
+@contextmanager
+def holding(client: Client, run: str) -> Iterator[Hold]:
+    """Give a run its hold on workers, and free them in the end."""
+    hold = Hold(client, run)
+    try:
+        yield hold
+    finally:
+        hold.close()
+
+
+def _whose() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}, process {os.getpid()}"
+
+
+def in_words(leases: Iterable[Lease], names: Mapping[str, str]) -> list[str]:
+    """Return a line a run: its name, its workers, and since when. names: of workers by address."""
+    runs: dict[str, list[Lease]] = {}
+    for lease in leases:
+        runs.setdefault(lease.holder.key, []).append(lease)
+    return [f"run {_run(own[0].holder)} has {_workers(own, names)} since {since(own)}" for own in runs.values()]
+
+
+def _run(holder: Holder) -> str:
+    return f"{holder.run} ({holder.by})" if holder.by else holder.run
+
+
+def _workers(own: Iterable[Lease], names: Mapping[str, str]) -> str:
+    shown = ((names.get(lease.worker, lease.name), lease.serves) for lease in own)
+    return ", ".join(f"{name} for its server" if serves else name for name, serves in shown)
+
+
+def since(leases: Iterable[Lease]) -> str:
+    """Return the time of the oldest of these leases, with the day if it is more than a day ago."""
+    begun = min(lease.since for lease in leases)
+    return time.strftime("%H:%M:%S" if time.time() - begun < DAY else "%Y-%m-%d %H:%M", time.localtime(begun))

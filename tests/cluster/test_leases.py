@@ -1,0 +1,331 @@
+"""Leases on workers: the laws of their table, what a job takes and says, and what a driver's end frees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from daskcnn.cluster.link import members
+from daskcnn.cluster.link.connect import connect
+from daskcnn.cluster.link.lease_table import BACK, Holder, LeaseTable, others_of
+from daskcnn.cluster.link.leases import NAME, Hold, holding, leases_on
+from daskcnn.cluster.link.members import Members, advertised, chosen, missing_members, wait_for_members
+from daskcnn.cluster.run import workers as run_workers
+from daskcnn.cluster.run.workers import RunWorkers
+from daskcnn.errors import ClusterError
+from daskcnn.events import WorkerIgnored
+from daskcnn.job.resolve import parse_job, resolve
+from daskcnn.job.tables import Cluster, Workers
+from tests.fake_client import fake_client
+
+NAMES = ["w0", "w1", "w2", "w3"]
+RUNS = ["a", "b", "c"]  # b and c are of one driver
+CLIENTS = {"a": "one", "b": "two", "c": "two"}
+
+
+class TableLaws(RuleBasedStateMachine):
+    """Workers come and go under new addresses, runs take and free them, drivers die. What a run has is counted here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.now, self.lives = LeaseTable(), 0.0, 0
+        self.there: dict[str, str] = {}  # addresses by name
+        self.owners: dict[str, str] = {}  # runs by address
+        self.gone: dict[str, tuple[str, float]] = {}  # by name: whose worker it was, and until when
+
+    @rule(name=st.sampled_from(NAMES), passed=st.sampled_from([1.0, BACK, 2 * BACK]))
+    def comes(self, name: str, passed: float) -> None:
+        self.now += passed
+        if name in self.there:
+            return
+        self.lives += 1
+        address = self.there[name] = f"tcp://{self.lives}"
+        self.table.worker_came(address, name, self.now)
+        owner, until = self.gone.pop(name, ("", 0.0))
+        if owner and self.now <= until:
+            self.owners[address] = owner
+
+    @rule(name=st.sampled_from(NAMES))
+    def goes(self, name: str) -> None:
+        if (address := self.there.pop(name, None)) is not None:
+            self.table.worker_gone(address, self.now)
+            if owner := self.owners.pop(address, ""):
+                self.gone[name] = owner, self.now + BACK
+
+    @rule(run=st.sampled_from(RUNS), wanted=st.sets(st.sampled_from(NAMES), min_size=1))
+    def takes(self, run: str, wanted: set[str]) -> None:
+        """All of them or none."""
+        workers = {self.there[name]: name for name in sorted(wanted) if name in self.there}
+        in_the_way = {address for address in workers if self.owners.get(address, run) != run}
+        refused = self.table.take(Holder(run, CLIENTS[run], run), workers, self.now)
+        assert {lease.worker for lease in refused} == in_the_way
+        if not in_the_way:
+            self.owners |= dict.fromkeys(workers, run)
+
+    @rule(run=st.sampled_from(RUNS), name=st.sampled_from(NAMES))
+    def frees(self, run: str, name: str) -> None:
+        """What is another's stays."""
+        if (address := self.there.get(name)) is not None:
+            self.table.release(run, [address])
+            if self.owners.get(address) == run:
+                del self.owners[address]
+
+    @rule(run=st.sampled_from(RUNS))
+    def ends(self, run: str) -> None:
+        self.table.release(run)
+        self._forget({run})
+
+    @rule(client=st.sampled_from(["one", "two"]))
+    def driver_dies(self, client: str) -> None:
+        self.table.client_gone(client)
+        self._forget({run for run, own in CLIENTS.items() if own == client})
+
+    @rule(run=st.sampled_from(RUNS), hosts=st.sets(st.sampled_from(NAMES)))
+    def serves(self, run: str, hosts: set[str]) -> None:
+        """It keeps nobody from anything."""
+        held = {self.there[name]: name for name in hosts if name in self.there}
+        self.table.serve(Holder(run, CLIENTS[run], run), held, self.now)
+        marked = {lease.worker for lease in self.table.leases() if lease.serves and lease.holder.key == run}
+        assert marked == held.keys()
+
+    def _forget(self, runs: set[str]) -> None:
+        self.owners = {address: owner for address, owner in self.owners.items() if owner not in runs}
+        self.gone = {name: entry for name, entry in self.gone.items() if entry[0] not in runs}
+
+    @invariant()
+    def every_worker_has_the_owner_that_took_it(self) -> None:
+        trains = [lease for lease in self.table.leases() if not lease.serves]
+        assert len({lease.worker for lease in trains}) == len(trains)
+        assert {lease.worker: lease.holder.key for lease in trains} == self.owners
+        assert {lease.worker for lease in self.table.leases()} <= {*self.there.values()}
+
+    @invariant()
+    def a_wait_ends_when_enough_are_free(self) -> None:
+        known = {address: {"name": name, "host": "h", "nthreads": 1} for name, address in self.there.items()}
+        others = others_of("new", self.table.leases())
+        free = [member for member in advertised(known) if member.address not in others]
+        for count in range(1, len(NAMES) + 1):
+            enough = not missing_members(free, Workers(cpu=count))
+            assert enough == (len(self.there) - len(self.owners) >= count)
+            if enough:
+                wanted = {m.address: m.name for m in chosen(free, Workers(cpu=count)).workers}
+                assert self.table.take(Holder("new", "new", "new"), wanted, self.now) == ()
+                self.table.release("new")
+
+
+TestTableLaws = TableLaws.TestCase
+TestTableLaws.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+def test_a_worker_keeps_the_time_since_when_it_is_a_runs() -> None:
+    table, holder = LeaseTable(), Holder("a", "client", "sgwu")
+    table.take(holder, {"tcp://1": "desk"}, 5.0)
+    table.worker_gone("tcp://1", 7.0)
+    table.worker_came("tcp://2", "desk", 9.0)
+    table.take(holder, {"tcp://2": "desk"}, 9.0)
+    table.rename("a", "2026-sgwu")
+    (lease,) = table.leases()
+    assert (lease.worker, lease.since, lease.holder.run) == ("tcp://2", 5.0, "2026-sgwu")
+
+
+# --- on a scheduler ---
+
+
+def there(*names: str, **resources: dict[str, float]) -> dict[str, dict[str, Any]]:
+    """Workers as the scheduler has them; CPU workers unless something else is said."""
+    own = {name: {"CPU": 1.0} for name in names} | resources
+    return {
+        f"tcp://{name}": {"name": name, "host": "h", "nthreads": 1, "resources": each, "last_seen": 0.0}
+        for name, each in own.items()
+    }
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "POLL", 0.005)
+    monkeypatch.setattr(run_workers, "LOOK", 0.0)
+    monkeypatch.setattr(run_workers, "LOOK_AT_OTHERS", 0.0)
+
+
+def taken(client: Any, hold: Hold, wait: float = 0.0, **how: Any) -> Members:
+    only = how.pop("only", ())
+    say: Callable[[str], None] = how.pop("say", lambda _: None)
+    return wait_for_members(client, Workers(**how), wait, say=say, only=only, hold=hold)
+
+
+def names_of(found: Members) -> list[str]:
+    return [member.name for member in found.workers]
+
+
+def test_two_jobs_take_workers_of_their_own_and_share_the_server() -> None:
+    with fake_client(there("d1", "d2", "d3", "d4", s={"PS": 1.0})) as client:
+        with holding(client, "first") as one, holding(client, "second") as two:
+            first, second = taken(client, one, cpu=2), taken(client, two, cpu=2)
+            assert (names_of(first), names_of(second)) == (["d1", "d2"], ["d3", "d4"])
+            assert first.server.name == second.server.name == "s"
+        assert leases_on(client.dask_scheduler) == ()
+
+
+def test_a_job_without_numbers_takes_those_that_are_free() -> None:
+    with fake_client(there("d1", "d2", "d3")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        taken(client, one, cpu=1)
+        assert names_of(taken(client, two)) == ["d2", "d3"]
+
+
+def test_a_job_waits_for_workers_of_another_and_says_which_run_has_them() -> None:
+    with fake_client(there("d1", "d2", "d3")) as client, holding(client, "first") as one, holding(client, "b") as two:
+        taken(client, one, cpu=2)
+        said: list[str] = []
+
+        def freed(words: str) -> None:
+            said.append(words)
+            one.release(["tcp://d1"])
+
+        assert names_of(taken(client, two, wait=20.0, cpu=2, say=freed)) == ["d1", "d3"]
+    (words,) = said
+    assert words.startswith("waiting for workers: 1 more with CPU=1 (found 1 cpu, 0 gpu, 0 ps; run first (")
+    assert "has d1, d2 since " in words
+
+
+def test_a_wait_in_vain_ends_with_value_reason_and_remedy() -> None:
+    with fake_client(there("d1", "d2")) as client, holding(client, "first") as one, holding(client, "b") as two:
+        taken(client, one, cpu=1)
+        one.rename("2026-bsp")
+        with pytest.raises(ClusterError) as caught:
+            taken(client, two, cpu=2, wait=0.02)
+    error = caught.value
+    assert (error.exit_code, error.value) == (3, f"scheduler {client.scheduler.address}")
+    assert "the job wants 1 more with CPU=1; run 2026-bsp (" in error.reason
+    assert "has d1 since " in error.reason
+    assert "cluster.wait" in error.remedy
+
+
+def test_who_takes_the_same_worker_first_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a look and the taking another job takes one of the workers: others are looked for, and none is kept."""
+    with fake_client(there("d1", "d2", "d3")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        look = Hold.look
+
+        def meanwhile(self: Hold, *args: Any) -> Any:
+            found = look(self, *args)
+            monkeypatch.setattr(Hold, "look", look)
+            taken(client, one, cpu=1)
+            return found
+
+        monkeypatch.setattr(Hold, "look", meanwhile)
+        assert names_of(taken(client, two, wait=20.0, cpu=2)) == ["d2", "d3"]
+
+
+def test_the_scheduler_frees_the_workers_of_a_driver_that_is_gone() -> None:
+    with fake_client(there("d1", "d2")) as client, holding(client, "b") as two:
+        taken(client, Hold(client, "killed"), cpu=2)
+        plugin = client.dask_scheduler.plugins[NAME]
+        plugin.remove_client(client.dask_scheduler, "another")
+        assert len(plugin.table.leases()) == 2
+        plugin.remove_client(client.dask_scheduler, client.id)
+        assert names_of(taken(client, two, cpu=2)) == ["d1", "d2"]
+
+
+def test_nothing_is_taken_for_a_driver_that_is_gone() -> None:
+    with fake_client(there("d1")) as client:
+        client.dask_scheduler.clients.clear()
+        with pytest.raises(ClusterError, match="connection lost"):
+            taken(client, Hold(client, "killed"), cpu=1)
+
+
+def test_workers_without_anothers_server_come_first() -> None:
+    with fake_client(there("d1", "d2", "d3")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        one.serve(["tcp://d1"])
+        assert names_of(taken(client, two, cpu=2)) == ["d2", "d3"]
+
+
+# --- cluster.only ---
+
+
+def test_only_named_workers_train() -> None:
+    with fake_client(there("desk-1", "desk-2", "lab-1", s={"PS": 1.0})) as client, holding(client, "a") as hold:
+        found = taken(client, hold, only=["desk-2", "lab-*"])
+        assert (names_of(found), found.server.name) == (["desk-2", "lab-1"], "s")
+
+
+def test_patterns_that_match_nothing_are_refused() -> None:
+    with fake_client(there("desk-1", "desk-2")) as client, holding(client, "a") as hold:
+        with pytest.raises(ClusterError, match="has such a name, but desk-1, desk-2, after") as caught:
+            taken(client, hold, only=["dsk-*"], wait=0.01)
+        assert (caught.value.value, caught.value.exit_code) == ("cluster.only = dsk-*", 3)
+        assert "doctor" in caught.value.remedy
+        assert leases_on(client.dask_scheduler) == ()
+
+
+def test_patterns_that_match_no_worker_of_a_local_cluster_are_refused_before_it_starts() -> None:
+    settings = Cluster(workers=Workers(cpu=2), only=["desk-*"])
+    with pytest.raises(ClusterError, match="no worker of a local cluster has such a name, but cpu-0 to cpu-1"):
+        connect(settings).__enter__()
+
+
+@pytest.mark.parametrize("given", ["a,b-*", ["a", "b-*"], "a, b-*"])
+def test_names_are_a_list_or_separated_by_commas(given: Any) -> None:
+    assert parse_job({"cluster": {"only": given}}).cluster.only == ["a", "b-*"]
+
+
+@pytest.mark.parametrize("given", ["", "a,,b", ["a", ""], [], 3, [3]])
+def test_what_is_no_name_is_refused(given: Any) -> None:
+    with pytest.raises(Exception, match="only"):
+        resolve({"cluster": {"only": given}})
+
+
+# --- while a run goes on ---
+
+
+def running(client: Any, hold: Hold, **how: Any) -> tuple[RunWorkers, list[Any]]:
+    """A run of the first worker, and its events."""
+    events: list[Any] = []
+    found, connection = taken(client, hold, cpu=1), run_workers.Connection(client, lambda: None)
+    return RunWorkers(connection, found, events.append, hold=hold, **how), events
+
+
+def come(workers: RunWorkers) -> list[str]:
+    workers.look_round()
+    found, workers.newcomers = workers.newcomers, []
+    return [member.name for member in found]
+
+
+def test_a_worker_that_comes_is_taken_only_if_it_is_free() -> None:
+    with fake_client(there("d1")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        workers, _ = running(client, one)
+        client.workers = there("d1", "d2", "d3")
+        assert two.take(["tcp://d2"])
+        assert come(workers) == ["d3"]
+        two.release(["tcp://d2"])
+        assert come(workers) == []
+
+
+def test_a_run_of_all_workers_takes_those_that_others_free() -> None:
+    with fake_client(there("d1", "d2", "s")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        assert two.take(["tcp://d2", "tcp://s"])
+        workers, events = running(client, one, grows=True, only=["d*"])
+        assert come(workers) == []
+        two.close()
+        assert come(workers) == ["d2"]
+        assert come(workers) == []
+        assert not [event for event in events if isinstance(event, WorkerIgnored)]
+
+
+def test_a_worker_that_is_back_is_its_runs() -> None:
+    with fake_client(there("d1")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        workers, _ = running(client, one)
+        plugin = client.dask_scheduler.plugins[NAME]
+        client.workers = {}
+        plugin.remove_worker(client.dask_scheduler, "tcp://d1")
+        client.workers = {"tcp://new": there("d1")["tcp://d1"]}
+        plugin.add_worker(client.dask_scheduler, "tcp://new")
+        assert not two.take(["tcp://new"])
+        workers.alive.clear()
+        assert come(workers) == ["d1"]
+        workers.free(SimpleNamespace(address="tcp://new"))  # type: ignore[arg-type]
+        assert two.take(["tcp://new"])
