@@ -21,7 +21,7 @@ from daskcnn.show.run_figures import FIGURES
 @as_json
 @verbose
 def runs(folder: str, as_json: bool, **_: Any) -> None:
-    """List the runs in FOLDER (runs, by default) with state, accuracies and duration, the oldest first."""
+    """List the runs in FOLDER (runs, by default) with state, accuracies, duration and workers, the oldest first."""
     found = list_runs(folder)
     tell(dumps([row.to_dict() for row in found], indent=2) if as_json else readable_runs(found, folder))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bokeh.document import Document
@@ -19,9 +20,11 @@ from distributed.dashboard.components import DashboardComponent, add_periodic_ca
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.utils import update
 
+from daskcnn.cluster.link.leases import workers_on
 from daskcnn.dashboard.live_run import TITLES, Runs, ShownRun, heading, shown
 from daskcnn.show.renderers.drawing import COLOURS
 from daskcnn.show.run_figures import COLOUR_OF, Figure
+from daskcnn.show.text import clean
 
 EVERY = 1000  # milliseconds between two updates
 LANE, HEIGHT = 26, 260  # pixels of a lane and of a figure
@@ -33,6 +36,7 @@ NOTHING = "No run has sent an event yet. A job sends them where run.dashboard is
 _CURVE, _POINT = ("xs", "ys", "name", "colour", "dash"), ("x", "y", "name", "colour")
 DASHES = ("solid", "dashed", "dotdash", "dotted")  # of curves, so that one behind another stays visible
 _BAR = ("row", "left", "right", "colour", "name", "text")
+WORKER_COLUMNS = ("worker", "run", "since")
 LAYER_COLUMNS = ("layer", "kind", "output", "parameters", "kernels of")
 Columns = dict[str, list[Any]]
 
@@ -97,10 +101,10 @@ class Bars:
 
 
 class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not typed
-    """The page for one reader, who chooses a run; the latest one until then."""
+    """The page for one reader, who chooses a run; the latest one until then. workers: gives rows of all of them."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs, self._chosen, self._seen = runs, False, ("", -1)
+    def __init__(self, runs: Runs, workers: Callable[[], Sequence[Sequence[str]]] = list) -> None:
+        self._runs, self._workers, self._chosen, self._seen = runs, workers, False, ("", -1)
         self._choosing = False  # by this page, not by the reader
         self.choice = Select(title="Run", options=[], width=260, name="run")
         self.choice.on_change("value", self._on_choice)
@@ -111,6 +115,7 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
         self.network = Bars("network", "Who has which kernels", "part of the layer")
         self.network.root.xaxis.visible = False
         self.layers = _table("layers", LAYER_COLUMNS)
+        self.workers = _table("workers", WORKER_COLUMNS, widths=(200, 700, 200))
         self.lines = _table("events", ("time", "event"), widths=(80, 1000))
         plots = [each.root for each in self.curves.values()]
         self.root = column(
@@ -120,6 +125,7 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
             *(_side_by_side(*plots[i : i + 2]) for i in range(2, len(plots), 2)),
             self.network.root,
             self.layers,
+            self.workers,
             self.lines,
             sizing_mode="stretch_width",
         )
@@ -131,6 +137,9 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
 
     def update(self) -> None:
         """Show what is new."""
+        who = _columns(WORKER_COLUMNS, [tuple(map(clean, row)) for row in self._workers()])
+        if who != dict(self.workers.source.data):
+            update(self.workers.source, who)
         if not (labels := self._runs.labels()):
             return
         if self.choice.options != labels:
@@ -160,9 +169,9 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
         update(self.lines.source, _columns(("time", "event"), now.lines))
 
 
-def show_runs(runs: Runs, _scheduler: Any, extra: Mapping[str, Any], document: Document) -> None:
+def show_runs(runs: Runs, scheduler: Any, extra: Mapping[str, Any], document: Document) -> None:
     """Fill a reader's document with the page, as Dask's own pages are made. extra: variables of its template."""
-    page = RunPage(runs)
+    page = RunPage(runs, partial(workers_on, scheduler))
     page.update()
     add_periodic_callback(document, page, EVERY)
     document.add_root(page.root)

@@ -9,7 +9,9 @@ from typing import Any
 
 from distributed import Client
 
-from daskcnn.cluster.link.calls import ANSWER, ask_workers
+from daskcnn.cluster.link.calls import ANSWER, ask_scheduler, ask_workers
+from daskcnn.cluster.link.lease_table import Lease, others_of
+from daskcnn.cluster.link.leases import in_words, leases_on
 from daskcnn.cluster.link.members import Member, advertised, chosen, given_name, missing_members, present, taken_as_cpu
 from daskcnn.cluster.run.admission import check_scheduler, require_same, versions_by_value
 from daskcnn.doctor.findings import GIB, Finding, failed, gib, in_short
@@ -44,9 +46,11 @@ def examine_cluster(client: Client, wanted: Wanted) -> Iterator[Finding]:
     seen = _look(client, fit, wanted.data)
     # a job leaves out workers whose device cannot be used
     unusable = {m.address for m in fit if m.name in seen and seen[m.name].device_problem}
-    yield _workers(address, answering, unusable, wanted.workers)
+    leases = _leases(client)
+    yield _workers(address, answering, unusable, wanted.workers, leases)
     yield from _misdeclared(workers, found)
     yield _server(address, answering)
+    yield from _in_use(found, leases)
     expected = None
     if wanted.data:
         data = data_here(wanted.data)
@@ -105,7 +109,31 @@ def _look_here(orders: Mapping[str, tuple[str, int, str | None]], dask_worker: A
     return look(*orders[dask_worker.address])
 
 
-def _workers(address: str, found: list[Member], unusable: set[str], wanted: Workers) -> Finding:
+def _leases(client: Client) -> Sequence[Lease]:
+    """Return the leases of runs; none where the scheduler's process lacks this package, which is a finding already."""
+    try:
+        found: Sequence[Lease] = ask_scheduler(client, leases_on, within=ANSWER)
+    except Exception:
+        return ()
+    return found
+
+
+def _in_use(found: Sequence[Member], leases: Sequence[Lease]) -> Iterator[Finding]:
+    """Say which run has which workers, and since when."""
+    names = {m.address: m.name for m in found}
+    runs: dict[str, list[Lease]] = {}
+    for lease in leases:
+        runs.setdefault(lease.holder.key, []).append(lease)
+    for own in runs.values():
+        (words,) = in_words(own, names)
+        holder = {"run": own[0].holder.run, "by": own[0].holder.by, "since": min(lease.since for lease in own)}
+        rows = {lease.worker: {"name": names.get(lease.worker, lease.name), "serves": lease.serves} for lease in own}
+        yield Finding("in use", True, words, facts={**holder, "workers": rows})
+
+
+def _workers(
+    address: str, found: list[Member], unusable: set[str], wanted: Workers, leases: Sequence[Lease]
+) -> Finding:
     """Check that the workers that a job needs are there, and that one of those it would take can be used."""
     command = f"dask worker {address} --nthreads 1 --resources"
     count = Counter(m.kind for m in found)
@@ -114,7 +142,12 @@ def _workers(address: str, found: list[Member], unusable: set[str], wanted: Work
         more = ", ".join(f"{n} more {kind}" for kind, n in missing.items())
         remedy = "on each machine: " + " or ".join(f"{command} {kind.upper()}=1" for kind in missing)
         return Finding("workers", False, f"{counts}; a job needs {more}", remedy)
-    addresses = {m.address for m in chosen(found, wanted).workers}
+    held = others_of("", leases)
+    if missing := missing_members([m for m in found if m.address not in held], wanted):
+        more = ", ".join(f"{n} {kind}" for kind, n in missing.items())
+        remedy = "a job waits until runs that have them end, for cluster.wait (--wait) at most"
+        return Finding("workers", True, f"{counts}; {more} too few are free", remedy)
+    addresses = {m.address for m in chosen([m for m in found if m.address not in held], wanted).workers}
     taken = [m for m in found if m.address in addresses]
     out = [m for m in taken if m.address in unusable]
     if not out:

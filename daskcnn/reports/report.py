@@ -62,7 +62,8 @@ def _by_log(run: Path, state: str, events: list[Event], until: float | None = No
         course.take(event)
     validation = course.looks[-1].validation_accuracy if course.looks else None
     seconds = course.attendance.seconds_at(until) if events else None
-    return RunRow(str(run), state, course.start.strategy, course.epoch, None, validation, seconds)
+    workers = tuple(sorted(course.attendance.present)) if until is not None else ()
+    return RunRow(str(run), state, course.start.strategy, course.epoch, None, validation, seconds, workers)
 
 
 def log_lines(run: str, *, follow: bool) -> Iterator[str]:

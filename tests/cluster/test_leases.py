@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from daskcnn.cluster.link import members
+from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.lease_table import BACK, Holder, LeaseTable, others_of
 from daskcnn.cluster.link.leases import NAME, Hold, holding, leases_on
@@ -238,10 +239,25 @@ def test_nothing_is_taken_for_a_driver_that_is_gone() -> None:
             taken(client, Hold(client, "killed"), cpu=1)
 
 
-def test_workers_without_anothers_server_come_first() -> None:
-    with fake_client(there("d1", "d2", "d3")) as client, holding(client, "a") as one, holding(client, "b") as two:
-        one.serve(["tcp://d1"])
-        assert names_of(taken(client, two, cpu=2)) == ["d2", "d3"]
+def test_workers_with_fewer_servers_of_others_come_first() -> None:
+    workers = there("d1", "d2", "d3", s={"PS": 1.0}, t={"PS": 1.0})
+    with fake_client(workers) as client, holding(client, "a") as one, holding(client, "b") as two:
+        one.serve(["tcp://d1", "tcp://s"])
+        found = taken(client, two, cpu=2)
+        assert (names_of(found), found.server.name) == (["d2", "d3"], "t")
+
+
+def test_a_newcomer_that_another_run_takes_first_is_seen_again_when_it_is_free() -> None:
+    with fake_client(there("d1")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        workers, _ = running(client, one, grows=True)
+        client.workers = there("d1", "d2")
+        workers.look_round()
+        (member,), workers.newcomers = workers.newcomers, []
+        assert two.take([member.address])
+        assert not workers.take(member)
+        assert come(workers) == []
+        two.close()
+        assert come(workers) == ["d2"]
 
 
 # --- cluster.only ---
@@ -285,7 +301,7 @@ def test_what_is_no_name_is_refused(given: Any) -> None:
 def running(client: Any, hold: Hold, **how: Any) -> tuple[RunWorkers, list[Any]]:
     """A run of the first worker, and its events."""
     events: list[Any] = []
-    found, connection = taken(client, hold, cpu=1), run_workers.Connection(client, lambda: None)
+    found, connection = taken(client, hold, cpu=1), Connection(client, lambda: None)
     return RunWorkers(connection, found, events.append, hold=hold, **how), events
 
 

@@ -13,6 +13,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskcnn.cluster.link.calls import ask_scheduler
+from daskcnn.cluster.link.leases import holding
 from daskcnn.dashboard.feed import LiveFeed, fed
 from daskcnn.dashboard.live_run import LiveRun, Message
 from daskcnn.dashboard.site import NAME, _not_closed_early
@@ -83,6 +84,22 @@ def test_a_session_has_the_figures_of_the_latest_run(client: Client, said: list[
         assert "end: done" in found.select_one({"name": "events"}).data["event"]
         assert "conv1" in found.select_one({"name": "layers"}).data["layer"]
         assert len(found.select_one({"name": "network"}).data["row"]) == 0
+    finally:
+        session.close()
+
+
+def test_a_session_says_which_run_has_which_worker(client: Client, said: list[str]) -> None:
+    from bokeh.client import pull_session
+
+    first = min(client.scheduler_info()["workers"].items(), key=lambda item: str(item[1]["name"]))[0]
+    with holding(client, "2026-bsp") as hold:
+        assert hold.take([first])
+        session = pull_session(url=url(client))
+    try:
+        found = session.document.select_one({"name": "workers"}).data
+        assert list(found["worker"]) == ["0", "1"]
+        assert found["run"][0].startswith("2026-bsp (")
+        assert found["run"][1] == "free"
     finally:
         session.close()
 

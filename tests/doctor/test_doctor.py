@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from daskcnn.cli import main
 from daskcnn.cluster.link.calls import ask_scheduler, ask_workers
+from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member
 from daskcnn.cluster.run import admission
 from daskcnn.cluster.run.admission import PACKAGES
@@ -270,6 +271,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
         seen: Seen | dict[str, Seen] = SEEN,
         change: Callable[[dict[str, str]], Any] = lambda v: v,
         hang: Collection[str] = (),
+        begin: Callable[[Any], None] = lambda client: None,
     ) -> list[Finding]:
         def by_name(m: Member) -> Seen:
             return seen[m.name] if isinstance(seen, dict) else seen
@@ -287,6 +289,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
         monkeypatch.setattr(doctor_cluster, "measure_ways", lambda client, members: [Way("a", "b", 1e9, 1e-4)])
         silent = {a for a, info in found.items() if info["name"] in hang} | ({"scheduler"} & set(hang))
         with fake_client(found, hang=silent, change=change) as client:
+            begin(client)
             return list(doctor_cluster.examine_cluster(client, wanted or Wanted()))
 
     return of
@@ -306,6 +309,23 @@ def test_a_healthy_cluster(cluster: Callable[..., list[Finding]]) -> None:
         "links",
     ]
     assert findings[1].seen == "1 cpu, 1 gpu, 1 ps"
+
+
+def test_workers_of_runs_are_named_and_a_job_would_wait_for_them(cluster: Callable[..., list[Finding]]) -> None:
+    def begin(client: Any) -> None:
+        hold = Hold(client, "2026-bsp")
+        hold.take(["tcp://10.0.0.2:4000"])
+        hold.serve(["tcp://10.0.0.2:4002"])
+
+    workers: dict[str, dict[str, float]] = {"a": {"CPU": 1}, "b": {"CPU": 1}, "s": {"PS": 1}}
+    findings = cluster(workers, Wanted(Workers(cpu=2)), begin=begin)
+    assert would_start(findings)
+    found = of(findings, "in use")
+    assert re.fullmatch(r"run 2026-bsp \(.+\) has a, s for its server since \d\d:\d\d:\d\d", found.seen)
+    assert found.facts["workers"]["tcp://10.0.0.2:4000"] == {"name": "a", "serves": False}
+    assert of(findings, "workers").seen == "2 cpu, 0 gpu, 1 ps; 1 cpu too few are free"
+    assert "cluster.wait" in of(findings, "workers").remedy
+    assert of(cluster(workers, Wanted(Workers(cpu=1)), begin=begin), "workers").remedy == ""
 
 
 def test_a_cluster_without_usable_workers(cluster: Callable[..., list[Finding]]) -> None:

@@ -12,7 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from daskcnn.cli import main as daskcnn
-from daskcnn.events import EpochEnded, Event, Judged, RunResumed, RunStarted, WorkerLost
+from daskcnn.events import (
+    CalibratedWorker,
+    EpochEnded,
+    Event,
+    Judged,
+    RunResumed,
+    RunStarted,
+    WorkerLost,
+    WorkersCalibrated,
+)
 from daskcnn.reports import report as listing
 from daskcnn.reports.report import list_runs, log_lines
 from daskcnn.runs.directory import RunDirectory, is_written
@@ -66,6 +75,22 @@ def test_a_resumed_run_that_calibrates_has_the_epoch_and_the_seconds_of_its_chec
     with make(tmp_path, "it", events):
         (row,) = list_runs(str(tmp_path))
     assert (row.state, row.epochs, row.validation, row.seconds) == ("running", 1.0, 0.25, 30.0)
+
+
+def test_a_run_that_goes_on_has_its_workers(tmp_path: Path) -> None:
+    calibrated = WorkersCalibrated(workers=[_calibrated("desk-2"), _calibrated("desk-1")])
+    events = [*EVENTS[:1], (101.0, calibrated), (120.0, WorkerLost(worker="desk-2")), *EVENTS[1:]]
+    with make(tmp_path, "it", events):
+        (row,) = list_runs(str(tmp_path))
+        heading, line = CliRunner().invoke(daskcnn, ["runs", str(tmp_path)]).stdout.splitlines()
+    assert row.workers == ("desk-1",)
+    assert (heading.endswith("  workers"), line.endswith("  desk-1")) == (True, True)
+    (ended,) = list_runs(str(tmp_path))
+    assert ended.workers == ()
+
+
+def _calibrated(name: str) -> CalibratedWorker:
+    return CalibratedWorker(name=name, device="cpu", threads=1, images_per_second=1.0)
 
 
 def test_a_resumed_run_is_running_whatever_its_last_summary_says(tmp_path: Path) -> None:

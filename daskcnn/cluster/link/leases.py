@@ -56,6 +56,16 @@ def leases_on(dask_scheduler: Any) -> tuple[Lease, ...]:
     return () if found is None else found.table.leases()
 
 
+def workers_on(scheduler: Any) -> list[tuple[str, str, str]]:
+    """Return each worker of this scheduler: its name, the runs that have it, and since when, in words."""
+    leases, rows = leases_on(scheduler), []
+    for address, worker in scheduler.workers.items():
+        own = [lease for lease in leases if lease.worker == address]
+        runs = ", ".join(f"{_run(lease.holder)}{': server' if lease.serves else ''}" for lease in own)
+        rows.append((str(worker.name), runs or "free", since(own) if own else ""))
+    return sorted(rows)
+
+
 def _table(scheduler: Any) -> LeaseTable:
     if NAME not in scheduler.plugins:
         scheduler.add_plugin(SchedulerLeases(), name=NAME)
@@ -129,8 +139,9 @@ class Hold:
         ask_scheduler(self._client, partial(_release, self._holder.key, tuple(workers)), check=check)
 
     def rename(self, run: str, check: Check = no_check) -> None:
-        """Give the run another name for people."""
-        ask_scheduler(self._client, partial(_rename, self._holder.key, run), check=check)
+        """Give the run another name for people. A scheduler that is gone is found by what needs it."""
+        with suppress(OSError):
+            ask_scheduler(self._client, partial(_rename, self._holder.key, run), check=check)
 
     def close(self) -> None:
         """Free all workers. Where the scheduler does not answer it is gone, or frees them with the connection."""

@@ -248,7 +248,7 @@ class _Look:
     others: list[Member] = field(default_factory=list)  # that train for other runs
 
     def free(self) -> list[Member]:
-        """Return the workers that the job may take. Those that hold other runs' servers are the last of their kind."""
+        """Return the workers that the job may take. Those that hold servers are the last of their kind."""
         with _reached(self.client):
             there = advertised(present(self.client, self.check))
             leases = () if self.hold is None else self.hold.look(self.check)
@@ -257,9 +257,9 @@ class _Look:
         named = [m for m in able if m.kind == "ps" or named_by(self.only, m.name)]
         self.barred = [m for m in able if m not in named]
         self.others = [m for m in named if m.address in theirs]
-        hosts = {lease.worker for lease in leases if lease.serves}
+        servers = Counter(lease.worker for lease in leases if lease.serves)
         free = [m for m in named if m.address not in theirs]
-        return sorted(free, key=lambda m: (m.kind, m.address in hosts)) if hosts else free
+        return sorted(free, key=lambda m: (m.kind, servers[m.address]))
 
     def taken(self, members: Members) -> bool:
         """Take the workers; False where another run was faster."""

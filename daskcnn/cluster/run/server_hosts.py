@@ -111,7 +111,7 @@ def _running(context: RunContext, futures: Sequence[Future], hosts: Sequence[str
             raise
         context.workers.require_answers(list(hosts))
         reason = f"the parameter server did not start within {limit:g} s"
-        remedy = "are they busy with another job? Give each job its own, or raise cluster.stall_timeout"
+        remedy = "are they busy with other tasks, such as predictions? Let them end, or raise cluster.stall_timeout"
         raise Lost(f"workers {', '.join(hosts)}", reason, remedy) from lost
 
 

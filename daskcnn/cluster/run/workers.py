@@ -112,7 +112,10 @@ class RunWorkers:
         if self._hold is None:
             return True
         with self.connection.reached():
-            return self._hold.take([member.address], self.connection.heed)
+            taken = self._hold.take([member.address], self.connection.heed)
+        if self._grows and not taken:
+            self._known.discard(member.address)
+        return taken
 
     def free(self, member: Member) -> None:
         """Let other runs have the worker. Raises Lost."""

@@ -160,14 +160,17 @@ def keep_session(run: str, session: Session) -> Session:
 
 
 def session_of(run: str, worker: str | None = None) -> Session:
-    """Return this worker's session of the run. Raises ClusterError where another run has taken the worker over.
+    """Return this worker's session of the run. Raises ClusterError where another run has begun on the worker.
+
+    That is none that holds a lease on it: the scheduler gives a worker to one run alone.
 
     worker : its address, where this is no task of it.
     """
     here = _here() if worker is None else worker
     session = _sessions.get((run, here))
     if session is None:
-        raise ClusterError(f"worker {here} was taken over by another run; give each run workers of its own")
+        reason = "a run without a lease on it has begun there, or this run's lease ended with its connection"
+        raise ClusterError(f"worker {here}", reason, "resume this run, and let all drivers be of one version")
     return session
 
 

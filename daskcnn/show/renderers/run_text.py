@@ -40,7 +40,8 @@ def format_report(report: RunReport, *, full: bool = False) -> str:
 class RunRow:
     """One run. state: how it ended, or "running", "broken off" (killed) or "damaged".
 
-    test, validation: accuracies on these samples; None if unknown. seconds: of training.
+    test, validation: accuracies on these samples; None if unknown. seconds: of training. workers: that it has now, in
+    groups where it has made some.
     """
 
     run: str
@@ -50,6 +51,7 @@ class RunRow:
     test: float | None = None
     validation: float | None = None
     seconds: float | None = None
+    workers: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
@@ -65,7 +67,9 @@ def readable_runs(rows: Sequence[RunRow], folder: str) -> str:
         texts = clean(row.run), clean(row.state), clean(row.strategy)
         accuracies = percent(row.test), percent(row.validation)
         cells.append((*texts, f"{row.epochs:.4g}", *accuracies, duration(row.seconds)))
-    return "\n".join(aligned(cells, left=3))
+    held = [", ".join(map(clean, row.workers)) for row in rows]
+    column = ["workers", *held] if any(held) else [""] * len(cells)
+    return "\n".join(f"{line}  {own}".rstrip() for line, own in zip(aligned(cells, left=3), column, strict=True))
 
 
 Parts = Mapping[str, Any]

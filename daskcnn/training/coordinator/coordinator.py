@@ -121,7 +121,7 @@ class Coordinating(ABC):
     def _leave_out_overdue(self, now: float) -> None:
         """Go on without workers that do not answer."""
         limit = self._calibration_limit
-        remedy = "is it busy with another job? Give each its own workers, or raise cluster.stall_timeout"
+        remedy = "is it busy with other tasks, such as predictions? Let them end, or raise cluster.stall_timeout"
         self._leave_out(self.roster.overdue(now, limit), f"not calibrated within {limit:g} s", remedy, now)
 
     def _leave_out(self, workers: Sequence[str], reason: str, remedy: str, now: float) -> None:
