@@ -284,7 +284,7 @@ class _Look:
         if not missing_members([*found, *self.others], wanted):
             missing = _more(missing_members(found, wanted))
             reason = f"{_counted(found)} workers are free after {wait:g} s, but the job wants {missing}"
-            remedy = "wait for longer (cluster.wait, --wait), ask for fewer (--workers), or start more workers"
+            remedy = "wait longer (cluster.wait, --wait), ask for fewer (--workers), start more, or stop that run"
             return ClusterError(f"scheduler {scheduler}", "; ".join([reason, *self.why()]), remedy)
         return ClusterError(_missing(self.client, found, wanted, wait, self))
 

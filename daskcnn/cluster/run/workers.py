@@ -59,10 +59,7 @@ class RunWorkers:
         self.news = News()
         others = {*hold.others} if hold is not None else set[str]()
         self._known = {*connection.workers()} - (others if grows else set())  # addresses that are no news
-        self._others, self._look_again = (
-            set[str](),
-            0.0,
-        )  # of workers that came and are other runs', when they were asked
+        self._others, self._look_again = set[str](), 0.0  # workers of other runs, as of the last look at them
         self._plain = any(member.plain for member in members.workers)
         self._looked = 0.0
 
