@@ -16,22 +16,26 @@ scaled as those of the others turned out. The share of a worker that joined is c
 With `swaps` pairs of workers swap half of their samples between two rounds, so that each sees more of the data (Hegde &
 Usmani §5.1.1). With `batch_size` all workers make the same number of steps in a round, because they meet after every
 few of them; their minibatches are in proportion to their samples at a round's beginning. With `shares_steps` the
-minibatches of a step have that many samples together, else on average. With `alone` a single worker does not meet
-within its rounds. No clock, no I/O.
+minibatches of a step have that many samples together, else on average. With `meetings` each worker has minibatches of its own of
+`batch_size` samples, and all meet the same number of times in a round, which goes by the time that a meeting takes.
+With `alone` a single worker does not meet within its rounds. No clock, no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 from daskcnn.frozen import frozen
 from daskcnn.partition.allocation import Allocation, Ranges, count, take, union
 from daskcnn.partition.partitioner import Partitioner
 from daskcnn.partition.proportions import proportional
 from daskcnn.partition.step_shares import SETTLED, StepSizes
+
+Meetings: TypeAlias = Callable[[int, float, float | None], int]
+"""Meetings of a round, by the fastest worker's steps, the seconds of one, and those of a meeting, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,8 @@ class Round:
 
     samples: how many of them this round presents, unless minibatches change within it. progress: of the whole run, 0 to
     1, at the start and at the end of the round. steps: minibatches to cut it into; None for minibatches of the job's
-    size. alone: no other worker has a round before this one ends.
+    size. meetings: of all workers in this round, at equal distances, where their steps differ in number. alone: no other
+    worker has a round before this one ends.
     """
 
     worker: str
@@ -125,6 +130,7 @@ class Round:
     progress: tuple[float, float]
     steps: int | None = None
     alone: bool = False
+    meetings: int | None = None
 
 
 class Rounds:
@@ -144,6 +150,7 @@ class Rounds:
         shares_steps: bool = False,
         alone: bool = False,
         resizes_steps: bool = False,
+        meetings: Meetings | None = None,
     ) -> None:
         self.partitioner = partitioner
         self.allocation = partitioner.start(total, tuple(seconds))
@@ -154,6 +161,7 @@ class Rounds:
         self.budget = Budget.of(total, epochs)
         self.barrier, self.passes, self.swaps, self.batch_size = barrier, passes, swaps, batch_size
         self.shares_steps, self._may_be_alone = shares_steps, alone
+        self._meetings, self._exchanges = meetings, dict[str, float]()  # seconds of each worker's last meetings
         self._resizes_steps, self._shares = resizes_steps, dict[str, float]()  # of the last steps of those that ended
         self._whole: dict[str, float] = {}  # seconds per sample with exchanges, of those that ended a round
         self.numbers = dict.fromkeys(seconds, 0)
@@ -201,9 +209,11 @@ class Rounds:
             if sizes.changed or (self._resizes_steps and sizes.steps >= SETTLED):
                 self._shares[worker] = sizes.last
         self.seconds[worker], self._whole[worker] = seconds_per_sample, seconds_per_sample + exchanges
+        if ended.meetings is not None:
+            self._exchanges[worker] = exchanges * ended.samples / ended.meetings
         self._unmeasured.discard(worker)
         if self.barrier and not self.running:
-            self._level(ended.steps or 1)
+            self._level(1 if ended.meetings else ended.steps or 1)
 
     def _level(self, steps: int) -> None:
         """Level the shares after a round of all, once all increments are given and all workers measured."""
@@ -223,7 +233,7 @@ class Rounds:
         if worker in self.running:
             self.budget = self.budget.returned(self._stop(worker).samples)
         del self.numbers[worker], self.seconds[worker], self._idle[worker]
-        for known in (self._calibrated, self._whole, self._joined):
+        for known in (self._calibrated, self._whole, self._joined, self._exchanges):
             known.pop(worker, None)
         self._unmeasured.discard(worker)
 
@@ -263,13 +273,29 @@ class Rounds:
             self.allocation = swap_halves(self.allocation, max(self.numbers.values()) - 1)
         done = self.done
         sizes, self.budget = self.budget.round({w: self.passes * n for w, n in self.allocation.sizes().items()})
-        sizes, presented, steps = {w: n for w, n in sizes.items() if n}, sum(sizes.values()), None
+        sizes, presented = {w: n for w, n in sizes.items() if n}, sum(sizes.values())
         alone = self._may_be_alone and len(self.workers) == 1
-        if self.batch_size is not None and not alone:
-            size = self.batch_size * (1 if self.shares_steps else len(sizes))
-            steps = max(1, min(-(-presented // size), *sizes.values()))
+        steps, meetings = ({}, None) if alone else self._cut(sizes, presented)
         progress = done / self.presentations, (done + presented) / self.presentations
-        return [self._begin(w, n, progress, steps, alone=alone) for w, n in sizes.items()]
+        how: dict[str, Any] = {"alone": alone, "meetings": meetings}
+        return [self._begin(w, n, progress, steps.get(w), **how) for w, n in sizes.items()]
+
+    def _cut(self, sizes: Mapping[str, int], presented: int) -> tuple[dict[str, int], int | None]:
+        """Return each worker's steps in a round of all (none: of the job's size), and their meetings if these differ.
+
+        Every worker makes a step at least between two meetings.
+        """
+        batch = self.batch_size
+        if batch is None:
+            return {}, None
+        if self._meetings is None:
+            whole = batch * (1 if self.shares_steps else len(sizes))
+            return dict.fromkeys(sizes, max(1, min(-(-presented // whole), *sizes.values()))), None
+        steps = {worker: -(-size // batch) for worker, size in sizes.items()}
+        fastest, exchange = max(steps, key=steps.__getitem__), max(self._exchanges.values(), default=None)
+        step = min(batch, sizes[fastest]) * self._like_rounds()[fastest]
+        meetings = min(self._meetings(steps[fastest], step, exchange), *sizes.values())
+        return {worker: max(number, meetings) for worker, number in steps.items()}, meetings
 
     def _alone(self) -> list[Round]:
         idle = list(self._idle) if len(self._idle) == 1 else [w for w in self.workers if w in self._idle]
@@ -303,8 +329,10 @@ class Rounds:
         steps: int | None = None,
         *,
         alone: bool = False,
+        meetings: int | None = None,
     ) -> Round:
-        begun = Round(worker, self.numbers[worker], self.allocation.ranges[worker], samples, progress, steps, alone)
+        number, ranges = self.numbers[worker], self.allocation.ranges[worker]
+        begun = Round(worker, number, ranges, samples, progress, steps, alone, meetings)
         self.numbers[worker] += 1
         self.running[worker] = begun
         self._under_way += samples
@@ -327,6 +355,7 @@ class Rounds:
             "left": self.presentations - self.done,
             "numbers": {w: n - (w in self.running) for w, n in self.numbers.items()},
             "joined": [*self._joined],
+            **({"exchanges": dict(self._exchanges)} if self._exchanges else {}),
         }
 
     def restore(self, state: Mapping[str, Any], workers: Iterable[str], *, done: int | None = None) -> None:
@@ -346,6 +375,7 @@ class Rounds:
         self._calibrated, self._unmeasured = {worker: now[worker] for worker in stay}, set(self.seconds)
         self.seconds |= self._calibrated
         self._joined = {worker: None for worker in state.get("joined", ()) if worker in self.seconds}
+        self._exchanges = {worker: float(s) for worker, s in state.get("exchanges", {}).items()}
         for worker in gone if stay else ():  # first: they were measured, those that stay are calibrated
             self.lost(worker)
         for worker in now:

@@ -7,6 +7,7 @@ from daskcnn.ps.agwu import AGWU
 from daskcnn.ps.bsp import BSP
 from daskcnn.ps.downpour import Downpour
 from daskcnn.ps.easgd import EASGD
+from daskcnn.ps.local_sgd import LocalSGD
 from daskcnn.ps.messages import (
     CenterPart,
     Code,
@@ -38,6 +39,7 @@ RULES: dict[str, type[UpdateRule]] = {
     "downpour": Downpour,
     "admm": ADMM,
     "parallel-sgd": ParallelSGD,
+    "local-sgd": LocalSGD,
 }
 
 __all__ = [

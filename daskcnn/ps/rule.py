@@ -80,7 +80,8 @@ class UpdateRule(BaseModel, ABC):
     """One rule; its fields are the parameters of the job's `[rule]` table, unknown ones are refused.
 
     barrier: whether the pushes of all workers are merged together, or each as it comes. answers: what the reply to a
-    push brings. fewest: workers that it needs. swaps: whether workers swap samples between rounds.
+    push brings. fewest: workers that it needs. swaps: whether workers swap samples between rounds. steps_by_speed:
+    whether replicas make unequal numbers of steps between two meetings, as `meetings` says.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -88,6 +89,7 @@ class UpdateRule(BaseModel, ABC):
     answers: ClassVar[Literal["center", "difference", "nothing"]] = "center"
     fewest: ClassVar[int] = 1
     swaps: ClassVar[bool] = False
+    steps_by_speed: ClassVar[bool] = False
     usual_rate: ClassVar[float] = 1.0
     """Factor of the optimizer's usual learning rate, where exchanges take back a part of every step."""
 
@@ -157,6 +159,14 @@ class UpdateRule(BaseModel, ABC):
     def shares_steps(self) -> bool:
         """True if `train.batch_size` samples are shared by all replicas, false if each has as many in a step."""
         return False
+
+    def meetings(self, steps: int, step: float, exchange: float | None) -> int:
+        """The meetings in a round of all, the round's end included, where `steps_by_speed`.
+
+        steps: those of the fastest replica, each of `step` seconds. exchange: seconds that a meeting takes; None: not
+        known yet.
+        """
+        return 1
 
     def rate(self, replicas: int) -> float:
         """The factor of the learning rate where this number of replicas trains."""

@@ -50,14 +50,14 @@ class Cadence:
     def __init__(self, rule: UpdateRule, batch_size: int, validation: int = 0) -> None:
         self._rule, self._batch_size = rule, batch_size
         self._judges = rule.judges_pushes and validation > 0
-        self._known: dict[tuple[int, int, int | None, bool], tuple[TrainSteps, ...]] = {}
+        self._known: dict[tuple[int, int, int | None, int | None, bool], tuple[TrainSteps, ...]] = {}
 
     def stops(self, round_: Round) -> tuple[TrainSteps, ...]:
         """Return the stops in turn; the last one is the round's end."""
         ranges = round_.ranges
         # mostly one range, and called millions of times
         whole = ranges[0][1] - ranges[0][0] if len(ranges) == 1 else count(ranges)
-        shape = round_.samples, whole, round_.steps, round_.alone
+        shape = round_.samples, whole, round_.steps, round_.meetings, round_.alone
         if (stops := self._known.get(shape)) is None:
             stops = self._known[shape] = tuple(self._stops(*shape))
         return stops
@@ -66,19 +66,28 @@ class Cadence:
         """Return the steps of a round, counted from 1, after which the rule wants an exchange."""
         return frozenset(stop.step for stop in self.stops(round_) if stop.push or stop.pull)
 
-    def _stops(self, samples: int, whole: int, steps: int | None, alone: bool) -> Iterator[TrainSteps]:
+    def _stops(
+        self, samples: int, whole: int, steps: int | None, meetings: int | None, alone: bool
+    ) -> Iterator[TrainSteps]:
         """Yield the stops of a round that `Replica.training` cuts into minibatches in the same way."""
         plan = BatchPlan((), self._batch_size, 0, steps=steps)
         passes = ((begun, batch_edges(plan, min(whole, samples - begun))) for begun in range(0, samples, whole))
         made = before = 0
         for step, done in enumerate((begun + hi for begun, edges in passes for _, hi in edges), 1):
             last = done == samples
-            due = frozenset() if alone and not last else self._rule.due(step, round_end=last)
+            due = frozenset() if alone and not last else self._due(step, steps, meetings, last=last)
             if due or last:
                 push = Action.PUSH in due
                 judge = self._judges and push
                 yield TrainSteps(made + 1, step, done - before, done, push, Action.PULL in due, judge, last)
                 made, before = step, done
+
+    def _due(self, step: int, steps: int | None, meetings: int | None, *, last: bool) -> frozenset[Action]:
+        """Return what is due after a step. Meetings lie at equal distances, for every replica at the same parts."""
+        if steps is None or meetings is None:
+            return self._rule.due(step, round_end=last)
+        meets = step * meetings // steps > (step - 1) * meetings // steps
+        return self._rule.due(step, round_end=True) if meets else frozenset()
 
 
 def steps_of_round(

@@ -48,7 +48,7 @@ def shares_steps(job: Job) -> bool:
     """Return True if several replicas may share the samples of a step, as where all meet every few steps."""
     rule, workers = job.rule, job.cluster.workers.given
     alone = bool(workers) and sum(workers.values()) <= job.train.replica_size
-    return rule is not None and rule.barrier and rule.period is not None and not alone
+    return rule is not None and rule.barrier and rule.period is not None and not (alone or rule.steps_by_speed)
 
 
 def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, float]]:

@@ -215,6 +215,7 @@ class Life:
             shares_steps=rule.shares_steps,
             alone=settings.may_be_alone,
             resizes_steps=settings.resizes_steps,
+            meetings=rule.meetings if rule.steps_by_speed else None,
         )
         kept = self._records.kept
         if book := kept.book:

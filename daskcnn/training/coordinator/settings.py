@@ -141,14 +141,14 @@ class Settings(RunSettings):
 
     @property
     def meets_within_rounds(self) -> bool:
-        """True if all replicas meet every few steps, so that they must make the same number of them."""
+        """True if all replicas meet every few steps, so that each must have its part of the steps between."""
         return self.rule.barrier and self.rule.period is not None
 
     @property
     def resizes_steps(self) -> bool:
         """True if the server changes the workers' minibatches within rounds, as their speeds change."""
         alone = self.replica_size == 1 and not self.peers
-        return alone and self.meets_within_rounds and self.partitioner.adapts
+        return alone and self.meets_within_rounds and self.rule.shares_steps and self.partitioner.adapts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
