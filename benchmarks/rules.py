@@ -47,6 +47,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "downpour": {"n_push": 10, "n_fetch": 10},
     "admm": {"every": 10},
     "parallel-sgd": {"rounds": 4},
+    "local-sgd": {"every": 10},
 }
 """Parameters of the rules that meet within a round: after every step the small network would do little else."""
 

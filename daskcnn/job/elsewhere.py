@@ -26,7 +26,8 @@ _KEYS = {
 _STRATEGIES = {
     "bsp": "ddp allreduce all-reduce all_reduce dp distributed distributeddataparallel mirrored mirroredstrategy "
     "horovod sync synchronous sync-sgd ssgd multiworkermirrored",
-    "sgwu": "fedavg federated localsgd local-sgd local_sgd averaging",
+    "sgwu": "averaging",
+    "local-sgd": "fedavg federated localsgd local_sgd diloco bmuf post-local-sgd",
     "agwu": "async asgd asynchronous parameter-server parameter_server ps hogwild",
     "layer": "model_parallel model-parallel tensor_parallel tensor-parallel tp fsdp deepspeed",
     "easgd": "elastic elastic-averaging",

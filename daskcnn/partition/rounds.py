@@ -16,9 +16,9 @@ scaled as those of the others turned out. The share of a worker that joined is c
 With `swaps` pairs of workers swap half of their samples between two rounds, so that each sees more of the data (Hegde &
 Usmani §5.1.1). With `batch_size` all workers make the same number of steps in a round, because they meet after every
 few of them; their minibatches are in proportion to their samples at a round's beginning. With `shares_steps` the
-minibatches of a step have that many samples together, else on average. With `meetings` each worker has minibatches of its own of
-`batch_size` samples, and all meet the same number of times in a round, which goes by the time that a meeting takes.
-With `alone` a single worker does not meet within its rounds. No clock, no I/O.
+minibatches of a step have that many samples together, else on average. With `meetings` each has minibatches of
+its own of `batch_size` samples; all meet the same number of times in a round, by the time that a meeting takes. With
+`alone` a single worker does not meet within its rounds. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Round:
 
     samples: how many of them this round presents, unless minibatches change within it. progress: of the whole run, 0 to
     1, at the start and at the end of the round. steps: minibatches to cut it into; None for minibatches of the job's
-    size. meetings: of all workers in this round, at equal distances, where their steps differ in number. alone: no other
-    worker has a round before this one ends.
+    size. meetings: of all in this round, at equal distances, where steps differ in number. alone: no other worker has a
+    round before this one ends.
     """
 
     worker: str
@@ -292,7 +292,8 @@ class Rounds:
             whole = batch * (1 if self.shares_steps else len(sizes))
             return dict.fromkeys(sizes, max(1, min(-(-presented // whole), *sizes.values()))), None
         steps = {worker: -(-size // batch) for worker, size in sizes.items()}
-        fastest, exchange = max(steps, key=steps.__getitem__), max(self._exchanges.values(), default=None)
+        fastest = max(steps, key=steps.__getitem__)
+        exchange = None if self.partitioner.even else max(self._exchanges.values(), default=None)
         step = min(batch, sizes[fastest]) * self._like_rounds()[fastest]
         meetings = min(self._meetings(steps[fastest], step, exchange), *sizes.values())
         return {worker: max(number, meetings) for worker, number in steps.items()}, meetings

@@ -39,6 +39,7 @@ SMALL_RULES: Mapping[str, dict[str, Any]] = {
     "easgd": {"tau": 4},
     "downpour": {"n_push": 4, "n_fetch": 4},
     "admm": {"every": 4},
+    "local-sgd": {"every": 4},
     "parallel-sgd": {"rounds": 5},
 }
 """Parameters with which every rule learns the small problem in a few epochs."""

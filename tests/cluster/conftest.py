@@ -22,6 +22,7 @@ SEVERAL_MEETINGS: dict[str, dict[str, Any]] = {
     "downpour": {"n_push": 2, "n_fetch": 3},
     "admm": {"every": 4, "rho": 0.1},
     "parallel-sgd": {"rounds": 4},
+    "local-sgd": {"every": 3},
 }
 HALVED = ("agwu", "easgd", "admm")
 """Rules whose runs travel in half precision."""

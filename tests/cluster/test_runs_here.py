@@ -44,6 +44,7 @@ SEVERAL_MEETINGS: dict[str, dict[str, Any]] = {
     "downpour": {"n_push": 2, "n_fetch": 3},
     "admm": {"every": 2, "rho": 0.1},
     "parallel-sgd": {"rounds": 2},
+    "local-sgd": {"every": 2},
 }
 """With these, replicas exchange within rounds."""
 

@@ -324,7 +324,9 @@ def test_words_of_other_programs_are_answered_with_the_key(key: str, suggestion:
     assert problems(at(key, 1)) == [suggestion]
 
 
-@pytest.mark.parametrize(("name", "here"), [("ddp", "bsp"), ("DDP", "bsp"), ("allreduce", "bsp"), ("fedavg", "sgwu")])
+@pytest.mark.parametrize(
+    ("name", "here"), [("ddp", "bsp"), ("DDP", "bsp"), ("allreduce", "bsp"), ("fedavg", "local-sgd")]
+)
 def test_words_of_other_programs_are_answered_with_the_strategy(name: str, here: str) -> None:
     found = problems({"train": {"strategy": name}})
     assert found == [f"train.strategy = {name!r}: no such strategy; did you mean {here!r}?"]
@@ -365,12 +367,15 @@ def test_a_rule_is_checked_by_its_strategy() -> None:
         ("downpour", "n_fetch", [0, -1], "it counts the steps from one pull to the next"),
         ("downpour", "server_lr", [0, float("inf")], "at 0 the center would stay where it is"),
         ("parallel-sgd", "rounds", [0], "the run ends with one"),
+        ("local-sgd", "every", [0, -1, 1.5, True, "often"], "auto goes by the time that a meeting takes"),
+        ("local-sgd", "outer_lr", [0, float("nan")], "at 0 the center would stay where it is"),
+        ("local-sgd", "outer_momentum", [-0.1, 1.0], "0 for none"),
         ("agwu", "accuracy_floor", [-0.1, 1.1], "it stands for an accuracy"),
         *((rule, "max_staleness", [-1], "leave it out for no bound") for rule in ("agwu", "easgd", "downpour")),
     ],
 )
 def test_a_rule_s_parameter_out_of_range_is_refused_with_bound_and_reason(
-    strategy: str, key: str, values: list[float], words: str
+    strategy: str, key: str, values: list[Any], words: str
 ) -> None:
     for value in values:
         (problem,) = problems({"train": {"strategy": strategy}, "rule": {key: value}})

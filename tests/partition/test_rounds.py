@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.allocation import count
-from daskcnn.partition.rounds import Round, Rounds
+from daskcnn.partition.rounds import Meetings, Round, Rounds
 from daskcnn.partition.step_shares import SETTLED, StepSizes
 
 every = pytest.mark.parametrize("partition", PARTITIONERS)
@@ -743,3 +743,80 @@ def test_shares_follow_the_whole_time_and_increments_that_of_computing() -> None
     for each in due:
         rounds.finished(each.worker, 1.0, exchanges={"w0": 0.0, "w1": 3.0}[each.worker])
     assert rounds.allocation.sizes() == {"w0": 800, "w1": 200}
+
+
+# --- workers that make steps by their speed ---
+
+
+def _every(number: int) -> Meetings:
+    return lambda steps, step, exchange: -(-steps // number)
+
+
+def test_between_two_meetings_each_worker_makes_as_many_steps_as_its_speed_allows() -> None:
+    rounds = _meeting([1.0, 3.0], total=1200, batch_size=10, meetings=_every(30))
+    fast, slow = rounds.due()
+    assert (fast.steps, slow.steps) == (90, 30)
+    assert (fast.meetings, slow.meetings) == (3, 3)
+
+
+def test_a_worker_that_has_less_than_a_step_between_two_meetings_has_smaller_minibatches() -> None:
+    rounds = _meeting([1.0, 3.0], total=1200, batch_size=10, meetings=_every(1))
+    assert [(each.samples, each.steps, each.meetings) for each in rounds.due()] == [(900, 90, 90), (300, 90, 90)]
+
+
+@given(
+    seconds=speeds,
+    total=st.integers(4, 300),
+    batch_size=st.integers(1, 30),
+    number=st.integers(1, 40),
+    increments=st.integers(1, 3),
+)
+def test_all_meet_the_same_number_of_times_and_make_a_step_between_at_least(
+    seconds: list[float], total: int, batch_size: int, number: int, increments: int
+) -> None:
+    how: dict[str, Any] = {"batch_size": batch_size, "meetings": _every(number)}
+    for each in _together(_meeting(seconds, total=total, increments=increments, **how)):
+        assert len({one.meetings for one in each}) == 1
+        for one in each:
+            assert one.meetings is not None
+            assert one.steps is not None
+            assert 1 <= one.meetings <= one.steps <= one.samples
+            assert -(-one.samples // one.steps) <= batch_size
+
+
+def _told(partition: str, exchanges: list[float], *, even: bool = False) -> list[tuple[int, float, float | None]]:
+    """What meetings go by in each of several rounds, behind rounds with these seconds a sample; then after a resume."""
+    told: list[tuple[int, float, float | None]] = []
+
+    def meetings(steps: int, step: float, exchange: float | None) -> int:
+        told.append((steps, step, exchange))
+        return 2
+
+    def made() -> Rounds:
+        how: dict[str, Any] = {"epochs": 5, "barrier": True, "batch_size": 10, "meetings": meetings}
+        return Rounds(PARTITIONERS[partition](1, even=even), 80, {"w0": 0.5, "w1": 0.5}, **how)
+
+    rounds = made()
+    for each in exchanges:
+        for own in rounds.due():
+            rounds.finished(own.worker, 0.5, exchanges={"w0": each, "w1": 0.2}[own.worker])
+    resumed = made()
+    resumed.restore(json.loads(json.dumps(rounds.to_dict())), ["w0", "w1"])
+    for these in (rounds, resumed):
+        these.due()
+    return told
+
+
+def test_meetings_go_by_the_seconds_of_a_step_and_by_those_of_the_last_meetings() -> None:
+    """Of a worker's 40 samples in 2 meetings."""
+    expected = [(4, 5.0, None), *((4, 5.0, pytest.approx(each)) for each in (4.0, 6.0, 6.0))]
+    assert _told("udpa", [0.1, 0.3]) == expected
+
+
+def test_a_reproducible_run_meets_whatever_the_seconds() -> None:
+    assert {exchange for *_, exchange in _told("idpa", [0.1, 0.3], even=True)} == {None}
+
+
+def test_a_worker_that_is_alone_has_no_meetings() -> None:
+    (only,) = _meeting([1.0], batch_size=10, alone=True, meetings=_every(2)).due()
+    assert (only.alone, only.meetings, only.steps) == (True, None, None)

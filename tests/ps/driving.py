@@ -49,6 +49,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"rho": 0.5, "from_center": True},
     ],
     "parallel-sgd": [{"rounds": 3}],
+    "local-sgd": [{"every": 3}, {"outer_momentum": 0.0}, {"every": 2, "outer_lr": 0.7, "outer_momentum": 0.5}],
 }
 STALENESS = [{"max_staleness": 0}, {"max_staleness": 2}]
 

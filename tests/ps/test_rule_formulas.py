@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from daskcnn.nn import SGD
 from daskcnn.ps import RULES, Join, Local, ParameterServer, Push, UpdateRule, Vector
+from daskcnn.ps.local_sgd import steps_between
+from daskcnn.ps.split import joined_snapshot, spans, split_snapshot
 from tests.ps.driving import MOMENTUM, Cluster, Replica, alone, parabola, push, rule_of, trained, vectors, view
 
 
@@ -430,3 +432,122 @@ def test_parallel_sgd_is_the_mean_of_replicas_that_never_met() -> None:
 def test_parallel_sgd_counts_a_replica_by_its_samples() -> None:
     pushes = [push("a", np.array([1.0, 0.0]), samples=30), push("b", np.array([0.0, 1.0]), samples=10)]
     np.testing.assert_allclose(RULES["parallel-sgd"]().merge(np.zeros(2), {}, pushes, view(0, {})).center, [0.75, 0.25])
+
+
+# --- local-sgd ---
+
+NO_MOMENTUM = {"outer_lr": 1.0, "outer_momentum": 0.0}
+
+
+def _meetings(server: ParameterServer, gains: list[list[Vector]], samples: list[int]) -> Vector:
+    """The center behind meetings at which workers a, b, … bring these gains."""
+    names = [chr(ord("a") + i) for i in range(len(samples))]
+    life, version = server.snapshot().life, server.snapshot().version
+    for name in names:
+        server.handle(Join(life, name, 1))
+    for seq, each in enumerate(gains, 1):
+        for name, gain, n in zip(names, each, samples, strict=True):
+            server.handle(Push(life, name, 1, seq, version + seq - 1, gain, n, 0.5))
+    server.validate()
+    assert server.snapshot().version == version + len(gains)
+    return server.snapshot().center
+
+
+@given(samples=st.lists(st.integers(1, 100), min_size=1, max_size=5))
+def test_local_sgd_without_momentum_is_the_mean_of_weights_by_samples(samples: list[int]) -> None:
+    base, *weights = vectors(len(samples) + 1, dtype="float64")
+    server = ParameterServer(rule_of("local-sgd", **NO_MOMENTUM), base)
+    center = _meetings(server, [[each - base for each in weights]], samples)
+    expected = sum(n * w for n, w in zip(samples, weights, strict=True)) / sum(samples)
+    np.testing.assert_allclose(center, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_local_sgd_that_meets_after_every_step_makes_those_of_bsp(decay: float) -> None:
+    """By plain SGD, with minibatches of unequal sizes."""
+    rule, sgd = rule_of("local-sgd", every=1, **NO_MOMENTUM), SGD(0.0, False, decay)
+    np.testing.assert_allclose(_bsp(rule, sgd), _bsp(rule_of("bsp", combine="average"), sgd), rtol=1e-12)
+
+
+def test_local_sgd_s_outer_step_is_that_of_pytorch_s_nesterov_momentum() -> None:
+    """On the gradient -Δ, from a velocity of 0: SGD(lr=η, momentum=μ, nesterov=True)."""
+    start, *gains = vectors(6, dtype="float64")
+    center = _meetings(
+        ParameterServer(rule_of("local-sgd", outer_lr=0.7, outer_momentum=0.9), start),
+        [[gain, 3 * gain] for gain in gains],
+        [10, 30],
+    )
+    weights, velocity = start.copy(), np.zeros_like(start)
+    for gain in gains:
+        gradient = -(gain + 3 * 3 * gain) / 4
+        velocity = 0.9 * velocity + gradient
+        weights -= 0.7 * (gradient + 0.9 * velocity)
+    np.testing.assert_allclose(center, weights, rtol=1e-12)
+
+
+@given(order=st.permutations(range(4)))
+def test_local_sgd_does_not_depend_on_which_worker_is_which(order: list[int]) -> None:
+    start, *gains = vectors(5)
+    samples = [10, 20, 5, 40]
+    one, other = (
+        _meetings(ParameterServer(rule_of("local-sgd"), start), [[gains[i] for i in by]] * 3, [samples[i] for i in by])
+        for by in (range(4), order)
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("samples", "momentum"), [([7, 7], 0.5), ([5] * 4, 0.75), ([30, 10], 0.375)])
+def test_local_sgd_s_usual_momentum_goes_by_the_parts_of_the_samples(samples: list[int], momentum: float) -> None:
+    start, *gains = vectors(len(samples) + 1, dtype="float64")
+    usual, given_ = (
+        _meetings(ParameterServer(rule_of("local-sgd", **how), start), [gains] * 3, samples)
+        for how in ({}, {"outer_momentum": momentum})
+    )
+    np.testing.assert_allclose(usual, given_, rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, NO_MOMENTUM, {"outer_lr": 0.5, "outer_momentum": 0.9}])
+def test_a_replica_that_is_alone_with_local_sgd_makes_its_own_steps(options: dict[str, float]) -> None:
+    start, gradient = np.array([3.0, -2.0]), parabola(0.7, [1.0, 4.0])
+    cluster, _ = trained(rule_of("local-sgd", **options), start, [gradient], rounds=3, steps=4, optimizer=MOMENTUM)
+    expected = alone(start, gradient, 12, optimizer=MOMENTUM)
+    np.testing.assert_allclose(cluster.server.snapshot().center, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_local_sgd_goes_on_from_a_snapshot_as_if_nothing_had_happened(parts: int) -> None:
+    """The velocity is kept, also where the center is split and put together again."""
+    start, *gains = vectors(7)
+    meetings = [[gain, 2 * gain] for gain in gains]
+    whole = _meetings(ParameterServer(rule_of("local-sgd"), start), meetings, [10, 30])
+    first = ParameterServer(rule_of("local-sgd"), start)
+    _meetings(first, meetings[:2], [10, 30])
+    kept = first.snapshot()
+    kept = joined_snapshot(kept, split_snapshot(kept, spans(len(start), parts)))
+    again = ParameterServer.restore(rule_of("local-sgd"), kept)
+    assert _meetings(again, meetings[2:], [10, 30]).tobytes() == whole.tobytes()
+
+
+seconds = st.floats(1e-6, 1e4)
+
+
+@given(step=seconds, exchange=seconds)
+def test_with_auto_a_meeting_takes_its_part_of_the_time_and_is_no_rarer(step: float, exchange: float) -> None:
+    steps = steps_between(step, exchange, 0.05)
+    assert exchange <= 0.05 * (exchange + steps * step) * (1 + 1e-9)
+    assert steps == 1 or exchange > 0.05 * (exchange + (steps - 1) * step) * (1 - 1e-9)
+    assert steps <= steps_between(step, 2 * exchange, 0.05)
+    assert steps_between(2 * step, exchange, 0.05) <= steps
+
+
+@given(steps=st.integers(1, 10_000), step=seconds, exchange=seconds | st.none(), every=st.integers(1, 1000))
+def test_a_round_of_local_sgd_has_the_meetings_that_every_asks_for(
+    steps: int, step: float, exchange: float | None, every: int
+) -> None:
+    fixed, auto = rule_of("local-sgd", every=every), rule_of("local-sgd")
+    meetings = fixed.meetings(steps, step, exchange)
+    assert (meetings - 1) * every < steps <= meetings * every
+    found = auto.meetings(steps, step, exchange)
+    assert 1 <= found <= steps
+    if exchange is not None and found > 1:
+        assert steps // found >= steps_between(step, exchange)

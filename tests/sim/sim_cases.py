@@ -16,6 +16,7 @@ WITHIN: dict[str, dict[str, Any]] = {
     "easgd": {"tau": 3},
     "downpour": {"n_push": 2, "n_fetch": 3},
     "admm": {"every": 2},
+    "local-sgd": {"every": 3},
 }
 """Parameters with which rules meet several times in a round of the cases here."""
 

@@ -91,7 +91,7 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     held = context.dispatch.send_to(whole, [server.address])
     options: dict[str, Any] = {"wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
     options |= {"life": life, "secret": secret} | ({} if ranges else _of_center(context, rule, 0, len(snapshot.center)))
-    options["resizes_steps"] = Settings.of(context.job, context.samples).resizes_steps
+    options["resizes_steps"] = rule.shares_steps and Settings.of(context.job, context.samples).resizes_steps
     known = sent(rule, context.job)
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, known, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]

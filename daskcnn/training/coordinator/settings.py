@@ -147,8 +147,8 @@ class Settings(RunSettings):
     @property
     def resizes_steps(self) -> bool:
         """True if the server changes the workers' minibatches within rounds, as their speeds change."""
-        alone = self.replica_size == 1 and not self.peers
-        return alone and self.meets_within_rounds and self.rule.shares_steps and self.partitioner.adapts
+        alone, alike = self.replica_size == 1 and not self.peers, not self.rule.steps_by_speed
+        return alone and alike and self.meets_within_rounds and self.partitioner.adapts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
