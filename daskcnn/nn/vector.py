@@ -75,6 +75,11 @@ class Layout:
         return self._edges[self.parameters]
 
     @property
+    def besides(self) -> tuple[slice, ...]:
+        """The places of what layers keep besides parameters, such as running statistics."""
+        return (slice(self.parameter_size, self.size),)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the vector."""
         return self.size * np.dtype(self.dtype).itemsize

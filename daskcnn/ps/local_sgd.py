@@ -11,7 +11,7 @@ from pydantic import field_validator
 
 from daskcnn.ps.messages import Push, RuleState, Vector
 from daskcnn.ps.rule import Local, Merge, UpdateRule, View, parameter
-from daskcnn.ps.vectors import sample_weights, weighted_sum
+from daskcnn.ps.vectors import add_scaled, sample_weights, weighted_sum
 
 _VELOCITY = "velocity"
 _UNMEASURED = 16
@@ -39,6 +39,7 @@ class LocalSGD(UpdateRule):
 
     barrier: ClassVar[bool] = True
     steps_by_speed: ClassVar[bool] = True
+    overshoots: ClassVar[bool] = True
     every: int | Literal["auto"] = parameter(
         "auto",
         "Steps of the fastest replica between two meetings, at least 1; `auto`: as many as keep meetings to 5 % of the "
@@ -61,7 +62,7 @@ class LocalSGD(UpdateRule):
     @classmethod
     def _checked(cls, value: Any) -> int | Literal["auto"]:
         if value == "auto" or (type(value) is int and value >= 1):
-            return value  # type: ignore[no-any-return]
+            return value
         raise ValueError("input should be 'auto' or a whole number from 1")
 
     @property
@@ -99,9 +100,10 @@ class LocalSGD(UpdateRule):
         if len(pushes) == 1:
             lr, momentum = 1.0, 0.0
         gained, _ = weighted_sum([push.payload for push in pushes], parts)
-        if not state:
-            merged, finite = weighted_sum([center, gained], [1.0, lr])
-            return Merge(merged, state, finite=finite)
-        velocity, sane = weighted_sum([state[_VELOCITY], gained], [momentum, 1.0])
+        mean, _ = add_scaled(center, 1.0, gained)
+        velocity, sane = gained, True
+        if state:
+            velocity, sane = weighted_sum([state[_VELOCITY], gained], [momentum, 1.0])
+            state = {_VELOCITY: velocity}
         merged, finite = weighted_sum([center, gained, velocity], [1.0, lr, lr * momentum])
-        return Merge(merged, {_VELOCITY: velocity}, finite=sane and finite)
+        return Merge(merged, state, finite=sane and finite, mean=mean)

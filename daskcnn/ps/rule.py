@@ -64,7 +64,8 @@ class Merge:
 
     finite: whether the rule has seen that center and state hold no NaN and no infinity; if not, the server looks.
     pace: `center` is the gradient of all pushes, and the server is to step by it. ahead: the center from this number on
-    is as it was worked out before the pushes were complete.
+    is as it was worked out before the pushes were complete. mean: of the weights, where `center` goes beyond it; what
+    layers keep besides parameters follows that.
     """
 
     center: Vector
@@ -74,6 +75,7 @@ class Merge:
     finite: bool = False
     pace: Pace | None = None
     ahead: int | None = None
+    mean: Vector | None = None
 
 
 class UpdateRule(BaseModel, ABC):
@@ -81,7 +83,8 @@ class UpdateRule(BaseModel, ABC):
 
     barrier: whether the pushes of all workers are merged together, or each as it comes. answers: what the reply to a
     push brings. fewest: workers that it needs. swaps: whether workers swap samples between rounds. steps_by_speed:
-    whether replicas make unequal numbers of steps between two meetings, as `meetings` says.
+    whether replicas make unequal numbers of steps between two meetings, as `meetings` says. overshoots: whether a merge
+    may go beyond the mean of the weights, and gives that too (`Merge.mean`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -90,6 +93,7 @@ class UpdateRule(BaseModel, ABC):
     fewest: ClassVar[int] = 1
     swaps: ClassVar[bool] = False
     steps_by_speed: ClassVar[bool] = False
+    overshoots: ClassVar[bool] = False
     usual_rate: ClassVar[float] = 1.0
     """Factor of the optimizer's usual learning rate, where exchanges take back a part of every step."""
 

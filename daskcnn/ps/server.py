@@ -43,7 +43,8 @@ class CenterRange(Vectors):
     center: taken over, and never written again; ValueError if it is not a finite 1-D float vector. state: the rule's,
     of this range; taken over. None or empty: as before the first merge. kept: places in it that no merge changes.
     ema: the most that an average of the center keeps of itself at a merge; None: no average is kept. steps: the
-    optimizer's, by what a rule merges that merges gradients; its vectors are of the state too.
+    optimizer's, by what a rule merges that merges gradients; its vectors are of the state too. besides: places of what
+    layers keep besides parameters, which follow the mean of the replicas where a rule goes beyond that.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class CenterRange(Vectors):
         kept: Sequence[slice] = (),
         ema: float | None = None,
         steps: Steps | None = None,
+        besides: Sequence[slice] = (),
     ) -> None:
         if center.ndim != 1 or center.dtype.kind != "f" or not all_finite(center):
             raise ValueError(
@@ -61,7 +63,7 @@ class CenterRange(Vectors):
             )
         self.dtype = center.dtype.name
         self._rule, self._center, self._unchanged, self._ema = rule, _sealed(center), tuple(kept), ema
-        self._steps = steps
+        self._steps, self._besides = steps, tuple(besides)
         self._steps_of = cache(steps.part) if steps is not None and steps.splits else None
         self._ahead = _Ahead()
         self._state = {name: _sealed(vector) for name, vector in state.items()} if state else rule.init(center)
@@ -105,6 +107,9 @@ class CenterRange(Vectors):
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             merge = self._rule.merge(center, state, pushes, view)
             merge = merge if steps is None else _stepped(center, state, merge, steps)
+        if merge.mean is not None:
+            for place in self._besides if whole else within(self._besides, lo, hi):
+                merge.center[place] = merge.mean[place]
         unchanged = self._unchanged if whole else within(self._unchanged, lo, hi)
         for place in unchanged:  # a mean of equal numbers may differ from them in the last bit
             merge.center[place] = center[place]
@@ -186,8 +191,8 @@ def _sealed(vector: Vector) -> Vector:
 class ParameterServer(Sequencer):
     """Holds the center and merges what is pushed, by the rule. `sequencer` says how it decides.
 
-    center, state, kept, ema, steps: as for `CenterRange`, but copied. life: the number of this server in its run.
-    version: the merges that the center has behind it. sharing: as for `Sequencer`.
+    center, state, kept, ema, steps, besides: as for `CenterRange`, but copied. life: the number of this server in its
+    run. version: the merges that the center has behind it. sharing: as for `Sequencer`.
     """
 
     def __init__(
@@ -201,10 +206,11 @@ class ParameterServer(Sequencer):
         kept: Sequence[slice] = (),
         ema: float | None = None,
         steps: Steps | None = None,
+        besides: Sequence[slice] = (),
         sharing: StepSharing | None = None,
     ) -> None:
         copied = {name: vector.copy() for name, vector in (state or {}).items()}
-        held = CenterRange(rule, center.copy(), copied, kept, ema, steps)
+        held = CenterRange(rule, center.copy(), copied, kept, ema, steps, besides)
         super().__init__(rule, held, life=life, version=version, sharing=sharing)
 
     @classmethod
@@ -217,6 +223,7 @@ class ParameterServer(Sequencer):
         kept: Sequence[slice] = (),
         ema: float | None = None,
         steps: Steps | None = None,
+        besides: Sequence[slice] = (),
         sharing: StepSharing | None = None,
     ) -> ParameterServer:
         """A server that goes on from the snapshot, by default as the next life.
@@ -225,6 +232,6 @@ class ParameterServer(Sequencer):
         """
         life = snapshot.life + 1 if life is None else life
         version, state = snapshot.version, snapshot.state
-        own: dict[str, Any] = {"state": state, "kept": kept, "ema": ema, "steps": steps, "sharing": sharing}
-        server = cls(rule, snapshot.center, life=life, version=version, **own)
+        own: dict[str, Any] = {"state": state, "kept": kept, "ema": ema, "steps": steps, "besides": besides}
+        server = cls(rule, snapshot.center, life=life, version=version, sharing=sharing, **own)
         return server.resume(snapshot)

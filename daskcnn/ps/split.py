@@ -264,8 +264,9 @@ class OrderedRange:
         kept: Sequence[slice] = (),
         ema: float | None = None,
         steps: Steps | None = None,
+        besides: Sequence[slice] = (),
     ) -> None:
-        self._range, self._like = CenterRange(rule, center, state, kept, ema, steps), center[:0]
+        self._range, self._like = CenterRange(rule, center, state, kept, ema, steps, besides), center[:0]
         self._orders: dict[int, RangeOrder] = {}  # that came before their turn
         self._staged: dict[str, dict[str, _Piece]] = {}  # by worker and ticket
         self._answers: dict[str, _Answers] = {}

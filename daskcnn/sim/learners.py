@@ -94,12 +94,14 @@ NOTHING = Learnt()
 class Learner(Protocol):
     """A replica's arithmetic. weights: trained in place, but for the places that are frozen.
 
-    steps: the optimizer's on the server, where the rule merges gradients.
+    steps: the optimizer's on the server, where the rule merges gradients. besides: places of what layers keep besides
+    parameters.
     """
 
     weights: Vector
     frozen: tuple[slice, ...]
     steps: Steps | None
+    besides: tuple[slice, ...]
 
     def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
         """Take up a round. scale: of the learning rate. sizes: of its minibatches, if they may change."""
@@ -121,6 +123,7 @@ class TimingOnly:
         self.weights = np.zeros(1, np.float32)
         self.frozen: tuple[slice, ...] = ()
         self.steps: Steps | None = None
+        self.besides: tuple[slice, ...] = ()
 
     def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
         """Do nothing."""
@@ -140,7 +143,7 @@ class Training:
     def __init__(self, replica: Replica, rule: UpdateRule) -> None:
         self._replica, self._rule = replica, rule
         self.weights: Vector = replica.weights
-        self.frozen = replica.frozen
+        self.frozen, self.besides = replica.frozen, replica.layout.besides
         self.steps: Steps | None = center_descent_of(replica.job, replica.layout, replica.model.frozen)
         self._steps: Generator[Trained, None, None] | None = None
         self._taken = self._samples = 0

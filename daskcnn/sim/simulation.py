@@ -54,9 +54,15 @@ class Simulation:
         self.members = cluster.members()
         self._emit, self._agenda = emit, Agenda()
         learners = [learner() for _ in self.members]
-        of_center: dict[str, Any] = {"kept": learners[0].frozen, "steps": learners[0].steps, "ema": workload.ema}
+        one = learners[0]
+        of_center: dict[str, Any] = {
+            "kept": one.frozen,
+            "steps": one.steps,
+            "ema": workload.ema,
+            "besides": one.besides,
+        }
         sharing = StepShares() if workload.resizes_steps else None
-        self.server = ParameterServer(self.rule, learners[0].weights, life=LIFE, sharing=sharing, **of_center)
+        self.server = ParameterServer(self.rule, one.weights, life=LIFE, sharing=sharing, **of_center)
         self._host = self._made_host()
         cadence = Cadence(self.rule, workload.batch_size, workload.validation)
         self.replicas = {

@@ -11,6 +11,7 @@ import pytest
 from daskcnn.arrays import Device
 from daskcnn.errors import Diverged, Interrupted
 from daskcnn.events import EpochEnded, GroupsFormed, KernelsSharded, RoundEnded, SamplesAllocated, Warned
+from daskcnn.job.network import layout_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.ps import RULES, Join, ParameterServer, Pull, Push
@@ -399,3 +400,18 @@ def test_divergence_ends_the_run_and_only_finite_states_are_saved(dataset: Datas
     for state in run.saved:
         assert np.isfinite(state.weights).all()
         assert all(np.isfinite(own.vectors).all() for own in state.optimizers.values())
+
+
+def test_no_outer_momentum_drives_a_running_variance_below_zero(dataset: Dataset) -> None:
+    """Running variances fall from 1 towards those of the data: momentum would carry them past these."""
+    layers: list[dict[str, Any]] = [
+        {"layer": "averagepool", "size": 4},
+        {"layer": "batchnorm"},
+        {"layer": "dense", "units": 10},
+    ]
+    rule = {"every": 1, "outer_momentum": 0.95}
+    job = job_of("local-sgd", rule=rule, model={"layers": layers}, train={"lr": 1e-3})
+    (place,) = layout_of(job, dataset).besides
+    mean, variance = np.split(trained(job, dataset, 2)[0][place], 2)
+    assert np.abs(mean).min() > 0
+    assert 0 < variance.min() < variance.max() < 0.5

@@ -1,4 +1,4 @@
-"""Places in the center that no merge changes: frozen layers."""
+"""Places in the center that no merge changes (frozen layers), and those that follow the mean (running statistics)."""
 
 from __future__ import annotations
 
@@ -51,3 +51,24 @@ def test_a_range_keeps_its_places() -> None:
     merge = part.merge([Push(0, "a", 0, 1, 0, np.full(4, 7.0), 1, 1.0)], View(0, 1, Bases()))
     assert merge is not None
     np.testing.assert_array_equal(part.kept()[0], [7, 1, 2, 7])
+
+
+@pytest.mark.parametrize("strategy", [name for name, rule in RULES.items() if rule.overshoots])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_what_layers_keep_besides_parameters_is_the_mean_whatever_the_momentum(strategy: str, parts: int) -> None:
+    """Or a variance that falls would fall below 0. Of a split server each range has its part."""
+    rule, (center, *gains) = RULES[strategy](), np.random.default_rng(0).standard_normal((4, 12))
+    mean, places = center.copy(), (slice(7, 9),)
+    held = [
+        CenterRange(rule, center[lo:hi].copy(), kept=within(PLACES, lo, hi), besides=within(places, lo, hi))
+        for lo, hi in spans(12, parts)
+    ]
+    for version, gain in enumerate(gains):
+        for part, (lo, hi) in zip(held, spans(12, parts), strict=True):
+            pushes = [Push(0, w, 0, 1, 0, times * gain[lo:hi], 10, 0.5) for w, times in (("a", 1.0), ("b", 3.0))]
+            assert part.merge(pushes, View(version, 2, Bases())) is not None
+        mean += 2 * gain
+    after = np.concatenate([part.kept()[0] for part in held])
+    np.testing.assert_allclose(after[7:9], mean[7:9], rtol=1e-12)
+    assert not np.isclose(after[:2], mean[:2]).any()
+    np.testing.assert_array_equal(after[2:5], center[2:5])

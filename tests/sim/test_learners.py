@@ -145,6 +145,7 @@ class Parabola:
         self._taken = 0
         self.frozen: tuple[slice, ...] = ()
         self.steps: Steps | None = None
+        self.besides: tuple[slice, ...] = ()
 
     def begin(self, round_: Any, local: Any, scale: float, sizes: Any = None) -> None:
         self._taken, self._local = 0, local

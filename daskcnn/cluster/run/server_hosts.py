@@ -126,7 +126,9 @@ def _called_through(client: Client, actor: Any) -> Any:
 def _of_center(context: RunContext, rule: UpdateRule, lo: int, hi: int) -> dict[str, Any]:
     """Return the arguments, besides the rule, of the actor that holds the numbers lo…hi of the center."""
     job, dataset = context.job, context.dataset
-    own = {"kept": within(frozen_spans(job, dataset), lo, hi), "ema": job.train.ema}
+    own: dict[str, Any] = {"kept": within(frozen_spans(job, dataset), lo, hi), "ema": job.train.ema}
+    if rule.overshoots:
+        own["besides"] = within(layout_of(job, dataset).besides, lo, hi)
     if not rule.merges_gradients:
         return own
     steps = center_descent_of(job, layout_of(job, dataset), network_of(job, dataset).frozen)

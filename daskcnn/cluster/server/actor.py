@@ -204,6 +204,7 @@ class ServerActor:
     secret : Workers that know it may open streams; without one there are none.
     ema : Part of itself that an average of the center keeps at a merge, as far as it is held here. None: no average.
     steps : The optimizer's steps by merged gradients, as far as the center is held here. None: replicas make them.
+    besides : Places of what layers keep besides parameters, as far as the center is held here.
     resizes_steps : The workers' minibatches follow their speeds within rounds.
     """
 
@@ -220,6 +221,7 @@ class ServerActor:
         secret: str = "",
         ema: float | None = None,
         steps: Steps | None = None,
+        besides: Sequence[slice] = (),
         resizes_steps: bool = False,
     ) -> None:
         use_memory_again(self)
@@ -232,8 +234,8 @@ class ServerActor:
             of_run: dict[str, Any] = {"life": life, "version": snapshot.version, "sharing": sharing}
             self._server = ps.Sequencer(rule, vectors, **of_run).resume(snapshot)
         else:
-            of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps, "sharing": sharing}
-            self._server = ps.ParameterServer.restore(rule, snapshot, life=life, **of_center)
+            of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps, "besides": besides}
+            self._server = ps.ParameterServer.restore(rule, snapshot, life=life, sharing=sharing, **of_center)
         self._gives: dict[str, tuple[int, int, Give]] = {}  # to workers of whose pushes parts are there
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")

@@ -70,7 +70,7 @@ def begin_to_load(dtype: str) -> None:
 
 
 class RangeActor:
-    """Holds one range of the center, on any worker. kept, ema, steps: as for `ps.server.CenterRange`."""
+    """Holds one range of the center, on any worker. kept, ema, steps, besides: as for `ps.server.CenterRange`."""
 
     def __init__(
         self,
@@ -81,9 +81,10 @@ class RangeActor:
         kept: Sequence[slice] = (),
         ema: float | None = None,
         steps: Steps | None = None,
+        besides: Sequence[slice] = (),
     ) -> None:
         use_memory_again(self)
-        self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept, ema, steps)
+        self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept, ema, steps, besides)
         self._cast = Cast(wire)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._thread.submit(load_merges, self._range.dtype.name)
