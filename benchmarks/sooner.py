@@ -61,6 +61,8 @@ from daskcnn.store import DATASETS
 from daskcnn.store.split import held_out
 
 THE_FASTEST, DEFAULT, DDP = "alone", "default", "ddp"
+AS_GIVEN = ("bsp", "local-sgd")
+"""Rules with their own defaults: the others meet as often as in rules.py."""
 BATCHES, RATES, TARGETS = (32, 64, 128), (0.005, 0.01, 0.02), (0.55, 0.6, 0.65)
 RESULTS = Path(__file__).parent / "results"
 EPOCHS = {"quick": 4, RULES_NETWORK: 6}
@@ -137,7 +139,7 @@ class Run:
             train |= {"strategy": ALONE.strategy, "partition": ALONE.partition}
         elif self.side != DEFAULT:
             train["strategy"] = self.side
-            rule = {} if self.side == "bsp" else TUNED.get(self.side, {})
+            rule = {} if self.side in AS_GIVEN else TUNED.get(self.side, {})
         if self.batch is not None:
             train |= {"batch_size": self.batch, "lr": self.lr, "optimizer": "sgd", "schedule": "poly"}
             train["on_divergence"] = "stop"

@@ -225,6 +225,7 @@ def test_one_group_is_trained_in_rounds(dataset: Dataset, more: dict[str, Any]) 
         ("bsp", {"every": 3, "combine": "sum"}),
         ("admm", {"rho": 0.0, "every": 2, "from_center": True}),
         ("parallel-sgd", {"rounds": 2}),
+        ("local-sgd", {"every": 2}),
     ],
 )
 def test_two_groups_end_where_two_workers_do(dataset: Dataset, strategy: str, rule: dict[str, Any]) -> None:
