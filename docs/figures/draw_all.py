@@ -20,6 +20,7 @@ FIGURES: dict[str, Draw] = {
     "downpour": timing.downpour,
     "admm": rules.admm,
     "parallel-sgd": rules.parallel_sgd,
+    "local-sgd": rules.local_sgd,
     "partitioning": work.partitioning,
     "layer-sharding": work.layer_sharding,
     "convolution": work.convolution,

@@ -12,6 +12,7 @@ from daskcnn.ps import Push
 from daskcnn.ps.admm import ADMM
 from daskcnn.ps.agwu import AGWU
 from daskcnn.ps.easgd import EASGD
+from daskcnn.ps.local_sgd import LocalSGD
 from daskcnn.ps.parallel_sgd import ParallelSGD
 from daskcnn.ps.rule import Local, View
 from daskcnn.ps.sgwu import SGWU
@@ -156,3 +157,36 @@ def parallel_sgd() -> Any:
 def _mean(ends: Any) -> float:
     pushes = [push(i, [end]) for i, end in enumerate(ends)]
     return float(ParallelSGD().merge(np.zeros(1), {}, pushes, view(0, [0] * len(ends))).center[0])
+
+
+def local_sgd() -> Any:
+    """One machine and four replicas on a noisy parabola, by the samples that all have seen together."""
+    figure, ax = panels()
+    sides = [
+        ("one machine", 1, None, GREY),
+        ("4 replicas, μ = 0", 4, 0.0, BLUE),
+        ("4 replicas, μ = 0.75", 4, 0.75, RED),
+    ]
+    for label, replicas, momentum, colour in sides:
+        rule = LocalSGD(outer_momentum=momentum)
+        seen = [replicas * 5 * meeting for meeting in range(1 + 800 // (replicas * 5))]
+        ax.plot(seen, _met(rule, replicas, meetings=len(seen) - 1, steps=5), color=colour, label=label)
+    ax.set(xlabel="minibatches of all together", ylabel="distance from the minimum", ylim=(0, None))
+    ax.set_title("Meetings after every 5 steps of each; mean of 400 trials")
+    ax.legend()
+    return figure
+
+
+def _met(rule: LocalSGD, replicas: int, meetings: int, steps: int) -> list[float]:
+    """The mean distance of the center from 0 in 400 trials, which are the numbers of one vector."""
+    rng, center, seen = np.random.default_rng(0), np.full(400, 4.0), view(0, [0] * replicas)
+    state, path = rule.init(center), [4.0]
+    for _ in range(meetings):
+        locals_ = [Local(center.copy(), center) for _ in range(replicas)]
+        for local in locals_:
+            for _ in range(steps):
+                local.weights -= 0.01 * (local.weights + rng.normal(0, 6, 400))
+        merge = rule.merge(center, state, [push(i, rule.payload(local)) for i, local in enumerate(locals_)], seen)
+        center, state = merge.center, merge.state
+        path.append(float(np.abs(center).mean()))
+    return path

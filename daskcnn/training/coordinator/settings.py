@@ -117,7 +117,7 @@ class Settings(RunSettings):
 
         workers, lr: those that are there at the start, and the job's learning rate.
         """
-        replicas, together = max(1, workers // self.replica_size), self.meets_within_rounds
+        replicas, together = max(1, workers // self.replica_size), self.steps_together
         if not together and self.rule.rate(2) == 1:
             return {}
         step_samples = self.batch_size * (replicas if together and not self.rule.shares_steps else 1)
@@ -145,10 +145,15 @@ class Settings(RunSettings):
         return self.rule.barrier and self.rule.period is not None
 
     @property
+    def steps_together(self) -> bool:
+        """True if they make the same number of steps between two meetings."""
+        return self.meets_within_rounds and not self.rule.steps_by_speed
+
+    @property
     def resizes_steps(self) -> bool:
         """True if the server changes the workers' minibatches within rounds, as their speeds change."""
-        alone, alike = self.replica_size == 1 and not self.peers, not self.rule.steps_by_speed
-        return alone and alike and self.meets_within_rounds and self.partitioner.adapts
+        alone = self.replica_size == 1 and not self.peers
+        return alone and self.steps_together and self.partitioner.adapts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
