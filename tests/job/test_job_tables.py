@@ -245,7 +245,10 @@ def test_a_section_is_a_table(section: str) -> None:
             ({"train": {"ema": 0.9, "strategy": "bsp"}, "rule": {"exchange": name}}, "train.ema = 0.9: the parameter")
             for name in ("asa", "asa16")
         ),
-        *(({"train": {"lookahead": {}, "strategy": name}}, "train.lookahead: ") for name in ("easgd", "downpour")),
+        *(
+            ({"train": {"lookahead": {}, "strategy": name}}, "train.lookahead: ")
+            for name in ("easgd", "downpour", "local-sgd")
+        ),
         (
             {"train": {"lookahead": {}, "strategy": "bsp"}, "rule": {"combine": "sum"}},
             "train.lookahead: strategy 'bsp'",
@@ -278,6 +281,7 @@ def test_keys_that_contradict_each_other_are_named(raw: dict[str, Any], words: s
         {"train": {"strategy": "sgwu", "ema": 0.99, "replica_size": 2}},
         {"train": {"optimizer": "adamw", "replica_size": 2, "decay_all": False, "rates": {"conv*": 0.1}}},
         {"train": {"lookahead": {"alpha": 0.8, "last": 0.2}}},
+        {"train": {"lookahead": {}, "strategy": "local-sgd"}, "rule": {"outer_momentum": 0.0}},
         {"train": {"schedule": {"name": "step", "every": 3, "factor": 0.5}}},
         {"train": {"schedule": {"name": "onecycle", "peak": 0.2, "final": 0.1, "warmup": 1.5}}},
     ],
