@@ -102,8 +102,8 @@ class LocalSGD(UpdateRule):
         gained, _ = weighted_sum([push.payload for push in pushes], parts)
         mean, _ = add_scaled(center, 1.0, gained)
         velocity, sane = gained, True
-        if state:
+        if _VELOCITY in state:
             velocity, sane = weighted_sum([state[_VELOCITY], gained], [momentum, 1.0])
-            state = {_VELOCITY: velocity}
         merged, finite = weighted_sum([center, gained, velocity], [1.0, lr, lr * momentum])
-        return Merge(merged, state, finite=sane and finite, mean=mean)
+        kept = {} if self.outer_momentum == 0.0 else {_VELOCITY: velocity}
+        return Merge(merged, kept, finite=sane and finite, mean=mean)

@@ -16,7 +16,11 @@ from tests.ps.split_here import SplitServer, WholeServer
 
 EMA, SIZE, ROUNDS = 0.3, 7, 6
 WORKERS = ("a", "b", "c")
-VARIANTS: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in RULES), ("downpour", {"server": "adagrad"})]
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in RULES),
+    ("downpour", {"server": "adagrad"}),
+    ("local-sgd", {"outer_momentum": 0.0}),
+]
 every_rule = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 
 
