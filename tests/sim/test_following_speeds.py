@@ -15,6 +15,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.nn import StepPace
 from daskcnn.partition.partitioner import IDPA
 from daskcnn.ps import Instruction, Push, Reply, Request
+from daskcnn.ps.local_sgd import PART
 from daskcnn.show.lines import describe
 from daskcnn.sim.cluster import SimulatedCluster, parse_cluster
 from daskcnn.sim.learners import LAYERS, Training, clusters_of_points
@@ -172,3 +173,15 @@ def test_a_step_is_still_that_of_one_machine_on_all_its_samples() -> None:
         labels = np.concatenate([one.labels, other.labels])
         alone.step(replace(one, x=np.concatenate([one.x, other.x], axis=2), labels=labels, keys=None), pace)
     np.testing.assert_allclose(watched.server.snapshot().center, alone.host_weights(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("bandwidth", [4e3, 4e4, 4e5])
+def test_local_sgd_meets_as_often_as_the_link_allows(bandwidth: float) -> None:
+    """From the second round on; steps are by speed, so that none waits for the other's."""
+    work = workload("local-sgd", partition="idpa", samples=40_000, batch_size=10, epochs=4, validation=0)
+    rounds = [each for each in of(RoundEnded, run(work, cluster(100, 300, bandwidth=bandwidth))[1]) if each.round]
+    assert len(rounds) == 6
+    for each in rounds:
+        whole = each.busy + each.wait + each.communication
+        assert each.wait < 0.04 * whole
+        assert 0.5 * PART < each.communication / whole <= PART
