@@ -366,6 +366,8 @@ class EpochEnded(Event):
     validation: Annotated[Judged | None, "The center on the validation samples."] = None
     samples_per_second: Annotated[NonNegativeFloat | None, "Samples trained on per second since then."] = None
     lr: Annotated[float | None, "The learning rate of the last step."] = None
+    noise_scale: Annotated[NonNegativeFloat | None, "Gradient noise scale in samples; none where unknown."] = None
+    noise_error: Annotated[NonNegativeFloat | None, "Standard error of `noise_scale`."] = None
     seconds: Annotated[NonNegativeFloat, "Seconds since the last such event."] = 0.0
     workers: Annotated[tuple[EpochWorker, ...], "A row per worker of a layer-sharded run."] = ()
 

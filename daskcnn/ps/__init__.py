@@ -7,6 +7,7 @@ from daskcnn.ps.agwu import AGWU
 from daskcnn.ps.bsp import BSP
 from daskcnn.ps.downpour import Downpour
 from daskcnn.ps.easgd import EASGD
+from daskcnn.ps.gradient_noise import NoiseScale
 from daskcnn.ps.local_sgd import LocalSGD
 from daskcnn.ps.messages import (
     CenterPart,
@@ -54,6 +55,7 @@ __all__ = [
     "Leave",
     "Local",
     "Merge",
+    "NoiseScale",
     "Pace",
     "ParameterServer",
     "Pull",

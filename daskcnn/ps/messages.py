@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy.typing as npt
 
 from daskcnn.frozen import frozen
+from daskcnn.ps.gradient_noise import NoiseScale
 
 Vector: TypeAlias = npt.NDArray[Any]
 """One-dimensional, on the host, in the center's dtype."""
@@ -134,7 +135,8 @@ class Reply:
     merge. staleness: versions between the push's base and the center that it was merged into. gamma: the rule's
     attenuation γ of the push; 1 where the rule has none. waited: seconds between the push and its merge. more, since:
     samples that the worker's minibatches have more from this step of its round on; 0 where nothing changes. ahead: the
-    weights from this number on were given by `CenterPart`s that hold; None: none of them.
+    weights from this number on were given by `CenterPart`s that hold; None: none of them. noise: of the gradients that
+    were merged so far, once it is known.
     """
 
     life: int
@@ -152,6 +154,7 @@ class Reply:
     more: int = 0
     since: int = 0
     ahead: int | None = None
+    noise: NoiseScale | None = None
 
 
 @frozen
@@ -187,7 +190,8 @@ class Snapshot:
     """All that a new server needs to go on. The arrays are never written again.
 
     state: the rule's (None: as before the first merge), and the center's average where one is kept (`average`).
-    merged, repeated: pushes so far, repeats answered. refused: how many for each reason.
+    merged, repeated: pushes so far, repeats answered. refused: how many for each reason. noise: what is known of the
+    gradients' noise (`gradient_noise`).
     """
 
     center: Vector = field(compare=False, repr=False)
@@ -197,3 +201,4 @@ class Snapshot:
     merged: int = 0
     repeated: int = 0
     refused: Mapping[str, int] = field(default_factory=dict)
+    noise: tuple[float, ...] = ()

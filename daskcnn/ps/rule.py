@@ -65,7 +65,8 @@ class Merge:
     finite: whether the rule has seen that center and state hold no NaN and no infinity; if not, the server looks.
     pace: `center` is the gradient of all pushes, and the server is to step by it. ahead: the center from this number on
     is as it was worked out before the pushes were complete. mean: of the weights, where `center` goes beyond it; what
-    layers keep besides parameters follows that.
+    layers keep besides parameters follows that. squares: squared norms of the pushed gradients and, last, of the merged
+    one; empty where they were not taken.
     """
 
     center: Vector
@@ -76,6 +77,7 @@ class Merge:
     pace: Pace | None = None
     ahead: int | None = None
     mean: Vector | None = None
+    squares: tuple[float, ...] = ()
 
 
 class UpdateRule(BaseModel, ABC):

@@ -22,6 +22,8 @@ A worker that leaves frees the pushes that wait for it. One that comes late begi
 Shares. Where all workers make each step together, `StepSharing` is told after each merge how long the workers took from
 the answers before it to their pushes. What it changes of their minibatches comes with the answers.
 
+Noise. Where gradients are merged, their squared norms tell how noisy they are (`gradient_noise`). The answers say so.
+
 Overflow. A merge of finite pushes that is not finite is not made: center, rule state, version and clocks stay as they
 are, and every push of it is refused with Code.FINITE, as a sum has no culprit. A round ends with the refusals: workers
 that joined late are given the center, and every refused worker may push its seq again.
@@ -35,6 +37,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
+from daskcnn.ps.gradient_noise import GradientNoise, NoiseScale
 from daskcnn.ps.messages import (
     CenterPart,
     Code,
@@ -131,6 +134,8 @@ class Sequencer:
     ) -> None:
         self._rule, self._vectors, self._life, self._version = rule, vectors, life, version
         self._sharing, self._answered = sharing, 0.0
+        self._noise = GradientNoise()
+        self._noise_scale: NoiseScale | None = None
         self._members: dict[str, _Joined] = {}
         self._late: dict[str, None] = {}  # an ordered set
         self._sessions: dict[str, int] = {}  # the highest ever seen, also of those that left
@@ -144,13 +149,16 @@ class Sequencer:
     def resume(self, snapshot: Snapshot) -> Self:
         """Go on counting from the snapshot. Returns this sequencer."""
         self._merged, self._repeated = snapshot.merged, snapshot.repeated
+        self._noise = GradientNoise.of(snapshot.noise)
+        self._noise_scale = self._noise.scale
         self._refused.update(snapshot.refused)
         return self
 
     def snapshot(self) -> Snapshot:
         """Everything that a new server needs. The vectors are shared, not copied."""
         center, state = self._vectors.kept()
-        return Snapshot(center, self._version, self._life, state, self._merged, self._repeated, dict(self._refused))
+        counted = self._merged, self._repeated, dict(self._refused)
+        return Snapshot(center, self._version, self._life, state, *counted, self._noise.kept())
 
     def handle(self, request: Request) -> list[Instruction]:
         """Take the request in. Returns the instructions that follow from it, in order."""
@@ -286,6 +294,9 @@ class Sequencer:
                 continue
             before, self._version = self._version, self._version + 1
             self._merged += len(batch)
+            if merge.squares:
+                self._noise.met([push.n_samples for push in batch], merge.squares)
+                self._noise_scale = self._noise.scale
             changed = self._shared(batch, at)
             instructions += [self._answer(push, merge, before, at, changed) for push in batch]
         return instructions
@@ -329,6 +340,7 @@ class Sequencer:
             max(0.0, at - push.at),
             *((0, 0) if changed is None else (changed.more[worker], changed.since)),
             merge.ahead,
+            self._noise_scale,
         )
         return reply
 

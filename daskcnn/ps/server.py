@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from daskcnn.ps.average import AVERAGE, following
+from daskcnn.ps.gradient_noise import added_up, takes_norms
 from daskcnn.ps.messages import Objection, Pace, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Sequencer, StepSharing, Vectors
@@ -22,6 +23,10 @@ from daskcnn.ps.vectors import all_finite, cut_state, misfit, whole_vector, with
 
 class Steps(Protocol):
     """The optimizer's steps of the center, or of a range of it. All arrays that it returns are new ones."""
+
+    @property
+    def parameters(self) -> int:
+        """The numbers that are stepped by gradients. They come first."""
 
     @property
     def splits(self) -> bool:
@@ -106,7 +111,8 @@ class CenterRange(Vectors):
         steps = self._steps if whole or self._steps_of is None else self._steps_of(lo, hi)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             merge = self._rule.merge(center, state, pushes, view)
-            merge = merge if steps is None else _stepped(center, state, merge, steps)
+            if steps is not None:
+                merge = _stepped(center, state, _normed(merge, pushes, view, steps.parameters), steps)
         if merge.mean is not None:
             for place in self._besides if whole else within(self._besides, lo, hi):
                 merge.center[place] = merge.mean[place]
@@ -168,7 +174,16 @@ def _key(pushes: Sequence[Push], view: View) -> object:
 def _joined(parts: Sequence[Merge], ahead: int) -> Merge:
     """The merge of the whole center that these are the parts of."""
     state = {name: whole_vector(name, [part.state[name] for part in parts]) for name in parts[0].state}
-    return replace(parts[0], center=np.concatenate([part.center for part in parts]), state=state, ahead=ahead)
+    whole: dict[str, Any] = {"center": np.concatenate([part.center for part in parts]), "state": state}
+    return replace(parts[0], **whole, ahead=ahead, squares=added_up([part.squares for part in parts]))
+
+
+def _normed(merge: Merge, pushes: Sequence[Push], view: View, parameters: int) -> Merge:
+    """The merge of gradients, at some meetings with their squared norms."""
+    if merge.pace is None or len(pushes) < 2 or not takes_norms(view.version):
+        return merge
+    gradients = [vector[:parameters] for vector in (*(push.payload for push in pushes), merge.center)]
+    return replace(merge, squares=tuple(float(np.vdot(each, each)) for each in gradients))
 
 
 def _stepped(center: Vector, state: RuleState, merge: Merge, steps: Steps) -> Merge:

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from daskcnn.ps.gradient_noise import added_up
 from daskcnn.ps.messages import Code, Objection, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Vectors
@@ -137,10 +138,11 @@ RangeOrder: TypeAlias = MergeOrder | SettleOrder | HandOrder | KeepOrder | Forge
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A range's opinion of a merge. finite: whether its part would be. gamma: the rule's γ of each push."""
+    """A range's opinion of a merge. finite: whether its part would be. gamma, squares: the merge's."""
 
     finite: bool
     gamma: Mapping[str, float] = field(default_factory=dict)
+    squares: tuple[float, ...] = ()
 
 
 # --- beside the sequencer ---
@@ -185,7 +187,7 @@ class SplitCenter(Vectors):
             replies = dict.fromkeys((push.worker for push in pushes), self._nothing)
             return Merge(self._nothing, replies=replies, gamma=votes[0].gamma)
         weights: Any = StoredVector(settled.number)
-        return Merge(weights, gamma=votes[0].gamma)
+        return Merge(weights, gamma=votes[0].gamma, squares=added_up([vote.squares for vote in votes]))
 
     def ahead(self, lo: int, hi: int, pushes: Sequence[Push], view: View) -> Vector | None:
         """None: pushes are staged whole."""
@@ -361,7 +363,7 @@ class OrderedRange:
         pushes = [replace(push, payload=piece) for push, piece in zip(order.pushes, pieces, strict=True)]
         merge = self._range.proposed(pushes, order.view)
         self._proposed = order, merge
-        self._voted = order.number, Vote(merge is not None, merge.gamma if merge else {})
+        self._voted = order.number, Vote(True, merge.gamma, merge.squares) if merge else Vote(False)
 
     def _settle(self, order: SettleOrder) -> None:
         assert self._proposed is not None, "no merge was worked out"

@@ -22,6 +22,7 @@ from daskcnn.nn.optimizers import OWN
 from daskcnn.nn.score import Score
 from daskcnn.partition import Allocation
 from daskcnn.ps.average import TRAINED
+from daskcnn.ps.gradient_noise import NOISE, NOISE_SIZE
 from daskcnn.runs.checkpoint import Check, Checkpoint, Header
 from daskcnn.store import Described
 from daskcnn.store.image_facts import Facts
@@ -231,6 +232,8 @@ def _check_rule_state(path: Path | None, found: Mapping[str, Any], job: Job, lay
         steps = center_descent_of(job, layout)
         if steps is not None and (not found or any(name.startswith(OWN) for name in found)):
             wanted |= steps.begin(np.zeros(layout.size, layout.dtype))
+            if NOISE in found:  # once workers have met
+                wanted[NOISE] = np.empty(NOISE_SIZE)
     if found and set(found) != set(wanted):
         names = ", ".join(sorted(wanted)) or "nothing"
         reason = f"it keeps {', '.join(sorted(found)):.80} for the update rule, {job.train.strategy!r} keeps {names}"

@@ -56,6 +56,7 @@ class Board:
     samples_per_second: float | None = None
     seconds_per_step: float | None = None
     lr: float | None = None
+    noise_scale: float | None = None
     asynchronous: bool = False
     workers: dict[str, WorkerLine] = field(default_factory=dict)
     _divided: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -168,6 +169,7 @@ class Board:
     def _epoch(self, event: events.EpochEnded) -> None:
         self.step, self.loss, self.accuracy = event.step, event.loss, event.accuracy
         self.samples_per_second, self.lr = event.samples_per_second, event.lr
+        self.noise_scale = event.noise_scale
         self.epochs = event.epochs or self.epochs
         if event.validation:
             accuracy, loss = event.validation.accuracy, event.validation.loss

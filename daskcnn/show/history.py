@@ -73,6 +73,7 @@ class EvaluationRow:
     """An evaluation of the center. loss, accuracy: of training since the last evaluation.
 
     judged: validation samples, if they are a part of those set apart. validation_error: standard error of the accuracy.
+    noise_scale, noise_error: the gradient noise scale in samples, and its standard error.
 
     rounds: made until then, the mean of the workers; moved: bytes of all rounds until then, also of those made again.
     """
@@ -90,6 +91,8 @@ class EvaluationRow:
     judged: int | None = None
     validation_error: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict, hash=False)
+    noise_scale: float | None = None
+    noise_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +273,8 @@ class History:
                 judged=judged.samples,
                 validation_error=judged.error,
                 metrics=judged.metrics,
+                noise_scale=event.noise_scale,
+                noise_error=event.noise_error,
             )
         )
         self.epoch = event.epoch

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from daskcnn import events
 from daskcnn.errors import told
-from daskcnn.show.text import clean, count, duration, measured, number, percent, plural, size
+from daskcnn.show.text import clean, count, duration, measured, noise_text, number, percent, plural, size
 
 WARNINGS = (events.Warned, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut)
 """Events that are shown where nothing but warnings is."""
@@ -92,6 +92,7 @@ def _epoch(e: events.EpochEnded) -> str:
         _validation(e.validation) if e.validation else "",
         f"{count(e.samples_per_second)} images/s",
         f"lr {number(e.lr)}",
+        "" if e.noise_scale is None else f"noise scale {noise_text(e.noise_scale, e.noise_error)}",
         duration(e.seconds),
     ]
     return "  ".join(filter(None, parts))

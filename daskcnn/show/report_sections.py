@@ -43,7 +43,9 @@ def sections(
         Section("workers", "workers", table=text_table(workers, _WORKERS, most=most, worker=one)),
         Section("pushes", "pushes", table=text_table(pushing, _PUSHES, most=most, worker=one)),
         Section("balance", "balance", table=balance),
-        Section("costs", "", facts=(*_waiting(report), *_traffic(report.traffic), *_server(report.server))),
+        Section(
+            "costs", "", facts=(*_waiting(report), *_traffic(report.traffic), *_server(report.server), *_noise(report))
+        ),
         Section("sharding", "sharding", table=_sharding(report)),
         Section("accuracy", "loss" if losses else "accuracy", table=looks),
         *([Section("rounds", "rounds", table=made)] if rounds else []),
@@ -179,6 +181,7 @@ _LOOKS: list[Column[EvaluationRow]] = [
     _field("validation accuracy", "validation_accuracy", percent),
     _field("standard error", "validation_error", percent),
     _field("AUC", "auc", "{:.3f}".format),
+    _field("noise scale", "noise_scale", count),
 ]
 _NOTES: list[Column[Note]] = [_field("time", "at", duration), _field("trouble", "text", str)]
 _ROUNDS: list[Column[RoundRow]] = [
@@ -234,6 +237,18 @@ def _server(counted: Counted | None) -> Lines:
     reasons = ", ".join(f"{reason} {count(n)}" for reason, n in sorted(counted.refused.items()))
     refused = f"{count(sum(counted.refused.values()))} events refused ({reasons})" if reasons else "none refused"
     return (("server", f"{count(counted.merged)} pushes merged, {count(counted.repeated)} repeated, {refused}"),)
+
+
+def _noise(report: RunReport) -> Lines:
+    """The gradient noise scale that was known last, and what a step gains by it (McCandlish et al., section 2.2)."""
+    last = next((look for look in reversed(report.looks) if look.noise_scale is not None), None)
+    if last is None or last.noise_scale is None:
+        return ()
+    scale, gain = texts.noise_text(last.noise_scale, last.noise_error), ""
+    if step := report.start.step_samples:
+        share = percent(step / (step + last.noise_scale))
+        gain = f"; steps of {count(step)} gain up to {share} of what steps without noise would"
+    return (("gradient noise", f"scale {scale} samples{gain}"),)
 
 
 def _sharding(report: RunReport) -> texts.TextTable:

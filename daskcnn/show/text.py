@@ -84,6 +84,11 @@ def count(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) < 10 and value != int(value) else f"{value:,.0f}"
 
 
+def noise_text(scale: float, error: float | None) -> str:
+    """Return a gradient noise scale with its standard error: '1,250 ± 90'."""
+    return count(scale) if error is None else f"{count(scale)} ± {count(error)}"
+
+
 def shard_texts(kernels: Mapping[str, int], divided: Mapping[str, str], of: Mapping[str, int]) -> dict[str, str]:
     """Return a worker's part of each layer: its kernels, or its share of the samples where those are divided."""
     return {

@@ -52,7 +52,7 @@ from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.partition.step_shares import StepSizes
-from daskcnn.ps import Local, Pace, Reply, UpdateRule, Vector
+from daskcnn.ps import Local, NoiseScale, Pace, Reply, UpdateRule, Vector
 from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.round_report import RoundReport
@@ -187,6 +187,7 @@ class _Tally:
     q_samples: int = 0
     judged: int = 0
     center: Score | None = None
+    noise: NoiseScale | None = None
 
 
 class ReplicaExchange:
@@ -350,6 +351,7 @@ class ReplicaExchange:
             tally.center,
             optimizer,
             sizes=tally.sizes,
+            noise=tally.noise,
         )
 
     def give_up(self) -> None:
@@ -400,10 +402,9 @@ class ReplicaExchange:
             self._via.adopt(self.local, brought, reply.version)
             tally.pushes += 1
             tally.wait += reply.waited
-            tally.gamma = reply.gamma
+            tally.gamma, tally.noise, tally.version = reply.gamma, reply.noise, reply.version
             if reply.staleness > tally.staleness:
                 tally.staleness = reply.staleness
-            tally.version = reply.version
             if tally.sizes is not None:
                 tally.sizes.change(reply.since, reply.more)
         if pull:

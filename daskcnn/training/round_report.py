@@ -9,6 +9,7 @@ from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.partition.step_shares import StepSizes
+from daskcnn.ps import NoiseScale
 
 _OF_ROUND = ("worker", "round")
 
@@ -34,6 +35,7 @@ class RoundReport(NamedTuple):
     optimizer : The optimizer's state on the host.
     members : Costs of each worker of a group.
     sizes : Minibatches of a round in which they may have changed; None: as it began.
+    noise : The gradients' noise scale, by the last reply that knew it.
     """
 
     round: Round
@@ -58,6 +60,7 @@ class RoundReport(NamedTuple):
     optimizer: OptimizerState | None
     members: tuple[GroupMember, ...] = ()
     sizes: StepSizes | None = None
+    noise: NoiseScale | None = None
 
     @property
     def worker(self) -> str:

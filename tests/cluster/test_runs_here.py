@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
-from daskcnn.errors import Diverged, Interrupted
+from daskcnn.errors import DataError, Diverged, Interrupted
 from daskcnn.events import EpochEnded, GroupsFormed, KernelsSharded, RoundEnded, SamplesAllocated, Warned
-from daskcnn.job.network import layout_of
+from daskcnn.job.network import layout_of, optimizer_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.ps import RULES, Join, ParameterServer, Pull, Push
+from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.ps.vectors import cast
+from daskcnn.runs.state import to_checkpoint, to_state
 from daskcnn.store import Dataset
 from daskcnn.training import judging
 from daskcnn.training.coordinator.evaluations import guessing_on
@@ -389,6 +391,35 @@ def test_what_a_rule_keeps_on_the_server_comes_back(dataset: Dataset) -> None:
     assert before.any()
     assert (after >= before).all()
     assert (after > before).any()
+
+
+def test_the_noise_of_gradients_is_logged_and_comes_back(dataset: Dataset) -> None:
+    """From a checkpoint too."""
+    job = job_of("bsp", train={"epochs": 6, "batch_size": 50, "lr": 1e-6, "optimizer": "adamw"})
+    whole = RunHere(job, dataset, 2)
+    whole.train()
+    first = RunHere(job, dataset, 2, interrupted_after=4)
+    with pytest.raises(Interrupted):
+        first.train()
+    layout, vectors = Replica(job, dataset, Device(), clock=lambda: 0.0).layout, optimizer_of(job).vectors
+    kept = to_checkpoint(first.saved[-1], layout, dataset, 1.0, vectors)
+    again = RunHere(job, dataset, 2)
+    again.train(to_state(kept, job))
+    looks, after = (
+        np.array([(event.noise_scale, event.noise_error) for event in run.of(EpochEnded)], float)
+        for run in (whole, again)
+    )
+    assert (looks[2:, 0] > looks[2:, 1]).all()
+    np.testing.assert_allclose(after, looks[-len(after) :], rtol=1e-3)
+    damaged = {f"rule:{NOISE}": kept.arrays[f"rule:{NOISE}"][:-1]}
+    with pytest.raises(DataError, match=NOISE):
+        to_state(replace(kept, arrays={**kept.arrays, **damaged}), job)
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
+def test_rules_that_merge_no_gradients_log_no_noise(dataset: Dataset, strategy: str) -> None:
+    _, run = trained(job_of(strategy), dataset, 2)
+    assert not any("noise_scale" in event.record() for event in run.of(EpochEnded))
 
 
 @pytest.mark.parametrize("course", ["sgwu", "asa", "asa16", "groups"])

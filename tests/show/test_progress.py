@@ -262,6 +262,13 @@ def test_a_plain_run_is_a_line_an_epoch_and_what_is_out_of_the_ordinary() -> Non
     ]
 
 
+def test_a_known_noise_scale_is_shown() -> None:
+    known = epoch(noise_scale=1200.4, noise_error=35.2)
+    (line,) = plain(known)
+    assert "  noise scale 1,200 ± 35  " in line
+    assert "noise scale 1,200 " in Screen().show(*data_parallel()[:-1], known)
+
+
 def test_an_epoch_without_validation_leaves_it_out() -> None:
     (line,) = plain(epoch(validation=None, epoch=4.0))
     assert "validation" not in line

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from daskcnn.documents import jsonable
 from daskcnn.errors import DataError
 from daskcnn.show.renderers.run_text import format_report
+from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import UNFINISHED, RunReport, StepParts
 from tests.show.run_events import (
     Event,
@@ -158,6 +159,16 @@ def test_every_server_of_a_run_has_its_last_word_on_what_it_merged_and_refused()
     assert (report.server.merged, report.server.repeated) == (21, 3)
     assert report.server.refused == {"finite": 3, "seq": 1}
     assert tables(data_parallel()).server is None
+
+
+def test_the_noise_that_was_known_last_is_told_with_what_a_step_gains_by_it() -> None:
+    noise = {"noise_scale": 1200.4, "noise_error": 35.2}
+    log = [start(step_samples=300), lap("w0", 0), epoch(**noise), epoch(epoch=4.0, step=1500)]
+    (line,) = [line for part in sections(tables(log)) for line in part.facts if line[0] == "gradient noise"]
+    assert line[1] == "scale 1,200 ± 35 samples; steps of 300 gain up to 20.0 % of what steps without noise would"
+    assert [(look.noise_scale, look.noise_error) for look in tables(log).looks] == [(1200.4, 35.2), (None, None)]
+    silent = [start(), lap("w0", 0), epoch()]
+    assert "noise" not in str(sections(tables(silent)))
 
 
 # --- workers ---

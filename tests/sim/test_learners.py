@@ -12,12 +12,14 @@ from daskcnn.arrays import Device
 from daskcnn.events import EpochEnded, Event, RoundEnded
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
+from daskcnn.nn import StepPace
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.ps.average import AVERAGE
 from daskcnn.ps.server import Steps
 from daskcnn.sim.learners import LAYERS, Learner, Learnt, Training, clusters_of_points
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
+from daskcnn.store import BatchPlan, batches
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica
 from tests.sim.sim_cases import WITHIN, cluster, of, run, workload
@@ -82,6 +84,24 @@ def test_the_average_of_the_center_is_judged(name: str) -> None:
     average = (snapshot.state or {})[AVERAGE]
     found = replica_of(job).evaluate(dataset.train, SAMPLES, SAMPLES + JUDGED, weights=average)
     assert of(EpochEnded, events)[-1].validation.loss == pytest.approx(found.loss, rel=1e-5)
+
+
+def test_unequal_workers_find_the_noise_of_a_network_s_single_gradients() -> None:
+    """At a learning rate so low that the network stays as it is. The samples stand for all that there could be."""
+    train = {"strategy": "bsp", "epochs": 20, "batch_size": 32, "lr": 1e-9}
+    job = resolve({"data": {"validation": JUDGED}, "model": {"layers": LAYERS}, "train": train})
+    replica, single = replica_of(job), []
+    with batches(dataset, dataset.train, BatchPlan(((0, SAMPLES),), 1, seed=0), "float32") as ready:
+        for batch in ready:
+            replica.step(batch, StepPace(0.0), descends=False)
+            single.append(replica.gradients[: replica.layout.parameter_size].astype(float))
+    mean, trace = np.mean(single, axis=0), np.var(single, axis=0, ddof=1).sum()
+    expected = trace / (mean @ mean - trace / SAMPLES)
+    _, events = trained(job, 100.0, 300.0)
+    assert {event.samples > SAMPLES / 2 for event in of(RoundEnded, events)} == {True, False}  # of unequal parts
+    last = of(EpochEnded, events)[-1]
+    assert last.noise_error < 0.2 * expected
+    assert abs(last.noise_scale - expected) < 2 * last.noise_error
 
 
 @every

@@ -164,7 +164,7 @@ class Facts(RuleBasedStateMachine):
         self.version += data.draw(st.integers(0, 3))
         waited, staleness = data.draw(st.floats(0, 2)), data.draw(st.integers(0, 5))
         self.center = np.array([data.draw(st.integers(-9, 9)), 1.0])
-        change = {"more": data.draw(st.integers(0, 3)), "since": self.stop.step + LAG}
+        change: dict[str, Any] = {"more": data.draw(st.integers(0, 3)), "since": self.stop.step + LAG}
         self.last_reply = Reply(
             0, "a", 1, 1, self.center, self.version, 0, staleness=staleness, gamma=0.5, waited=waited, **change
         )

@@ -19,6 +19,7 @@ from daskcnn.cluster.worker.tasks import join_run, train_round
 from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.ps.average import exchanged
+from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.round_report import RoundReport
@@ -142,7 +143,9 @@ class ServerExchange:
         if order.moved:
             context.workers.new_host()
         center, rule_state = exchanged(state.weights, dict(state.rule_state))
-        snapshot = Snapshot(center, version=state.step, life=order.life - 1, state=rule_state or None)
+        noise = tuple(map(float, rule_state.pop(NOISE, ())))
+        kept: dict[str, Any] = {"state": rule_state or None, "noise": noise}
+        snapshot = Snapshot(center, version=state.step, life=order.life - 1, **kept)
         self._hosted = host_server(context, self._rule, snapshot, life=order.life)
         context.workers.hosts = self._hosted.hosts
         return context.workers.members.server.name

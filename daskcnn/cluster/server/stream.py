@@ -26,7 +26,7 @@ from distributed.protocol import to_serialize
 
 from daskcnn.cluster.link.streams import TURN, Refused, Serve, Stream, open_stream, take_streams
 from daskcnn.errors import PushRefused
-from daskcnn.ps import CenterPart, Code, Pull, Push, PushPart, Refuse, Reply, Vector
+from daskcnn.ps import CenterPart, Code, NoiseScale, Pull, Push, PushPart, Refuse, Reply, Vector
 
 Stopped: TypeAlias = Callable[[], bool]
 Answer: TypeAlias = Reply | Refuse | ConnectionError
@@ -41,11 +41,12 @@ _PUSH, _PULL, _REPLY, _REFUSAL, _LOST, _PULL_AVERAGE, _PUSH_PART, _CENTER_PART =
 _PUSHED: Final = ("life", "session", "seq", "base_version", "n_samples", "step", "ticket", "accuracy")
 _REQUEST: Final = struct.Struct("<qqqqqqqqdddq")  # the kind, these fields, the pace or NaN, and the vector's numbers
 _NO_PACE: Final = (math.nan, math.nan)
+_NO_NOISE: Final = NoiseScale(math.nan, math.nan)
 _REPLIED: Final = (
     "life", "session", "seq", "version", "base_version", "staleness", "n_samples", "more", "since", "gamma",
     "accuracy", "waited",
 )  # fmt: skip
-_ANSWER: Final = struct.Struct("<qqqqqqqqqqdddq")  # the kind, these fields, the vector's numbers or a reason's bytes
+_ANSWER: Final = struct.Struct("<qqqqqqqqqqdddddq")  # kind, these fields, noise or NaN, a vector's or reason's size
 _REASON = 1 << 16  # bytes
 
 
@@ -130,12 +131,13 @@ def reply_parts(reply: Reply, given: int | None = None) -> list[Any]:
     """
     holds = given is not None and reply.ahead is not None and reply.ahead <= given
     weights = np.ascontiguousarray(reply.weights[:given] if holds else reply.weights)
-    return [_ANSWER.pack(_REPLY, *[getattr(reply, name) for name in _REPLIED], len(weights)), weights]
+    fields = [getattr(reply, name) for name in _REPLIED]
+    return [_ANSWER.pack(_REPLY, *fields, *(reply.noise or _NO_NOISE), len(weights)), weights]
 
 
 def center_part_buffers(part: CenterPart, values: Vector) -> list[Any]:
     """Return the buffers of a part of the center. values: its own, as they go over the wire."""
-    rest = (0,) * (len(_REPLIED) - 3)
+    rest = *(0,) * (len(_REPLIED) - 3), *_NO_NOISE
     return [_ANSWER.pack(_CENTER_PART, 0, part.session, part.seq, *rest, len(values)), np.ascontiguousarray(values)]
 
 
@@ -143,7 +145,7 @@ def refusal_parts(refused: Refuse | Exception) -> list[Any]:
     """Return the buffers of a refusal, or of the news that no answer will come."""
     known = isinstance(refused, Refuse)
     reason = (f"{refused.code}\n{refused.reason}" if isinstance(refused, Refuse) else str(refused)).encode()[:_REASON]
-    return [_ANSWER.pack(_REFUSAL if known else _LOST, *(0,) * len(_REPLIED), len(reason)), reason]
+    return [_ANSWER.pack(_REFUSAL if known else _LOST, *(0,) * len(_REPLIED), *_NO_NOISE, len(reason)), reason]
 
 
 def read_answer(stream: Stream, request: Push | Pull, length: int, wire: np.dtype[Any], stopped: Stopped) -> Reply:
@@ -154,7 +156,7 @@ def read_answer(stream: Stream, request: Push | Pull, length: int, wire: np.dtyp
     weights, lo = np.empty(length, wire), length
     head = bytearray(_ANSWER.size)
     stream.receive(head, stopped)
-    kind, *fields, size = _ANSWER.unpack(head)
+    kind, *fields, scale, error, size = _ANSWER.unpack(head)
     while kind == _CENTER_PART and 0 < size <= length:
         of_this = fields[1:3] == [request.session, request.seq]  # not of a push that was given up
         if of_this and size >= lo:
@@ -162,7 +164,7 @@ def read_answer(stream: Stream, request: Push | Pull, length: int, wire: np.dtyp
         stream.receive(weights[lo - size : lo] if of_this else np.empty(size, wire), stopped)
         lo -= size if of_this else 0
         stream.receive(head, stopped)
-        kind, *fields, size = _ANSWER.unpack(head)
+        kind, *fields, scale, error, size = _ANSWER.unpack(head)
     if kind in (_REFUSAL, _LOST) and 0 <= size <= _REASON:
         words = bytearray(size)
         stream.receive(words, stopped)
@@ -174,6 +176,7 @@ def read_answer(stream: Stream, request: Push | Pull, length: int, wire: np.dtyp
         raise ConnectionError(f"an answer of kind {kind} with {size} numbers: the center has {length}")
     stream.receive(weights[:size], stopped)
     named: dict[str, Any] = dict(zip(_REPLIED, fields, strict=True))
+    named["noise"] = None if math.isnan(scale) else NoiseScale(scale, error)
     return Reply(worker=request.worker, weights=weights if size else weights[:0], **named)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from daskcnn.cluster.groups.replicas import GroupReplicas
 from daskcnn.cluster.layers.task_context import OutOfStep
 from daskcnn.cluster.peers.meetings import PeerExchange
@@ -19,6 +21,7 @@ from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights
 from daskcnn.nn import OptimizerState
 from daskcnn.ps.average import exchanged
+from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.ps.messages import Code
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
@@ -115,6 +118,8 @@ class DataParallel:
         self._count(snapshot)
         optimizers = {name: self._optimizers[name] for name in order.replicas if name in self._optimizers}
         weights, rule_state = exchanged(snapshot.center, snapshot.state or {})
+        if snapshot.noise:
+            rule_state[NOISE] = np.array(snapshot.noise)
         self.state = TrainingState(
             snapshot.version, order.epoch, weights, optimizers, order.book, order.validation, rule_state
         )

@@ -15,6 +15,7 @@ from daskcnn.job.network import reconstructs, training_samples
 from daskcnn.job.tables import Job
 from daskcnn.nn.losses import USUAL
 from daskcnn.nn.score import Score
+from daskcnn.ps import NoiseScale
 from daskcnn.store import Dataset
 from daskcnn.training.round_report import RoundReport
 
@@ -147,7 +148,9 @@ class Evaluation:
         """True if the center was judged on all validation samples, or a simulation knows no score."""
         return not 0 < self.center.samples < self.validation
 
-    def event(self, *, epoch: float, epochs: float, step: int, lr: float | None) -> EpochEnded:
+    def event(
+        self, *, epoch: float, epochs: float, step: int, lr: float | None, noise: NoiseScale | None = None
+    ) -> EpochEnded:
         """Return the event that is logged."""
         trained = self.trained.judged
         return EpochEnded(
@@ -160,6 +163,7 @@ class Evaluation:
             samples_per_second=self.samples / self.seconds if self.seconds else 0.0,
             lr=lr,
             seconds=self.seconds,
+            **({} if noise is None else {"noise_scale": noise.scale, "noise_error": noise.error}),
         )
 
 

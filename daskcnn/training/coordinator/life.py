@@ -384,7 +384,7 @@ class Life:
             self._out.log(report.event(records.epoch(rounds)))
         round_ended = not rounds.running if self._barrier else judged
         if round_ended and records.evaluations.judged:
-            records.evaluated(report.lr, rounds, self.number, now)
+            records.evaluated(report, rounds, self.number, now)
 
     # --- a replica is lost ---
 

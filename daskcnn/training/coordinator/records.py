@@ -14,6 +14,7 @@ from daskcnn.training.coordinator.evaluations import Divergence, Evaluations
 from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.judging import Judging
+from daskcnn.training.round_report import RoundReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,15 @@ class Records:
         """Return the presentations a sample so far."""
         return rounds.done / self._settings.samples
 
-    def evaluated(self, lr: float | None, rounds: Rounds, life: int, now: float) -> None:
-        """Log the center's score after a synchronous round, or an epoch; save a checkpoint if due."""
+    def evaluated(self, report: RoundReport, rounds: Rounds, life: int, now: float) -> None:
+        """Log the center's score after a synchronous round, or an epoch; save a checkpoint if due.
+
+        report: of the replica that ended it.
+        """
         found, better = self.evaluations.end_interval(now)
         epoch, settings = self.epoch(rounds), self._settings
-        self._out.log(found.event(epoch=epoch, epochs=settings.epochs, step=self.version, lr=lr))
+        of_run: dict[str, Any] = {"epoch": epoch, "epochs": settings.epochs, "step": self.version}
+        self._out.log(found.event(**of_run, lr=report.lr, noise=report.noise))
         steps = rounds.done / (settings.batch_size * (1 if settings.rule.shares_steps else len(rounds.seconds)))
         if told := self.evaluations.guesses(found, settings.guess, epoch=epoch, steps=steps):
             self._out.warn(told)
