@@ -26,7 +26,9 @@ variance of all unbiased estimates where errors are Gaussian. With equal workers
 the squared norms, so those of a vector's ranges may be added up.
 
 Smoothing. Numerator and denominator are averaged over meetings each by itself, as a mean of quotients would be biased.
-The error is that of a quotient of two means, by the spread of the single estimates and by their covariance.
+Gradients shrink by orders of magnitude in a run, and the large ones of its beginning would outweigh all later ones. So
+both are divided by what |g|² was in the meetings before, which does not depend on the noise of this one. The error is
+that of a quotient of two means, by the spread of the single estimates and by their covariance.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ _EVERY: Final = 4
 """Meetings from one whose norms are taken to the next, after those."""
 _NEWEST: Final = 1 / _FIRST
 """The least part of the averages that the newest estimate makes up. Fewer than these all count alike."""
+_NEWEST_SIZE: Final = 0.1
+"""The same of the average of |g|², by which estimates are divided."""
 _KNOWN: Final = 2.0
 """Standard errors by which |G|² has to be above 0 before the scale is known."""
 NOISE: Final = "gradient.noise"
@@ -80,11 +84,13 @@ def added_up(parts: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
 class GradientNoise:
     """The smoothed estimates.
 
-    count: meetings so far. part: Σ of the squares of their parts in the averages. square, trace: averages of the
-    estimates of |G|² and tr(Σ); spread, covariance, trace_spread: their variances and covariance, about the averages.
+    count: meetings so far. size: average of |g|². part: Σ of the squares of the meetings' parts in the other averages.
+    square, trace: averages of the estimates of |G|² and tr(Σ), each in the size before it; spread, covariance,
+    trace_spread: their variances and covariance, about the averages.
     """
 
     count: float = 0.0
+    size: float = 0.0
     part: float = 0.0
     square: float = 0.0
     trace: float = 0.0
@@ -103,10 +109,14 @@ class GradientNoise:
 
     def met(self, samples: Sequence[int], squares: Sequence[float]) -> None:
         """Take in a meeting of two workers or more: `estimates` says by which numbers."""
-        if not math.isfinite(sum(each * each for each in squares)):  # no spread can be told
+        unit = self.size or squares[-1]
+        if not (
+            unit > 0 and math.isfinite(sum(each / unit * each / unit for each in squares))
+        ):  # no spread can be told
             return
-        square, trace = estimates(samples, squares)
+        square, trace = estimates(samples, [each / unit for each in squares])
         self.count += 1
+        self.size += max(1 / self.count, _NEWEST_SIZE) * (squares[-1] - self.size)
         new = max(1 / self.count, _NEWEST)
         old, off, trace_off = 1 - new, square - self.square, trace - self.trace
         self.part = old * old * self.part + new * new

@@ -155,11 +155,12 @@ def test_gradients_without_noise_have_a_scale_of_nothing() -> None:
     assert found.scale == pytest.approx((0.0, 0.0), abs=1e-12)
 
 
-def test_it_follows_a_scale_that_grows() -> None:
+@pytest.mark.parametrize("shrunk", [1.0, 1e-3])
+def test_it_follows_a_scale_that_grows_while_gradients_shrink(shrunk: float) -> None:
     found, rng = GradientNoise(), np.random.default_rng(0)
-    for times in (1.0, 0.25):
+    for times, size in ((1.0, 1.0), (0.25, shrunk)):
         for _ in range(500):
-            own = [g + (times - 1) * GRADIENT for g in gradients([500, 900], rng)]
+            own = [size * (g + (times - 1) * GRADIENT) for g in gradients([500, 900], rng)]
             found.met([500, 900], squares(own, [500, 900]))
     assert found.scale is not None
     assert abs(found.scale.scale - 16 * SCALE) < 3 * found.scale.error
