@@ -248,7 +248,7 @@ def _noise(report: RunReport) -> Lines:
     if step := report.start.step_samples:
         share = percent(step / (step + last.noise_scale))
         gain = f"; steps of {count(step)} gain up to {share} of what steps without noise would"
-    return (("gradient noise", f"scale {scale} samples{gain}"),)
+    return (("noise", f"gradient noise scale {scale} samples{gain}"),)
 
 
 def _sharding(report: RunReport) -> texts.TextTable:

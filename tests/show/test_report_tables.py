@@ -164,8 +164,10 @@ def test_every_server_of_a_run_has_its_last_word_on_what_it_merged_and_refused()
 def test_the_noise_that_was_known_last_is_told_with_what_a_step_gains_by_it() -> None:
     noise = {"noise_scale": 1200.4, "noise_error": 35.2}
     log = [start(step_samples=300), lap("w0", 0), epoch(**noise), epoch(epoch=4.0, step=1500)]
-    (line,) = [line for part in sections(tables(log)) for line in part.facts if line[0] == "gradient noise"]
-    assert line[1] == "scale 1,200 ± 35 samples; steps of 300 gain up to 20.0 % of what steps without noise would"
+    (line,) = [line for part in sections(tables(log)) for line in part.facts if line[0] == "noise"]
+    assert line[1] == (
+        "gradient noise scale 1,200 ± 35 samples; steps of 300 gain up to 20.0 % of what steps without noise would"
+    )
     assert [(look.noise_scale, look.noise_error) for look in tables(log).looks] == [(1200.4, 35.2), (None, None)]
     silent = [start(), lap("w0", 0), epoch()]
     assert "noise" not in str(sections(tables(silent)))
