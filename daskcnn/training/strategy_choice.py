@@ -1,0 +1,301 @@
+"""The choice of a strategy by its expected seconds a sample, from measured workers and links. No clock, no I/O.
+
+A step of n samples takes a worker f + c·n seconds (Cannikin): on a GPU nearly all of it is f. The workers of a step
+share its samples so that all take equally long, T, and meet:
+
+    T + overhead + 2 · max_i(latency_i + V / min(bandwidth_i, server's / k)) + k · merge,
+
+of k workers that move V bytes each way. That is `daskcnn.sim`'s meeting. A worker by itself exchanges nothing. Whoever
+makes steps of the same samples makes the same progress with each, so the seconds of a step are compared. A strategy
+that needs more samples for the same progress says by how much (`PricedStrategy.needed`).
+
+The best workers are found exactly, not by trying some sets: of each number of workers, and of each slowest link that
+they may have. So another worker, or a faster link, never makes the least time longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isinf
+from typing import TypeAlias
+
+from daskcnn.partition.proportions import proportional
+from daskcnn.sharded.balance import FREE, WorkerLink
+
+_LEAST_EACH = 1e-12
+_EQUAL = 1e-9  # part of a time within which two are equal
+_FASTEST_LINK = 1e6  # times the present one
+ALONE = "alone"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCost:
+    """A worker's step of n samples takes fixed + each · n seconds; its link leads to the server."""
+
+    name: str
+    fixed: float
+    each: float
+    link: WorkerLink = FREE
+
+    def seconds(self, samples: float) -> float:
+        """Return the seconds of a step of these samples."""
+        return self.fixed + self.each * samples
+
+
+@dataclass(frozen=True, slots=True)
+class StepProblem:
+    """A step of `samples` samples, the workers that may make it, and the cost of their meeting.
+
+    nbytes: of the vector that each worker sends and receives. bandwidth: of the server's link each way, which all
+    share. merge: seconds of the server for each worker. overhead: seconds of a meeting besides.
+    """
+
+    workers: tuple[WorkerCost, ...]
+    samples: int
+    nbytes: float
+    bandwidth: float = inf
+    merge: float = 0.0
+    overhead: float = 0.0
+
+    def meeting(self, slowest: float, workers: int) -> float:
+        """Return the seconds of a meeting of this number of workers. slowest: seconds of the slowest way."""
+        return self.overhead + 2 * slowest + workers * self.merge
+
+    def way(self, worker: WorkerCost, workers: int) -> float:
+        """Return the seconds of the vector's way to or from the worker, where so many share the server's link."""
+        return worker.link.each + self.nbytes / min(worker.link.bandwidth, self.bandwidth / workers)
+
+    def linked(self, factor: float) -> StepProblem:
+        """Return the same with links that are faster by this factor, in bandwidth and latency."""
+        workers = tuple(replace(own, link=_faster(own.link, factor)) for own in self.workers)
+        return replace(self, workers=workers, bandwidth=self.bandwidth * factor)
+
+    def with_one_more(self, like: WorkerCost) -> StepProblem:
+        """Return the same with another worker like this one."""
+        return replace(self, workers=(*self.workers, replace(like, name=f"another {like.name}")))
+
+
+def _faster(link: WorkerLink, factor: float) -> WorkerLink:
+    return WorkerLink(link.bandwidth * factor, link.latency / factor, link.handover / factor)
+
+
+@dataclass(frozen=True, slots=True)
+class PricedStrategy:
+    """A strategy's step on these workers.
+
+    samples: of the step, by worker. compute: seconds until the slowest has computed. exchange: seconds that follow.
+    step: samples of the step. needed: samples for the progress that one sample of a shared step makes.
+    """
+
+    strategy: str
+    samples: dict[str, int]
+    compute: float
+    exchange: float
+    step: int
+    needed: float = 1.0
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that take part."""
+        return tuple(self.samples)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return self.compute + self.exchange
+
+    @property
+    def seconds(self) -> float:
+        """Expected seconds a sample of progress."""
+        return self.step_seconds * self.needed / self.step
+
+
+Pricer: TypeAlias = Callable[[StepProblem], Iterable[PricedStrategy]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPart:
+    """A worker's part in the choice: a step's seconds with it and without it, and what it brings and costs of these.
+
+    used: the choice has it. brings: seconds by which it shortens the others' computing. costs: seconds that it adds to
+    the exchange.
+    """
+
+    worker: str
+    used: bool
+    with_it: float
+    without: float
+    brings: float
+    costs: float
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyChoice:
+    """The least expected seconds, and all that were compared, the least first.
+
+    parts: of each worker. faster_link: the factor by which faster links change the choice; None: none would. more: what
+    would be chosen with another worker like the fastest.
+    """
+
+    candidates: tuple[PricedStrategy, ...]
+    parts: tuple[WorkerPart, ...] = ()
+    faster_link: tuple[float, PricedStrategy] | None = None
+    more: PricedStrategy | None = None
+
+    @property
+    def chosen(self) -> PricedStrategy:
+        """The strategy with the least expected seconds; of equal ones that with the fewest workers."""
+        return self.candidates[0]
+
+    @property
+    def alone(self) -> PricedStrategy:
+        """The soonest worker by itself."""
+        return next(each for each in self.candidates if each.strategy == ALONE)
+
+    @property
+    def left_out(self) -> tuple[WorkerPart, ...]:
+        """The workers that cost more than they bring."""
+        return tuple(part for part in self.parts if not part.used)
+
+
+# --- the price of each strategy ---
+
+
+def alone(problem: StepProblem) -> Iterator[PricedStrategy]:
+    """Yield each worker by itself: no exchange, and nobody to wait for."""
+    for own in problem.workers:
+        samples = problem.samples
+        yield PricedStrategy(ALONE, {own.name: samples}, own.seconds(samples), 0.0, samples)
+
+
+def shared_steps(problem: StepProblem) -> Iterator[PricedStrategy]:
+    """Yield `bsp` on the best two workers, the best three, and so on to all of them."""
+    for k in range(2, min(len(problem.workers), problem.samples) + 1):
+        ways = {own.name: problem.way(own, k) for own in problem.workers}
+        slowest_ways = sorted(ways.values())[k - 1 :]  # within a shorter way there are fewer than k
+        best = _shared(problem, problem.workers, k, problem.meeting(slowest_ways[-1], k))
+        least = best.compute  # those within a shorter way do not compute it sooner
+        for slowest in dict.fromkeys(slowest_ways[:-1]):
+            if least + problem.meeting(slowest, k) >= best.step_seconds:
+                break
+            reached = [own for own in problem.workers if ways[own.name] <= slowest]
+            found = _shared(problem, reached, k, problem.meeting(slowest, k))
+            best = found if found.step_seconds < best.step_seconds else best
+        yield best
+
+
+def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int, exchange: float) -> PricedStrategy:
+    """Return the shortest step of `k` of these workers, each with one sample at least."""
+    first = {own.name: own.seconds(1) for own in workers}
+    each = {own.name: max(own.each, _LEAST_EACH) for own in workers}
+    more = max(0, problem.samples - k)  # besides the first sample of each
+    level = min(own.seconds(problem.samples) for own in workers)
+
+    def most(seconds: float) -> list[tuple[float, str]]:
+        """The samples of those that make the most within these seconds, besides their first one."""
+        return sorted((((seconds - first[name]) / each[name], name) for name in first), key=lambda one: -one[0])[:k]
+
+    while True:  # the sum of the most is convex, so that this comes down to the level at which it is `more`
+        busy = [name for samples, name in most(level) if samples > 0]
+        if not busy:
+            break
+        then = (more + sum(first[name] / each[name] for name in busy)) / sum(1 / each[name] for name in busy)
+        if then >= level * (1 - 1e-15):
+            break
+        level = then
+    level = max(level, sorted(first.values())[k - 1])
+    taken = most(level)
+    parts = proportional(more, [max(0.0, samples) for samples, _ in taken]) if more else [0] * k
+    named = {name: 1 + part for (_, name), part in zip(taken, parts, strict=True)}
+    samples = {own.name: named[own.name] for own in workers if own.name in named}
+    return PricedStrategy("bsp", samples, level, exchange, problem.samples)
+
+
+def priced_set(problem: StepProblem, names: Iterable[str]) -> PricedStrategy:
+    """Return a step of exactly these workers: alone, if it is one."""
+    asked = {*names}
+    workers = [own for own in problem.workers if own.name in asked]
+    if len(workers) == 1:
+        return next(alone(replace(problem, workers=(workers[0],))))
+    k = len(workers)
+    exchange = problem.meeting(max(problem.way(own, k) for own in workers), k)
+    return _shared(problem, workers, k, exchange)
+
+
+STRATEGIES: tuple[Pricer, ...] = (alone, shared_steps)
+"""The strategies that are compared. A paper's rule is asked for by name, and is not among them."""
+
+
+# --- the choice ---
+
+
+def choose(problem: StepProblem, pricers: Sequence[Pricer] = STRATEGIES) -> StrategyChoice:
+    """Return the strategy with the least expected seconds, the parts of all workers, and what would change it.
+
+    problem: with one worker at least. pricers: the strategies to compare; each is asked again for faster links and for
+    another worker.
+    """
+    candidates = _priced(problem, pricers)
+    chosen = candidates[0]
+    fastest = min(problem.workers, key=lambda own: own.seconds(problem.samples))
+    more = _priced(problem.with_one_more(fastest), pricers)[0]
+    return StrategyChoice(
+        tuple(candidates),
+        tuple(_parts(problem, chosen)),
+        _faster_link(problem, pricers, chosen),
+        more if more.seconds < chosen.seconds * (1 - _EQUAL) else None,
+    )
+
+
+def _priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrategy]:
+    """Return all candidates, the least seconds first; of equal ones that with the fewest workers first."""
+    found = [each for pricer in pricers for each in pricer(problem)]
+    least = min(each.seconds for each in found)
+    equal = least * (1 + _EQUAL)
+    return sorted(found, key=lambda each: (max(each.seconds, equal), len(each.samples), each.seconds))
+
+
+def _parts(problem: StepProblem, chosen: PricedStrategy) -> Iterator[WorkerPart]:
+    """Yield each worker's part, where steps are shared or made alone."""
+    if chosen.strategy not in (ALONE, "bsp"):
+        return
+    for own in problem.workers:
+        used = own.name in chosen.samples
+        others = {*chosen.samples} - {own.name}
+        if not others:  # it is the one that is alone: what would be without it is another choice
+            if rest := tuple(each for each in problem.workers if each.name != own.name):
+                took = _priced(replace(problem, workers=rest), STRATEGIES)[0].step_seconds
+                yield WorkerPart(own.name, used, chosen.step_seconds, took, took - chosen.compute, 0.0)
+            continue
+        there = chosen if used else priced_set(problem, {*others, own.name})
+        away = priced_set(problem, others) if used else chosen
+        brings, costs = away.compute - there.compute, there.exchange - away.exchange
+        yield WorkerPart(own.name, used, there.step_seconds, away.step_seconds, brings, costs)
+
+
+def _faster_link(
+    problem: StepProblem, pricers: Sequence[Pricer], chosen: PricedStrategy
+) -> tuple[float, PricedStrategy] | None:
+    """Return the least factor of faster links that changes who trains, and what is chosen then."""
+    if len(problem.workers) == 1 or (len(chosen.samples) == len(problem.workers) and chosen.strategy == "bsp"):
+        return None
+    if all(isinf(own.link.bandwidth) and not own.link.each for own in problem.workers) and isinf(problem.bandwidth):
+        return None
+
+    def at(factor: float) -> PricedStrategy:
+        return _priced(problem.linked(factor), pricers)[0]
+
+    def same(other: PricedStrategy) -> bool:
+        return other.strategy == chosen.strategy and other.samples.keys() == chosen.samples.keys()
+
+    low, high, found = 1.0, _FASTEST_LINK, at(_FASTEST_LINK)
+    if same(found):
+        return None
+    while high > 1.02 * low:  # a set's seconds are linear in the links' cost, so that it is chosen from one to another
+        middle = (low * high) ** 0.5
+        if same(then := at(middle)):
+            low = middle
+        else:
+            high, found = middle, then
+    return high, found
