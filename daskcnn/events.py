@@ -172,6 +172,9 @@ class CalibratedWorker(Fields):
         dict[str, float], "The part of `conv_seconds` that does not shrink with a shard, by layer."
     ] = {}
     rest_seconds: Annotated[NonNegativeFloat | None, "Seconds per sample of the layers that are not sharded."] = None
+    step_fixed: Annotated[
+        NonNegativeFloat | None, "Seconds of a step, however few its samples are; measured where workers share a step."
+    ] = None
 
 
 class Calibrating(Event):

@@ -42,6 +42,7 @@ class Calibration:
     ----------
     conv_fixed : of `conv_seconds`, those that a shard takes however few its kernels are
     rest_seconds : of the layers that are not divided and the loss; None where kernels are not sharded
+    step_fixed : seconds of a step, however few its samples are; None where workers do not share a step's samples
     """
 
     seconds_per_sample: float
@@ -51,3 +52,4 @@ class Calibration:
     device: str
     memory: int
     rest_seconds: float | None = None
+    step_fixed: float | None = None

@@ -263,7 +263,7 @@ def write_cluster(chosen: Scenario, file: str) -> None:
 def constants_of(chosen: Scenario) -> Constants:
     """Hegde and Usmani's constants of this job and cluster, for the worker of median speed."""
     workload, cluster = chosen.workload, chosen.cluster
-    members = sorted(cluster.members(), key=lambda member: member.seconds)
+    members = sorted(cluster.members(), key=lambda member: member.step(workload.batch_size))
     middle, server = members[len(members) // 2], cluster.server.split(workload.shards)
     bandwidth = min(b for b in (middle.bandwidth, server.bandwidth, np.inf) if b is not None)
     between = workload.rule.n_push if isinstance(workload.rule, Downpour) else 1
@@ -276,7 +276,7 @@ def constants_of(chosen: Scenario) -> Constants:
         D=workload.samples,
         q=middle.threads,
         theta=-(-workload.samples * workload.epochs // (workload.batch_size * between)),
-        T=between * workload.batch_size * middle.seconds,
+        T=between * middle.step(workload.batch_size),
         tau=max(receive, merge),
         add=merge / workload.numbers,
         B=float(bandwidth),

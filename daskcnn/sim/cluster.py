@@ -65,7 +65,8 @@ class Costs(Options):
 class Worker(Options):
     """`[[worker]]`: `count` workers alike; 0 is a pattern for `daskcnn plan --add` only.
 
-    images_per_second: of training, loading included, with all its threads. evaluations_per_second: images judged
+    images_per_second: of training, loading included, with all its threads, beyond step_fixed, the seconds that each
+    step takes however few samples it has: nearly all of a GPU's small step. evaluations_per_second: images judged
     without training, by default three times as many. serial: the part of a one-thread step that more threads do not
     shorten. bandwidth (bytes a second), latency (seconds a message): of its link. speed: its change over time.
 
@@ -80,6 +81,7 @@ class Worker(Options):
     count: int = Field(default=1, ge=0, le=_MOST_WORKERS)
     kind: Literal["cpu", "gpu"] = "cpu"
     images_per_second: float = Field(gt=0)
+    step_fixed: float = Field(default=0.0, ge=0)
     evaluations_per_second: float | None = Field(default=None, gt=0)
     threads: int = Field(default=1, ge=1)
     serial: float = Field(default=0.1, ge=0, le=1)
@@ -94,8 +96,16 @@ class Worker(Options):
 
     @property
     def seconds(self) -> float:
-        """Seconds to train on a sample, at the nominal speed."""
+        """Seconds to train on a sample, at the nominal speed, besides step_fixed."""
         return 1 / self.images_per_second
+
+    def step(self, samples: float) -> float:
+        """Return the seconds of a step of these samples, at the nominal speed."""
+        return self.step_fixed + samples * self.seconds
+
+    def rate(self, samples: float) -> float:
+        """Return the images it trains on in a second, in steps of so many samples."""
+        return self.images_per_second / (1 + self.step_fixed * self.images_per_second / samples)
 
     @property
     def judging(self) -> float:
@@ -118,6 +128,7 @@ class Worker(Options):
             update={
                 "threads": threads,
                 "images_per_second": self.images_per_second * faster,
+                "step_fixed": self.step_fixed / faster,
                 "evaluations_per_second": self.evaluations_per_second and self.evaluations_per_second * faster,
                 "conv_seconds": shortened(self.conv_seconds),
                 "conv_fixed": shortened(self.conv_fixed),
@@ -192,7 +203,7 @@ _REMEDIES = {
     "evaluations_per_second": "give images a second, or leave it out for three times the training's",
     "bandwidth": "give bytes a second (1 Gb/s is 1.25e8), or leave it out for no limit",
     "merge_rate": "give bytes a second, or leave it out for no limit",
-    **dict.fromkeys(("latency", "dispatch", "task", "exchange", "start"), "give seconds, 0 or more"),
+    **dict.fromkeys(("latency", "step_fixed", "dispatch", "task", "exchange", "start"), "give seconds, 0 or more"),
     "rest_seconds": "give seconds a sample, 0 or more, or leave it out for all of a step besides conv_seconds",
     "count": f"give 1 to {_MOST_WORKERS:,}, or 0 for a pattern that only `daskcnn plan --add` uses",
     "name": "give it a name of letters, digits and . _ : / @ + -",

@@ -30,6 +30,7 @@ from daskcnn.events import (
 from daskcnn.partition.proportions import proportional
 from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
 from daskcnn.sim.workload import Workload
+from daskcnn.training.strategy_choice import WorkerCost, worker_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +61,17 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
     if workload.rule.barrier:
         shares = proportional(workload.validation, [row.images_per_second or 0.0 for row in there])
         parts = {row.name: share for row, share in zip(there, shares, strict=True)}
-    workers = [_worker(row, rounds[row.name], parts[row.name], workload) for row in there]
+    steps = next((event.step for event in reversed(log) if isinstance(event, SamplesAllocated)), {})
+    own_steps = {row.name: steps.get(row.name) or workload.batch_size for row in there}
+    workers = [_worker(row, rounds[row.name], parts[row.name], workload, own_steps[row.name]) for row in there]
     if workload.rule.barrier:
-        meeting = _meeting_seconds({w.name: w for w in workers}, rounds, workload)
+        meeting = _meeting_seconds({w.name: (w, own_steps[w.name]) for w in workers}, rounds, workload)
         workers = [worker.model_copy(update={"latency": meeting / 2}) for worker in workers]
     gaps = _gaps(rounds, barrier=workload.rule.barrier)
     dispatch = max(0.0, median(gaps)) if gaps else 0.0
     joined = {event.worker for event in log if isinstance(event, WorkerJoined)}
     began = [worker for worker in workers if worker.name not in joined] or workers
-    firsts = [_first_gap(log, rounds[w.name], w, parts[w.name], workload) for w in began]
+    firsts = [_first_gap(log, rounds[w.name], w, parts[w.name], workload, own_steps[w.name]) for w in began]
     start = max(0.0, median(firsts) - dispatch)
     return SimulatedCluster(costs=Costs(dispatch=dispatch, start=start), worker=workers)
 
@@ -89,15 +92,20 @@ def calibration(log: Sequence[Event]) -> Sequence[CalibratedWorker]:
     return list(found.values())
 
 
-def calibrated_worker(row: CalibratedWorker) -> Worker:
-    """Return the worker as its calibration alone has it. Raises DataError if that has no speed."""
+def calibrated_worker(row: CalibratedWorker, batch: int | None = None) -> Worker:
+    """Return the worker as its calibration alone has it. Raises DataError if that has no speed.
+
+    batch: samples of the steps that it was calibrated with, by which the fixed part of a step is told from the others.
+    """
     if row.images_per_second is None:
         raise DataError(f"worker {row.name}", "its calibration has no images_per_second", "give a cluster file")
+    cost = worker_cost(row, batch) if batch else WorkerCost(row.name, 0.0, 1 / row.images_per_second)
     known = {
         "name": row.name,
         "kind": row.device,
         "threads": row.threads or 1,
-        "images_per_second": row.images_per_second,
+        "images_per_second": 1 / cost.each if cost.fixed else row.images_per_second,
+        "step_fixed": cost.fixed,
         "conv_seconds": row.conv_seconds or None,
         "conv_fixed": row.conv_fixed or None,
         "rest_seconds": row.rest_seconds,
@@ -124,13 +132,20 @@ def step_seconds(events: Iterable[Event]) -> float | None:
     return median(found[1:] or found) if found else None  # the first ones wait for what is made once
 
 
-def _worker(row: CalibratedWorker, rounds: Sequence[_Lap], part: int, workload: Workload) -> Worker:
+def _worker(row: CalibratedWorker, rounds: Sequence[_Lap], part: int, workload: Workload, step: int) -> Worker:
+    """Return the worker at its usual speed. step: its samples of a step; the fixed part is as calibrated, in them."""
     seconds = weighted_median([(r.ended.busy / r.ended.samples, r.ended.samples) for r in rounds])
+    calibrated = calibrated_worker(row, workload.batch_size)
+    if calibrated.step_fixed:
+        slower = step * seconds / calibrated.step(step)
+        fixed, seconds = calibrated.step_fixed * slower, calibrated.seconds * slower
+    else:
+        fixed = 0.0
     judging = [r.ended.evaluation / judged for r in rounds if (judged := _judged(r, part, workload))]
     each = median(judging) if judging else 0.0
     exchange = median(_exchange(r, workload) for r in rounds)
-    measured = {"images_per_second": 1 / seconds, "evaluations_per_second": 1 / each if each else None}
-    return calibrated_worker(row).model_copy(update={**measured, "latency": exchange / 2})
+    measured = {"images_per_second": 1 / seconds, "step_fixed": fixed, "evaluations_per_second": 1 / each if each else None}
+    return calibrated.model_copy(update={**measured, "latency": exchange / 2})
 
 
 def weighted_median(values: Sequence[tuple[float, float]]) -> float:
@@ -170,8 +185,13 @@ def _exchange(r: _Lap, workload: Workload) -> float:
     return float(r.ended.communication) / max(1, pushes + pulls)
 
 
-def _meeting_seconds(workers: Mapping[str, Worker], rounds: Mapping[str, Sequence[_Lap]], workload: Workload) -> float:
-    """Return the seconds of a meeting beyond the slowest worker's training and its judging of the push."""
+def _meeting_seconds(
+    workers: Mapping[str, tuple[Worker, int]], rounds: Mapping[str, Sequence[_Lap]], workload: Workload
+) -> float:
+    """Return the seconds of a meeting beyond the slowest worker's training and its judging of the push.
+
+    workers: each with its samples of a step.
+    """
     together: dict[int, list[_Lap]] = defaultdict(list)
     for own in rounds.values():
         for r in own:
@@ -179,10 +199,10 @@ def _meeting_seconds(workers: Mapping[str, Worker], rounds: Mapping[str, Sequenc
     found = []
     for laps in together.values():
         pushes = laps[0].ended.pushes
-        own_laps = [(r.ended, workers[r.ended.worker]) for r in laps]
-        judged = [_judged_for_pushes(r, workload) * worker.judging for r, worker in own_laps]
-        usual = max(r.samples * w.seconds + each for (r, w), each in zip(own_laps, judged, strict=True))
-        took = median(r.busy + r.wait + r.communication + each for (r, _), each in zip(own_laps, judged, strict=True))
+        own_laps = [(r.ended, *workers[r.ended.worker]) for r in laps]
+        judged = [_judged_for_pushes(r, workload) * worker.judging for r, worker, _ in own_laps]
+        usual = max(_training(r, w, step) + each for (r, w, step), each in zip(own_laps, judged, strict=True))
+        took = median(r.busy + r.wait + r.communication + each for (r, *_), each in zip(own_laps, judged, strict=True))
         found.append(float(took - usual) / max(1, pushes))
     return max(0.0, median(found))
 
@@ -198,14 +218,21 @@ def _gaps(rounds: Mapping[str, Sequence[_Lap]], *, barrier: bool) -> list[float]
     return [at - last[number - 1][0] - spent for number, (at, spent) in last.items() if number - 1 in last]
 
 
-def _first_gap(log: Sequence[Event], rounds: Sequence[_Lap], worker: Worker, part: int, workload: Workload) -> float:
+def _training(ended: RoundEnded, worker: Worker, step: int) -> float:
+    """Return the seconds that the round's samples usually take, in steps of so many."""
+    return ended.samples * (worker.seconds + worker.step_fixed / step)
+
+
+def _first_gap(
+    log: Sequence[Event], rounds: Sequence[_Lap], worker: Worker, part: int, workload: Workload, step: int
+) -> float:
     """Return the seconds of a worker's first round, from giving out its samples, beyond those of later rounds."""
     begun = next((_at(event) for event in log if isinstance(event, SamplesAllocated)), None)
     first = rounds[0].ended
     if begun is None or first.round:
         return 0.0
     judged = _judged(rounds[0], part, workload) * worker.judging
-    usual = first.samples * worker.seconds + judged + first.wait + first.communication
+    usual = _training(first, worker, step) + judged + first.wait + first.communication
     return float(_at(first) - begun - usual - 2 * worker.latency)  # it joined
 
 

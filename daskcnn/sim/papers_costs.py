@@ -132,7 +132,7 @@ class Sharding:
     @property
     def home(self) -> int:
         """The worker whose step is shortest."""
-        return min(range(len(self.workers)), key=lambda i: self.workers[i].seconds)
+        return min(range(len(self.workers)), key=lambda i: self.workers[i].step(self.batch))
 
     def conv_seconds(self, worker: Worker) -> list[float]:
         """Return a worker's seconds for each whole layer of a step: measured, or its part of a step by operations."""
@@ -140,7 +140,7 @@ class Sharding:
             return [self.batch * worker.conv_seconds[name] for name in self.names]
         passes = [2, *[3] * (len(self.specs) - 1)]  # the first layer's input needs no gradient
         work = [n * spec.flops for n, spec in zip(passes, self.specs, strict=True)]
-        return [self.batch * worker.seconds * worker.conv_share * w / sum(work) for w in work]
+        return [worker.step(self.batch) * worker.conv_share * w / sum(work) for w in work]
 
     def rest_seconds(self, worker: Worker) -> float:
         """Return the seconds a step of the work that only home does: layers that are not divided, the loss.
@@ -149,7 +149,7 @@ class Sharding:
         """
         if worker.conv_seconds and worker.rest_seconds is not None:
             return self.batch * worker.rest_seconds
-        return max(0.0, self.batch * worker.seconds - sum(self.conv_seconds(worker)))
+        return max(0.0, worker.step(self.batch) - sum(self.conv_seconds(worker)))
 
     @property
     def alone(self) -> float:

@@ -22,8 +22,8 @@ class SimulatedReplica:
 
     # slots: a simulation reads these millions of times
     __slots__ = (
-        "_agenda", "_answers", "_busy", "_exchange", "_host", "_judging", "_order", "_pace", "_reported", "_seconds",
-        "_segment", "_sending", "_told", "learner", "link", "local", "member", "name", "received", "sent", "session",
+        "_agenda", "_answers", "_busy", "_exchange", "_fixed", "_host", "_judging", "_order", "_pace", "_reported",
+        "_seconds", "_segment", "_sending", "_told", "learner", "link", "local", "member", "name", "received", "sent", "session",
     )  # fmt: skip
 
     def __init__(
@@ -40,7 +40,7 @@ class SimulatedReplica:
         self.learner, self.local = learner, Local(learner.weights, learner.weights)
         self.session = self.sent = self.received = 0
         self._pace, self._host, self._agenda = pace, host, agenda
-        self._seconds, self._judging = member.seconds, member.judging
+        self._fixed, self._seconds, self._judging = member.step_fixed, member.seconds, member.judging
         self._exchange = replica_exchange.ReplicaExchange(
             workload.rule,
             self.local,
@@ -117,7 +117,8 @@ class SimulatedReplica:
     def _train(self, order: TrainSteps) -> None:
         """Make the steps up to the next stop. An evaluation right after them needs no event of its own."""
         begun = self._agenda.now
-        trained = self._pace.end(begun, order.gained * self._seconds)
+        work = order.gained * self._seconds + (order.step - order.first + 1) * self._fixed
+        trained = self._pace.end(begun, work)
         self._busy += trained - begun
         self._segment = order, begun, trained
         q = self._order.q if order.judge and self._order is not None else None

@@ -175,7 +175,8 @@ class Simulation:
     # --- orders ---
 
     def _calibrate(self, order: orders.Calibrate) -> None:
-        member = self.replicas[order.worker].member
+        member, batch = self.replicas[order.worker].member, self.workload.batch_size
+        seconds = member.seconds + member.step_fixed / batch
         row = CalibratedWorker(
             name=member.name,
             address="simulated",
@@ -184,10 +185,11 @@ class Simulation:
             processor=f"simulated {member.kind}",
             threads=member.threads,
             memory=0,
-            images_per_second=member.images_per_second,
+            images_per_second=member.rate(batch),
+            step_fixed=member.step_fixed,
             conv_seconds=member.conv_seconds or {},
         )
-        self._tell(facts.Calibrated(member.name, member.seconds, row, self.now))
+        self._tell(facts.Calibrated(member.name, seconds, row, self.now))
 
     def _join(self, order: orders.Join) -> None:
         replica, life, session = order.replica, order.life, order.session

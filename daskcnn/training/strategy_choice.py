@@ -20,10 +20,12 @@ from dataclasses import dataclass, replace
 from math import inf, isinf
 from typing import TypeAlias
 
+from daskcnn.events import CalibratedWorker
 from daskcnn.partition.proportions import proportional
 from daskcnn.sharded.balance import FREE, WorkerLink
 
 _LEAST_EACH = 1e-12
+_MOST_FIXED = 0.999  # part of a step
 _EQUAL = 1e-9  # part of a time within which two are equal
 _FASTEST_LINK = 1e6  # times the present one
 ALONE = "alone"
@@ -41,6 +43,14 @@ class WorkerCost:
     def seconds(self, samples: float) -> float:
         """Return the seconds of a step of these samples."""
         return self.fixed + self.each * samples
+
+
+def worker_cost(row: CalibratedWorker, batch: int, link: WorkerLink = FREE) -> WorkerCost:
+    """Return the cost of a worker that was calibrated with steps of `batch` samples. It has measured its speed."""
+    assert row.images_per_second, "calibrated"
+    seconds = 1 / row.images_per_second
+    fixed = min(row.step_fixed or 0.0, _MOST_FIXED * batch * seconds)
+    return WorkerCost(row.name, fixed, seconds - fixed / batch, link)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,20 +57,38 @@ def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, 
     The shapes are the real ones, and the code path is that of training. A warm-up is dropped and the median kept.
     Weights and the optimizer's state are the same afterwards.
     """
-    watch, rng, n = replica.watch, np.random.default_rng(replica.job.train.seed), replica.batch_size
-    H, W, C = replica.dataset.shape
-    x = rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
-    batch = Batch(x, _labels(replica, rng, n), rng.integers(0, 2**63, n).astype(np.uint64))
-    weights, state = replica.host_weights(), replica.host_optimizer()
-    whole = watch.median_seconds(lambda: replica.step(batch, StepPace(0.0)), steps) / n
+    n = replica.batch_size
+    whole = _whole_step(replica, n, steps) / n
     convs = {
-        name: watch.median_seconds(_conv_step(replica, name, layer, shape), steps) / n
+        name: replica.watch.median_seconds(_conv_step(replica, name, layer, shape), steps) / n
         for name, layer, shape in walk(replica.model, replica.dataset.shape)
         if isinstance(layer, Conv)
     }
+    return whole, convs
+
+
+def fixed_seconds(replica: Replica, whole: float, *, steps: int = 5) -> float:
+    """Return the seconds of a step that fewer samples do not shorten: f of f + c·n.
+
+    A step of an eighth of the samples is measured as `step_seconds` measures `whole`, the seconds a sample of all.
+    """
+    n, few = replica.batch_size, max(1, replica.batch_size >> HALVES)
+    if few == n:
+        return 0.0
+    took = _whole_step(replica, few, steps)
+    return min(max(0.0, (took - few * whole) / (1 - few / n)), took, n * whole)
+
+
+def _whole_step(replica: Replica, n: int, steps: int) -> float:
+    """Return the median seconds of a step of n samples. Weights and the optimizer's state are the same afterwards."""
+    rng, (H, W, C) = np.random.default_rng(replica.job.train.seed), replica.dataset.shape
+    x = rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
+    batch = Batch(x, _labels(replica, rng, n), rng.integers(0, 2**63, n).astype(np.uint64))
+    weights, state = replica.host_weights(), replica.host_optimizer()
+    found = replica.watch.median_seconds(lambda: replica.step(batch, StepPace(0.0)), steps)
     replica.adopt(weights)
     replica.adopt_optimizer(state)
-    return whole, convs
+    return found
 
 
 def _labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[np.integer]:

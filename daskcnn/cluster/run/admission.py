@@ -328,4 +328,5 @@ def calibration_row(member: Member, measured: Calibration) -> CalibratedWorker:
         conv_seconds=measured.conv_seconds,
         conv_fixed=measured.conv_fixed,
         rest_seconds=measured.rest_seconds,
+        step_fixed=measured.step_fixed,
     )

@@ -41,7 +41,13 @@ from daskcnn.training.replica_exchange import (
     Send,
 )
 from daskcnn.training.round_report import RoundReport
-from daskcnn.training.worker_calibration import stage_seconds, step_seconds, tune_convolutions
+from daskcnn.training.worker_calibration import (
+    fixed_seconds,
+    shares_steps,
+    stage_seconds,
+    step_seconds,
+    tune_convolutions,
+)
 
 
 def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> None:
@@ -249,12 +255,13 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Arr
         tune_convolutions(session.replica, begun=tell_spec)
         teller.tell("a step of training")
         seconds, convs = step_seconds(session.replica)
+        step_fixed = fixed_seconds(session.replica, seconds) if shares_steps(job) else None
         fixed, rest = dict[str, float](), None
         if job.train.strategy == LAYER or job.train.replica_size > 1:  # shares go by whole stages
             teller.tell("the layers that are sharded")
             stages = stage_seconds(session.replica)
             convs, fixed, rest = dict(stages.whole), dict(stages.fixed), stages.rest
-    return Calibration(seconds, convs, fixed, profile.threads, profile.name, profile.memory, rest)
+    return Calibration(seconds, convs, fixed, profile.threads, profile.name, profile.memory, rest, step_fixed)
 
 
 @returns_refusals
