@@ -9,88 +9,20 @@ for docs/events.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    NonNegativeFloat,
-    NonNegativeInt,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError, model_validator
 
 from daskcnn.documents import first_problem
-from daskcnn.errors import DataError, told
+from daskcnn.errors import told
+from daskcnn.event_base import DamagedEvent as DamagedEvent
+from daskcnn.event_base import Event as Event
+from daskcnn.event_base import Fields as Fields
+from daskcnn.event_base import Judged as Judged
+from daskcnn.event_base import Spent as Spent
+from daskcnn.event_base import UnknownEvent as UnknownEvent
 
 _REMEDY = "remove that line to read the rest, or give the log of a run of this version"
-
-
-class DamagedEvent(DataError):
-    """A record of a log is no event, or has a field that is wrong."""
-
-
-class Fields(BaseModel):
-    """Checked, frozen fields. A constructor takes no others; a reader passes over those of another version."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class Event(Fields):
-    """One event. `kind` names it in the log."""
-
-    kind: ClassVar[str] = ""
-    at: Annotated[float | None, "Seconds, of any clock, at which it was logged; set by the log."] = None
-
-    @field_validator("at", mode="before")
-    @classmethod
-    def _seconds(cls, at: Any) -> Any:
-        return datetime.fromisoformat(at).timestamp() if isinstance(at, str) else at
-
-    def record(self) -> dict[str, Any]:
-        """The JSON object of the log: its kind, its time if it has one, and the fields that were given."""
-        fields = self.model_dump(mode="json", exclude_unset=True)
-        if self.at is None:
-            fields.pop("at", None)
-        return {"event": self.kind, **fields}
-
-    def logged(self, at: float) -> Self:
-        """The same event with its time, in seconds."""
-        return self.model_copy(update={"at": at})
-
-
-class UnknownEvent(Event):
-    """An event of a kind that this version does not know; readers pass over it."""
-
-    name: Annotated[str, "The kind, as the log names it."]
-
-
-class Judged(Fields):
-    """The quality of a network on some samples."""
-
-    accuracy: Annotated[float | None, "Share of right classes or labels, 0 to 1; none for `reconstruction`."] = None
-    loss: Annotated[float | None, "Mean loss per sample; all samples count alike."] = None
-    auc: Annotated[float | None, "Area under the ROC curve, the mean over classes or labels, 0 to 1."] = None
-    samples: Annotated[NonNegativeInt | None, "Samples it was judged on, where they are a part of those set apart."] = (
-        None
-    )
-    error: Annotated[
-        NonNegativeFloat | None, "Standard error of `accuracy` as that of all of them; none without part."
-    ] = None
-    metrics: Annotated[dict[str, float | None], "Means of the job's metrics (`train.metrics`), by name."] = {}
-
-
-class Spent(Fields):
-    """Time and traffic of a worker on its part of a network."""
-
-    name: Annotated[str, "The worker."]
-    busy: Annotated[NonNegativeFloat, "Seconds it computed."] = 0.0
-    conv_seconds: Annotated[dict[str, float], "Seconds in each convolution layer, by layer."] = {}
-    conv_samples: Annotated[dict[str, float], "Samples that `conv_seconds` were spent on, by layer."] = {}
-    bytes_up: Annotated[NonNegativeInt, "Bytes it sent."] = 0
-    bytes_down: Annotated[NonNegativeInt, "Bytes it received."] = 0
 
 
 # --- the run ---
@@ -241,6 +173,38 @@ class KernelsSharded(Event):
     divided: Annotated[dict[str, dict[str, str]], 'What is cut, "kernels" (default) or "samples", of each shard.'] = {}
     of: Annotated[dict[str, int], "Kernels of each layer; shares of samples count in as many parts."] = {}
     eq2: Annotated[int | None, "Numbers that a step would exchange by Marques et al., eq. 2."] = None
+
+
+class PricedStep(Fields):
+    """A strategy that was compared, and its step."""
+
+    strategy: Annotated[str, "The strategy; `alone`: the worker by itself."]
+    samples: Annotated[dict[str, NonNegativeInt], "Samples of the step, by worker that would take part."]
+    compute: Annotated[NonNegativeFloat, "Expected seconds until the slowest of them has computed."]
+    exchange: Annotated[NonNegativeFloat, "Expected seconds of their exchange."]
+    seconds: Annotated[NonNegativeFloat, "Expected seconds per sample of progress, by which strategies are compared."]
+
+
+class WorkerGain(Fields):
+    """A worker's part in the choice of a strategy."""
+
+    worker: Annotated[str, "The worker."]
+    used: Annotated[bool, "It takes part."]
+    with_it: Annotated[NonNegativeFloat, "Expected seconds of a step with it."]
+    without: Annotated[NonNegativeFloat, "Expected seconds of a step without it."]
+    brings: Annotated[float, "Seconds of a step by which it shortens the others' computing."]
+    costs: Annotated[float, "Seconds of a step that it adds to the exchange."]
+
+
+class StrategyChosen(Event):
+    """Strategies were compared by their expected seconds, and the one with the least was chosen."""
+
+    kind = "strategy"
+    candidates: Annotated[tuple[PricedStep, ...], "What was compared, the chosen one first."]
+    parts: Annotated[tuple[WorkerGain, ...], "A row per worker, where steps are shared."] = ()
+    faster_link: Annotated[float | None, "Factor of faster links at which another choice would be sooner."] = None
+    linked: Annotated[PricedStep | None, "That choice."] = None
+    more: Annotated[PricedStep | None, "The choice with another worker like the fastest, if it is sooner."] = None
 
 
 class SamplesAllocated(Event):
@@ -410,7 +374,7 @@ EVENTS: dict[str, type[Event]] = {
     model.kind: model
     for model in (
         *(RunStarted, RunResumed, Calibrating, WorkersCalibrated, LinkSpeeds, GroupsFormed, KernelsSharded),
-        SamplesAllocated,
+        *(StrategyChosen, SamplesAllocated),
         *(RoundEnded, StepsEnded, EpochEnded, ServerCounted, CheckpointWritten, Warned),
         *(WorkerLost, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunEnded),
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from made_page import write_or_check
 from pydantic import BaseModel
 
-from daskcnn import events
+from daskcnn import event_base, events
 
 PAGE = Path(__file__).with_name("events.md")
 HEAD = """# The event log
@@ -96,12 +96,9 @@ def fields_of(model: type[BaseModel]) -> dict[str, tuple[str, str]]:
 
 
 def _defined() -> dict[str, dict[str, tuple[str, str]]]:
-    """Type and meaning of the fields that each class of the module defines itself."""
-    found: dict[str, dict[str, tuple[str, str]]] = {}
-    for node in ast.parse(inspect.getsource(events)).body:
-        if isinstance(node, ast.ClassDef):
-            found[node.name] = dict(_fields(node))
-    return found
+    """Type and meaning of the fields that each class of the modules defines itself."""
+    nodes = [node for module in (event_base, events) for node in ast.parse(inspect.getsource(module)).body]
+    return {node.name: dict(_fields(node)) for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, tuple[str, str]]]:

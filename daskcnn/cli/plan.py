@@ -19,6 +19,7 @@ from daskcnn.show.renderers.drawing import need_matplotlib
 from daskcnn.show.renderers.network_text import readable_conv_plans
 from daskcnn.show.renderers.simulation_text import format_simulation, simulation_dict
 from daskcnn.show.renderers.terminal import say
+from daskcnn.show.strategy_table import choice_text
 from daskcnn.show.worker_plan import format_worker_plan
 
 
@@ -78,6 +79,11 @@ def _names(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...
     callback=_additions,
     help="Workers to add, one at a time: like the first of a kind (gpu=1,cpu=4), or like a worker (desk-1=2).",
 )
+@click.option(
+    "--strategies",
+    is_flag=True,
+    help="Compare strategies by the seconds that each needs: one worker alone, the best of several, all.",
+)
 @as_json
 @import_option
 @verbose
@@ -88,6 +94,7 @@ def plan(
     seed: int,
     without: tuple[str, ...],
     add: dict[str, int],
+    strategies: bool,
     as_json: bool,
     **_: Any,
 ) -> None:
@@ -95,6 +102,12 @@ def plan(
     from daskcnn.planning import plan_workers as planning
     from daskcnn.planning.simulate import scenario
 
+    if strategies:
+        from daskcnn.planning.compare_strategies import compare_strategies
+
+        event = compare_strategies(planning.changed(scenario(job, cluster, settings), add, without)).event()
+        tell(dumps(event.model_dump(mode="json", exclude={"at"}), indent=2) if as_json else choice_text(event))
+        return
     found = planning.plan(scenario(job, cluster, settings), add, without, seed=seed)
     tell(dumps(found.to_dict(), indent=2) if as_json else format_worker_plan(found))
     if cluster is None and not settings and (doubt := planning.doubt(job, found.rows[0].epoch)):

@@ -41,9 +41,8 @@ def plan(
     UserError
         For a name that no worker has, where no worker is left or added, and for a cluster on which the job cannot run.
     """
-    additions, known = additions or {}, patterns(chosen.cluster)
-    out = _left_out(chosen, without)
-    check_additions(additions, known, chosen.source)
+    additions = additions or {}
+    out, known = _checked(chosen, additions, without)
     whole = _row(chosen, chosen.cluster, seed)
     if not additions and not without:
         return _each_left_out(chosen, whole, seed)
@@ -56,6 +55,24 @@ def plan(
     rows += [next(more) for _ in asked]
     verdicts = [_verdict(name, rows, more if name == asked[-1] else ()) for name in dict.fromkeys(asked)]
     return WorkerPlan(tuple(rows), tuple(_with_reason(chosen, verdict, asked, known) for verdict in verdicts))
+
+
+def changed(chosen: Scenario, additions: Mapping[str, int], without: Collection[str]) -> Scenario:
+    """Return the job on its cluster without some workers and with others. Raises UserError as `plan`."""
+    out, known = _checked(chosen, additions, without)
+    cluster = chosen.cluster.without(out)
+    for name in (name for name, number in additions.items() for _ in range(number)):
+        cluster = cluster.with_one_more(known[name])
+    return replace(chosen, cluster=cluster)
+
+
+def _checked(
+    chosen: Scenario, additions: Mapping[str, int], without: Collection[str]
+) -> tuple[tuple[str, ...], dict[str, Worker]]:
+    """The members to leave out, and the patterns for those to add. Raises UserError."""
+    out, known = _left_out(chosen, without), patterns(chosen.cluster)
+    check_additions(additions, known, chosen.source)
+    return out, known
 
 
 def doubt(run: str, epoch: float) -> str | None:

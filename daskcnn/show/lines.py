@@ -6,6 +6,7 @@ from datetime import datetime
 
 from daskcnn import events
 from daskcnn.errors import told
+from daskcnn.show.strategy_table import choice_lines
 from daskcnn.show.text import clean, count, duration, measured, noise_text, number, percent, plural, size
 
 WARNINGS = (events.Warned, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut)
@@ -44,6 +45,8 @@ def _told(e: events.Event) -> list[str]:
         case events.StepsEnded():
             pace = f"{number(e.seconds_per_step)} s/step"
             return [f"epoch {e.epoch:.4g}  step {count(e.step)}  loss {number(e.loss)}  {pace}"]
+        case events.StrategyChosen():
+            return choice_lines(e)
         case events.SamplesAllocated():
             parts = ", ".join(f"{name} {count(samples)}" for name, samples in e.step.items())
             return [f"samples of a step: {parts}"] if len(e.step) > 1 and not e.alike else []

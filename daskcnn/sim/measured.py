@@ -144,7 +144,11 @@ def _worker(row: CalibratedWorker, rounds: Sequence[_Lap], part: int, workload: 
     judging = [r.ended.evaluation / judged for r in rounds if (judged := _judged(r, part, workload))]
     each = median(judging) if judging else 0.0
     exchange = median(_exchange(r, workload) for r in rounds)
-    measured = {"images_per_second": 1 / seconds, "step_fixed": fixed, "evaluations_per_second": 1 / each if each else None}
+    measured = {
+        "images_per_second": 1 / seconds,
+        "step_fixed": fixed,
+        "evaluations_per_second": 1 / each if each else None,
+    }
     return calibrated.model_copy(update={**measured, "latency": exchange / 2})
 
 

@@ -23,7 +23,8 @@ class SimulatedReplica:
     # slots: a simulation reads these millions of times
     __slots__ = (
         "_agenda", "_answers", "_busy", "_exchange", "_fixed", "_host", "_judging", "_order", "_pace", "_reported",
-        "_seconds", "_segment", "_sending", "_told", "learner", "link", "local", "member", "name", "received", "sent", "session",
+        "_seconds", "_segment", "_sending", "_told",
+        "learner", "link", "local", "member", "name", "received", "sent", "session",
     )  # fmt: skip
 
     def __init__(

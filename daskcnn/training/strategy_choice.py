@@ -1,11 +1,12 @@
 """The choice of a strategy by its expected seconds a sample, from measured workers and links. No clock, no I/O.
 
-A step of n samples takes a worker f + c·n seconds (Cannikin): on a GPU nearly all of it is f. The workers of a step
-share its samples so that all take equally long, T, and meet:
+A step of n samples takes a worker f + c·n seconds (Cannikin): on a GPU nearly all of it is f. V bytes take it one way
+w_i = latency_i + V / min(bandwidth_i, server's / k), if k workers share the server's link. They share the step's
+samples so that all are heard at the same time (`partition.step_shares`), and go on once the last has its answer:
 
-    T + overhead + 2 · max_i(latency_i + V / min(bandwidth_i, server's / k)) + k · merge,
+    max_i(f_i + c_i·n_i + w_i) + overhead + k · merge + max_i w_i.
 
-of k workers that move V bytes each way. That is `daskcnn.sim`'s meeting. A worker by itself exchanges nothing. Whoever
+That is `daskcnn.sim`'s meeting. A worker by itself exchanges nothing. Whoever
 makes steps of the same samples makes the same progress with each, so the seconds of a step are compared. A strategy
 that needs more samples for the same progress says by how much (`PricedStrategy.needed`).
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 from math import inf, isinf
 from typing import TypeAlias
 
-from daskcnn.events import CalibratedWorker
+from daskcnn.events import CalibratedWorker, PricedStep, StrategyChosen, WorkerGain
 from daskcnn.partition.proportions import proportional
 from daskcnn.sharded.balance import FREE, WorkerLink
 
@@ -68,9 +69,9 @@ class StepProblem:
     merge: float = 0.0
     overhead: float = 0.0
 
-    def meeting(self, slowest: float, workers: int) -> float:
-        """Return the seconds of a meeting of this number of workers. slowest: seconds of the slowest way."""
-        return self.overhead + 2 * slowest + workers * self.merge
+    def answer(self, slowest: float, workers: int) -> float:
+        """Return the seconds until the last of these workers has its answer. slowest: seconds of the slowest way."""
+        return self.overhead + workers * self.merge + slowest
 
     def way(self, worker: WorkerCost, workers: int) -> float:
         """Return the seconds of the vector's way to or from the worker, where so many share the server's link."""
@@ -94,7 +95,7 @@ def _faster(link: WorkerLink, factor: float) -> WorkerLink:
 class PricedStrategy:
     """A strategy's step on these workers.
 
-    samples: of the step, by worker. compute: seconds until the slowest has computed. exchange: seconds that follow.
+    samples: of the step, by worker. compute: seconds until the slowest has computed. exchange: the rest of the step.
     step: samples of the step. needed: samples for the progress that one sample of a shared step makes.
     """
 
@@ -120,24 +121,13 @@ class PricedStrategy:
         """Expected seconds a sample of progress."""
         return self.step_seconds * self.needed / self.step
 
+    def row(self) -> PricedStep:
+        """Return the price as it is logged."""
+        own = {"samples": self.samples, "compute": self.compute, "exchange": self.exchange}
+        return PricedStep(strategy=self.strategy, seconds=self.seconds, **own)
+
 
 Pricer: TypeAlias = Callable[[StepProblem], Iterable[PricedStrategy]]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPart:
-    """A worker's part in the choice: a step's seconds with it and without it, and what it brings and costs of these.
-
-    used: the choice has it. brings: seconds by which it shortens the others' computing. costs: seconds that it adds to
-    the exchange.
-    """
-
-    worker: str
-    used: bool
-    with_it: float
-    without: float
-    brings: float
-    costs: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +139,7 @@ class StrategyChoice:
     """
 
     candidates: tuple[PricedStrategy, ...]
-    parts: tuple[WorkerPart, ...] = ()
+    parts: tuple[WorkerGain, ...] = ()
     faster_link: tuple[float, PricedStrategy] | None = None
     more: PricedStrategy | None = None
 
@@ -164,9 +154,20 @@ class StrategyChoice:
         return next(each for each in self.candidates if each.strategy == ALONE)
 
     @property
-    def left_out(self) -> tuple[WorkerPart, ...]:
+    def left_out(self) -> tuple[WorkerGain, ...]:
         """The workers that cost more than they bring."""
         return tuple(part for part in self.parts if not part.used)
+
+    def event(self) -> StrategyChosen:
+        """Return the choice as it is logged."""
+        factor, linked = self.faster_link or (None, None)
+        return StrategyChosen(
+            candidates=[each.row() for each in self.candidates],
+            parts=self.parts,
+            faster_link=factor,
+            linked=linked and linked.row(),
+            more=self.more and self.more.row(),
+        )
 
 
 # --- the price of each strategy ---
@@ -184,23 +185,26 @@ def shared_steps(problem: StepProblem) -> Iterator[PricedStrategy]:
     for k in range(2, min(len(problem.workers), problem.samples) + 1):
         ways = {own.name: problem.way(own, k) for own in problem.workers}
         slowest_ways = sorted(ways.values())[k - 1 :]  # within a shorter way there are fewer than k
-        best = _shared(problem, problem.workers, k, problem.meeting(slowest_ways[-1], k))
-        least = best.compute  # those within a shorter way do not compute it sooner
+        best = _shared(problem, problem.workers, k)
+        least = best.step_seconds - problem.answer(slowest_ways[-1], k)  # fewer are not all heard sooner
         for slowest in dict.fromkeys(slowest_ways[:-1]):
-            if least + problem.meeting(slowest, k) >= best.step_seconds:
+            if least + problem.answer(slowest, k) >= best.step_seconds:
                 break
-            reached = [own for own in problem.workers if ways[own.name] <= slowest]
-            found = _shared(problem, reached, k, problem.meeting(slowest, k))
+            found = _shared(problem, [own for own in problem.workers if ways[own.name] <= slowest], k)
             best = found if found.step_seconds < best.step_seconds else best
         yield best
 
 
-def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int, exchange: float) -> PricedStrategy:
-    """Return the shortest step of `k` of these workers, each with one sample at least."""
-    first = {own.name: own.seconds(1) for own in workers}
+def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int) -> PricedStrategy:
+    """Return the step of those `k` workers that are heard soonest, each with one sample at least.
+
+    All of these workers count for the slowest answer: fewer are given where that is shorter.
+    """
+    ways = {own.name: problem.way(own, k) for own in workers}
+    first = {own.name: own.seconds(1) + ways[own.name] for own in workers}
     each = {own.name: max(own.each, _LEAST_EACH) for own in workers}
     more = max(0, problem.samples - k)  # besides the first sample of each
-    level = min(own.seconds(problem.samples) for own in workers)
+    level = min(own.seconds(problem.samples) + ways[own.name] for own in workers)
 
     def most(seconds: float) -> list[tuple[float, str]]:
         """The samples of those that make the most within these seconds, besides their first one."""
@@ -219,7 +223,9 @@ def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int, exchang
     parts = proportional(more, [max(0.0, samples) for samples, _ in taken]) if more else [0] * k
     named = {name: 1 + part for (_, name), part in zip(taken, parts, strict=True)}
     samples = {own.name: named[own.name] for own in workers if own.name in named}
-    return PricedStrategy("bsp", samples, level, exchange, problem.samples)
+    compute = min(level, max(own.seconds(samples[own.name]) for own in workers if own.name in samples))
+    exchange = level - compute + problem.answer(max(ways.values()), k)
+    return PricedStrategy("bsp", samples, compute, exchange, problem.samples)
 
 
 def priced_set(problem: StepProblem, names: Iterable[str]) -> PricedStrategy:
@@ -228,9 +234,7 @@ def priced_set(problem: StepProblem, names: Iterable[str]) -> PricedStrategy:
     workers = [own for own in problem.workers if own.name in asked]
     if len(workers) == 1:
         return next(alone(replace(problem, workers=(workers[0],))))
-    k = len(workers)
-    exchange = problem.meeting(max(problem.way(own, k) for own in workers), k)
-    return _shared(problem, workers, k, exchange)
+    return _shared(problem, workers, len(workers))
 
 
 STRATEGIES: tuple[Pricer, ...] = (alone, shared_steps)
@@ -266,7 +270,7 @@ def _priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrat
     return sorted(found, key=lambda each: (max(each.seconds, equal), len(each.samples), each.seconds))
 
 
-def _parts(problem: StepProblem, chosen: PricedStrategy) -> Iterator[WorkerPart]:
+def _parts(problem: StepProblem, chosen: PricedStrategy) -> Iterator[WorkerGain]:
     """Yield each worker's part, where steps are shared or made alone."""
     if chosen.strategy not in (ALONE, "bsp"):
         return
@@ -276,12 +280,16 @@ def _parts(problem: StepProblem, chosen: PricedStrategy) -> Iterator[WorkerPart]
         if not others:  # it is the one that is alone: what would be without it is another choice
             if rest := tuple(each for each in problem.workers if each.name != own.name):
                 took = _priced(replace(problem, workers=rest), STRATEGIES)[0].step_seconds
-                yield WorkerPart(own.name, used, chosen.step_seconds, took, took - chosen.compute, 0.0)
+                yield _gain(own, used, chosen.step_seconds, took, took - chosen.compute, 0.0)
             continue
         there = chosen if used else priced_set(problem, {*others, own.name})
         away = priced_set(problem, others) if used else chosen
         brings, costs = away.compute - there.compute, there.exchange - away.exchange
-        yield WorkerPart(own.name, used, there.step_seconds, away.step_seconds, brings, costs)
+        yield _gain(own, used, there.step_seconds, away.step_seconds, brings, costs)
+
+
+def _gain(own: WorkerCost, used: bool, with_it: float, without: float, brings: float, costs: float) -> WorkerGain:
+    return WorkerGain(worker=own.name, used=used, with_it=with_it, without=without, brings=brings, costs=costs)
 
 
 def _faster_link(
@@ -309,3 +317,18 @@ def _faster_link(
         else:
             high, found = middle, then
     return high, found
+
+
+# --- in words ---
+
+
+def why_left_out(part: WorkerGain) -> str:
+    """Return why a worker costs more than it brings, with figures."""
+    saves = "saves no" if part.brings <= 0 else f"saves {in_words(part.brings)} of"
+    times = f"{in_words(part.with_it)} instead of {in_words(part.without)}"
+    return f"with it a step would take {times}: it {saves} computing and adds {in_words(part.costs)} of exchange"
+
+
+def in_words(seconds: float) -> str:
+    """Return the seconds of a step: 24.1 ms."""
+    return f"{1e3 * seconds:.3g} ms" if abs(seconds) < 1 else f"{seconds:.3g} s"

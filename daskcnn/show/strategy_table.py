@@ -1,0 +1,90 @@
+"""The choice of a strategy: what was compared, each worker's part, and what would change it, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from daskcnn.events import PricedStep, StrategyChosen, WorkerGain
+from daskcnn.show.text import aligned, clean, count, percent
+from daskcnn.training.strategy_choice import ALONE, in_words, why_left_out
+
+_MOST = 12  # rows of the table
+_NAMED = 4  # workers that a row names
+
+
+def choice_text(found: StrategyChosen) -> str:
+    """Return the lines as one text."""
+    return "\n".join(choice_lines(found))
+
+
+def choice_lines(found: StrategyChosen) -> list[str]:
+    """Return the table, the reason in words, and a line for each worker and for each change that matters."""
+    chosen, rows = found.candidates[0], _rows(found.candidates)
+    head = ["strategy", "workers", "computing", "exchange", "a step", "images/s"]
+    table = aligned([head, *map(_cells, rows)], left=2)
+    if len(rows) < len(found.candidates):
+        table.append(f"({len(rows)} of {len(found.candidates)} that were compared)")
+    parts = [(clean(part.worker), _part(part)) for part in found.parts]
+    return [*table, "", f"chosen: {_named(chosen)}{_reason(found)}", *aligned(parts, left=2), *_changes(found)]
+
+
+def _rows(candidates: Sequence[PricedStep]) -> list[PricedStep]:
+    """The soonest, the soonest of each strategy, and that of the most workers."""
+    if len(candidates) <= _MOST:
+        return list(candidates)
+    first = {each.strategy: each for each in reversed(candidates)}
+    kept = [*first.values(), max(candidates, key=lambda each: len(each.samples)), *candidates[:_MOST]]
+    return [each for each in candidates if any(each is one for one in kept)]
+
+
+def _cells(each: PricedStep) -> list[str]:
+    step = each.compute + each.exchange
+    texts = in_words(each.compute), in_words(each.exchange) if each.exchange else "-", in_words(step)
+    return [each.strategy, _workers(each), *texts, count(round(1 / each.seconds))]
+
+
+def _workers(each: PricedStep) -> str:
+    """The workers and, where they share a step, the samples of each."""
+    names = [f"{clean(name)} {n}" if len(each.samples) > 1 else clean(name) for name, n in each.samples.items()]
+    return ", ".join(names if len(names) <= _NAMED else [*names[: _NAMED - 1], f"and {len(names) - _NAMED + 1} more"])
+
+
+def _named(each: PricedStep) -> str:
+    names = [clean(name) for name in each.samples]
+    shown = ", ".join(names) if len(names) <= _NAMED else f"{len(names)} workers"
+    return f"{shown} alone" if each.strategy == ALONE else f"{each.strategy} on {shown}"
+
+
+def _reason(found: StrategyChosen) -> str:
+    """The figure against the soonest worker alone, or against the soonest strategy of several."""
+    chosen, others = found.candidates[0], found.candidates[1:]
+    alone = next((each for each in others if each.strategy == ALONE), None)
+    if chosen.strategy != ALONE and alone is not None:
+        return f", {alone.seconds / chosen.seconds:.2f} times as fast as {_named(alone)}"
+    if shared := next((each for each in others if each.strategy != ALONE), None):
+        return f": {_named(shared)} would take {shared.seconds / chosen.seconds:.2f} times as long"
+    return ": there is one worker, which exchanges nothing"
+
+
+def _part(part: WorkerGain) -> str:
+    if part.used:
+        longer = percent(part.without / part.with_it - 1) if part.with_it else ""
+        return f"helps: without it a step takes {longer} longer"
+    return f"left out: {why_left_out(part)}"
+
+
+def _changes(found: StrategyChosen) -> Iterator[str]:
+    """Yield what would change the choice."""
+    chosen = found.candidates[0]
+
+    def sooner(then: PricedStep) -> str:
+        return f"{_named(then)}, {chosen.seconds / then.seconds:.2f} times as fast as now"
+
+    if found.faster_link is not None and found.linked is not None:
+        yield f"with links {found.faster_link:.3g} times as fast: {sooner(found.linked)}"
+    elif found.parts and not all(part.used for part in found.parts):
+        yield "no faster link would change it"
+    if found.more is not None:
+        yield f"with another worker like the fastest: {sooner(found.more)}"
+    else:
+        yield "another worker like the fastest would bring nothing"

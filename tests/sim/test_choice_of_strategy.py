@@ -1,0 +1,136 @@
+"""The choice of a strategy against simulated time, and `daskcnn plan --strategies`."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from daskcnn.cli import main as daskcnn
+from daskcnn.events import CalibratedWorker, StrategyChosen, parse
+from daskcnn.sharded.balance import WorkerLink
+from daskcnn.show.lines import describe
+from daskcnn.sim.cluster import SimulatedCluster
+from daskcnn.sim.measured import calibrated_worker, measured_cluster
+from daskcnn.training.strategy_choice import StepProblem, WorkerCost, choose, priced_set, worker_cost
+from tests.sim.sim_cases import cluster, run, seconds, workload
+
+STEPS = 100
+ROOM = """
+[[worker]]
+name = "desk"
+count = 2
+images_per_second = 2000
+bandwidth = 1.25e8
+latency = 2e-4
+[[worker]]
+name = "old"
+images_per_second = 300
+bandwidth = 1.25e7
+latency = 1e-3
+"""
+JOB = '[data]\nname = "cifar10"\n[model]\nname = "quick"\n[train]\nstrategy = "sgwu"\nbatch_size = 64\n'
+
+
+def problem(on: SimulatedCluster, batch: int, nbytes: float) -> StepProblem:
+    members = (
+        WorkerCost(own.name, own.step_fixed, own.seconds, WorkerLink(own.bandwidth or inf, own.latency))
+        for own in on.members()
+    )
+    server = on.server
+    merge = nbytes / server.merge_rate if server.merge_rate else 0.0
+    return StepProblem(
+        tuple(members), batch, nbytes, bandwidth=server.bandwidth or inf, merge=merge, overhead=on.costs.exchange
+    )
+
+
+# --- against simulated time ---
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.05])
+@pytest.mark.parametrize("server", [{}, {"bandwidth": 1e5, "merge_rate": 1e6}], ids=["free", "shared"])
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_step_is_expected_to_take_what_it_takes_in_simulated_time(number: int, server: Any, fixed: float) -> None:
+    own = {"step_fixed": fixed, "bandwidth": 2e4, "latency": 0.01}
+    on = cluster(*[100.0] * number, server=server, costs={"exchange": 0.002}, **own)
+    job = workload("bsp", rule={"every": 1}, samples=64 * STEPS, batch_size=64, validation=0, numbers=250)
+    expected = priced_set(problem(on, 64, job.nbytes), [member.name for member in on.members()])
+    assert seconds(job, on) == pytest.approx(STEPS * expected.step_seconds, rel=0.02)
+
+
+def test_the_chosen_workers_are_sooner_in_simulated_time_than_all_and_than_one() -> None:
+    on = cluster(2000.0, 1500.0, 300.0, bandwidth=1.25e8, latency=2e-4)
+    old = on.worker[2].model_copy(update={"bandwidth": 1.25e7, "latency": 1e-3})
+    on = on.model_copy(update={"worker": [*on.worker[:2], old]})
+    job = workload("bsp", rule={"every": 1}, samples=64 * STEPS, batch_size=64, validation=0, numbers=90_000)
+    chosen = choose(problem(on, 64, job.nbytes)).chosen
+    assert chosen.workers == ("w0", "w1")
+    took = seconds(job, on.without(["w2"]))
+    assert took < min(seconds(job, on), seconds(job, on.without(["w1", "w2"])))
+
+
+def test_fixed_seconds_of_a_step_are_told_from_those_of_its_samples() -> None:
+    row = CalibratedWorker(name="gpu", device="gpu", images_per_second=64 / 0.007, step_fixed=0.006)
+    cost = worker_cost(row, 64)
+    assert cost.seconds(64) == pytest.approx(0.007)
+    assert cost.seconds(1) == pytest.approx(0.006 + 0.001 / 64)
+    worker = calibrated_worker(row, 64)
+    assert worker.step(64) == pytest.approx(0.007)
+    assert worker.rate(64) == pytest.approx(64 / 0.007)
+    assert worker_cost(row.model_copy(update={"step_fixed": 1.0}), 64).each > 0  # a measurement may be wrong
+
+
+def test_a_simulated_run_gives_back_the_cluster_it_ran_on_with_its_fixed_seconds() -> None:
+    on = cluster(100.0, 100.0, step_fixed=0.05, latency=0.01)
+    job = workload("bsp", rule={"every": 1}, samples=64 * STEPS, batch_size=64, numbers=250)
+    found = measured_cluster(run(job, on)[1], job)
+    assert [own.step_fixed for own in found.worker] == pytest.approx([0.05, 0.05])
+    assert [own.images_per_second for own in found.worker] == pytest.approx([100.0, 100.0])
+    assert seconds(job, found) == pytest.approx(seconds(job, on), rel=0.01)
+
+
+# --- `daskcnn plan --strategies` ---
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(JOB)
+    Path("room.toml").write_text(ROOM)
+
+
+def plan(*options: str) -> str:
+    result = CliRunner().invoke(daskcnn, ["plan", "job.toml", "--cluster", "room.toml", "--strategies", *options])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.usefixtures("files")
+def test_it_says_who_helps_who_is_left_out_and_why_by_the_seconds_of_a_step() -> None:
+    text = plan()
+    assert "chosen: bsp on desk-1, desk-2, 1.45 times as fast as desk-1 alone" in text
+    assert "desk-1  helps: without it a step takes 44.6 % longer" in text
+    assert "old     left out: with it a step would take 62.7 ms instead of 22.1 ms" in text
+    assert "with links 25.8 times as fast: bsp on desk-1, desk-2, old" in text
+
+
+@pytest.mark.usefixtures("files")
+def test_workers_are_left_out_and_added_as_in_a_plan() -> None:
+    text = plan("--without", "desk")
+    assert "chosen: old alone: there is one worker, which exchanges nothing" in text
+    assert "desk-1+1" in plan("--add", "desk-1=1")
+    options = ["plan", "job.toml", "--cluster", "room.toml", "--strategies", "--without", "nobody"]
+    assert "no worker of this name" in CliRunner().invoke(daskcnn, options).output
+
+
+@pytest.mark.usefixtures("files")
+def test_its_json_is_the_event_of_a_run() -> None:
+    event = parse({"event": "strategy", **json.loads(plan("--json"))})
+    assert isinstance(event, StrategyChosen)
+    assert "\n".join(describe(event)) + "\n" == plan()
+    seconds = [each.seconds for each in event.candidates]
+    assert seconds == sorted(seconds)
