@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from daskcnn.events import PricedStep, StrategyChosen, WorkerGain
+from daskcnn.events import ALONE, PricedStep, StrategyChosen, WorkerGain, step_time
 from daskcnn.show.text import aligned, clean, count, percent
-from daskcnn.training.strategy_choice import ALONE, in_words, why_left_out
 
 _MOST = 12  # rows of the table
 _NAMED = 4  # workers that a row names
@@ -39,7 +38,7 @@ def _rows(candidates: Sequence[PricedStep]) -> list[PricedStep]:
 
 def _cells(each: PricedStep) -> list[str]:
     step = each.compute + each.exchange
-    texts = in_words(each.compute), in_words(each.exchange) if each.exchange else "-", in_words(step)
+    texts = step_time(each.compute), step_time(each.exchange) if each.exchange else "-", step_time(step)
     return [each.strategy, _workers(each), *texts, count(round(1 / each.seconds))]
 
 
@@ -70,7 +69,7 @@ def _part(part: WorkerGain) -> str:
     if part.used:
         longer = percent(part.without / part.with_it - 1) if part.with_it else ""
         return f"helps: without it a step takes {longer} longer"
-    return f"left out: {why_left_out(part)}"
+    return f"left out: {part.why_left_out}"
 
 
 def _changes(found: StrategyChosen) -> Iterator[str]:

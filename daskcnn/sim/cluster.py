@@ -104,7 +104,7 @@ class Worker(Options):
         return self.step_fixed + samples * self.seconds
 
     def rate(self, samples: float) -> float:
-        """Return the images it trains on in a second, in steps of so many samples."""
+        """Return the images it trains on in a second, in steps of this number of samples."""
         return self.images_per_second / (1 + self.step_fixed * self.images_per_second / samples)
 
     @property

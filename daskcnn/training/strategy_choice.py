@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from math import inf, isinf
 from typing import TypeAlias
 
-from daskcnn.events import CalibratedWorker, PricedStep, StrategyChosen, WorkerGain
+from daskcnn.events import ALONE, CalibratedWorker, PricedStep, StrategyChosen, WorkerGain
 from daskcnn.partition.proportions import proportional
 from daskcnn.sharded.balance import FREE, WorkerLink
 
@@ -29,7 +29,6 @@ _LEAST_EACH = 1e-12
 _MOST_FIXED = 0.999  # part of a step
 _EQUAL = 1e-9  # part of a time within which two are equal
 _FASTEST_LINK = 1e6  # times the present one
-ALONE = "alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class StepProblem:
         return self.overhead + workers * self.merge + slowest
 
     def way(self, worker: WorkerCost, workers: int) -> float:
-        """Return the seconds of the vector's way to or from the worker, where so many share the server's link."""
+        """Return the seconds of the vector's way to or from a worker. workers: those that share the server's link."""
         return worker.link.each + self.nbytes / min(worker.link.bandwidth, self.bandwidth / workers)
 
     def linked(self, factor: float) -> StepProblem:
@@ -174,7 +173,7 @@ class StrategyChoice:
 
 
 def alone(problem: StepProblem) -> Iterator[PricedStrategy]:
-    """Yield each worker by itself: no exchange, and nobody to wait for."""
+    """Yield each worker by itself, which exchanges nothing and waits for no other."""
     for own in problem.workers:
         samples = problem.samples
         yield PricedStrategy(ALONE, {own.name: samples}, own.seconds(samples), 0.0, samples)
@@ -317,18 +316,3 @@ def _faster_link(
         else:
             high, found = middle, then
     return high, found
-
-
-# --- in words ---
-
-
-def why_left_out(part: WorkerGain) -> str:
-    """Return why a worker costs more than it brings, with figures."""
-    saves = "saves no" if part.brings <= 0 else f"saves {in_words(part.brings)} of"
-    times = f"{in_words(part.with_it)} instead of {in_words(part.without)}"
-    return f"with it a step would take {times}: it {saves} computing and adds {in_words(part.costs)} of exchange"
-
-
-def in_words(seconds: float) -> str:
-    """Return the seconds of a step: 24.1 ms."""
-    return f"{1e3 * seconds:.3g} ms" if abs(seconds) < 1 else f"{seconds:.3g} s"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daskcnn.events import ALONE
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.strategy_choice import (
-    ALONE,
     STRATEGIES,
     PricedStrategy,
     StepProblem,
