@@ -1,4 +1,4 @@
-"""What every event of a run has, and the fields that several share. `events` has the events."""
+"""The base of all events, and the fields that several share. `events` has the events."""
 
 from __future__ import annotations
 

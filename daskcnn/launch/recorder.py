@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from inspect import iscoroutinefunction
@@ -33,9 +33,11 @@ from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, check_of, to_checkpoint, to_state
-from daskcnn.runs.summary import Evaluated, Summary, Traffic, WorkerSummary
+from daskcnn.runs.summary import AloneSummary, Evaluated, Summary, Traffic, WorkerSummary
 from daskcnn.runs.totals import worker_totals
+from daskcnn.show.history import History
 from daskcnn.show.renderers.terminal import Progress
+from daskcnn.show.report_tables import alone_of
 from daskcnn.store.array_index import INDEX, write_index
 from daskcnn.training.coordinator.settings import Settings
 
@@ -251,7 +253,9 @@ class Recorder:
     def _summary(
         self, status: str, state: TrainingState, seconds: float, test: Score | None, reason: str | None
     ) -> dict[str, Any]:
-        workers = worker_totals(self.directory.events(), seconds)
+        history = History()
+        workers = worker_totals(history.followed(self.directory.events()), seconds)
+        alone = alone_of(history)
         handed, checkpoint = (state, self.checkpoint) if self.handed is None else (self.handed, self._handed_at)
         tested, validated = (
             None if score is None else Evaluated.model_validate(score.judged) for score in (test, handed.validation)
@@ -271,6 +275,7 @@ class Recorder:
             reason=reason,
             weights=self.choice,
             weights_epoch=handed.epoch,
+            alone=None if alone is None else AloneSummary(**asdict(alone)),
         ).model_dump()
 
     def _complete(self, summary: Callable[[], dict[str, Any]]) -> dict[str, Any]:

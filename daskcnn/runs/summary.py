@@ -50,6 +50,17 @@ class WorkerSummary(_SummaryFields):
     present: float = 0.0
 
 
+class AloneSummary(_SummaryFields):
+    """The run's time to its best evaluation, and its fastest worker's by itself, as `show.report_tables` has it."""
+
+    worker: str
+    epoch: float
+    accuracy: float | None
+    seconds: float
+    alone: float
+    at_most: bool
+
+
 class Summary(_SummaryFields):
     """The summary as `summary.json` and `--json` have it. epochs, seconds: of the training done.
 
@@ -72,6 +83,7 @@ class Summary(_SummaryFields):
     reason: str | None = None
     weights: CheckpointTaken = "last"
     weights_epoch: float | None = None
+    alone: AloneSummary | None = None
 
 
 def checked_summary(summary: dict[str, Any], path: Path) -> dict[str, Any]:

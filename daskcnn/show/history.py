@@ -9,7 +9,7 @@ goes back with a resume alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,6 +164,12 @@ class History:
         self._take_of_workers(event)
         if isinstance(event, _NOTED):
             self.notes += [Note(self.now, line) for line in describe(event)]
+
+    def followed(self, some: Iterable[events.Event]) -> Iterator[events.Event]:
+        """Yield events, and take each in."""
+        for event in some:
+            self.take(event)
+            yield event
 
     @property
     def now(self) -> float:

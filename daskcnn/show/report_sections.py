@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from daskcnn.events import Judged, RunStarted
@@ -84,6 +84,7 @@ def _heading(report: RunReport) -> Lines:
         ("rule", rule_of(start)),
         ("network", _network(start)),
         ("test", _judged(report.test) if report.test else ""),
+        ("brought", texts.brought(**asdict(report.alone)) if report.alone else ""),
         ("", "" if report.rounds else "no round has ended yet: there is nothing to compare"),
     )
 

@@ -112,6 +112,23 @@ class StepParts:
     comp: float
 
 
+@dataclass(frozen=True, slots=True)
+class AloneEstimate:
+    """The time of a run to its best evaluation, and that which its fastest worker would expect by itself.
+
+    accuracy: of that evaluation; None for a network without one, and then it is the last. seconds: of the run until
+    then; alone: of the worker, for as many samples. at_most: it may need fewer, as the run's steps are not those of one
+    machine.
+    """
+
+    worker: str
+    epoch: float
+    accuracy: float | None
+    seconds: float
+    alone: float
+    at_most: bool
+
+
 @dataclass(frozen=True)
 class RunReport:
     """All figures of one run. seconds: of training, those before a resume included; began: at which its lives began.
@@ -144,6 +161,7 @@ class RunReport:
     papers_step: StepParts | None
     began: dict[int, float]
     calibrated: tuple[CalibratedWorker, ...] = ()
+    alone: AloneEstimate | None = None
 
     @property
     def utilisation(self) -> float | None:
@@ -163,7 +181,7 @@ class RunReport:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON, under the fields' own names."""
         plain = ("status", "epoch", "seconds", "images_per_second", "utilisation", "began")
-        one = ("total", "balance", "traffic", "server")
+        one = ("total", "balance", "traffic", "server", "alone")
         many = ("workers", "increments", "by_round", "looks", "notes")
         return {
             "start": self.start.model_dump(exclude={"at"}),
@@ -226,6 +244,30 @@ def report_of(run: History) -> RunReport:
         papers_step=_papers_step(run.step_sums),
         began=dict(run.began),
         calibrated=tuple(run.calibrated.values()),
+        alone=alone_of(run),
+    )
+
+
+def alone_of(run: History) -> AloneEstimate | None:
+    """Return the estimate by what workers measured of themselves; None for a run of one worker, or without evaluation.
+
+    A sample that is judged takes a third of one that is trained on.
+    """
+    start, rates = run.start, {own.name: own.images_per_second or 0.0 for own in run.calibrated.values()}
+    fastest = max(rates, key=lambda name: rates[name], default="")
+    if not (run.looks and start.samples and rates.get(fastest)) or {row.worker for row in run.rows} <= {fastest}:
+        return None
+    accuracies = [look.validation_accuracy for look in run.looks]
+    last = accuracies.index(max(filter(None, accuracies))) if any(accuracies) else len(accuracies) - 1
+    best, looks = run.looks[last], run.looks[: last + 1]
+    judged = sum(start.validation_samples or 0 if look.judged is None else look.judged for look in looks)
+    return AloneEstimate(
+        worker=fastest,
+        epoch=best.epoch,
+        accuracy=best.validation_accuracy,
+        seconds=best.at,
+        alone=(best.epoch * start.samples + judged / 3) / rates[fastest],
+        at_most=start.strategy != LAYER and (start.step_samples is None or start.step_samples != start.batch_size),
     )
 
 

@@ -71,6 +71,14 @@ def measured(metrics: Mapping[str, float | None]) -> list[str]:
     return [f"{clean(name)} {'-' if value is None else f'{value:.4g}'}" for name, value in metrics.items()]
 
 
+def brought(*, worker: str, epoch: float, accuracy: float | None, seconds: float, alone: float, at_most: bool) -> str:
+    """Return what a cluster brought, against its fastest worker by itself. See `AloneEstimate`."""
+    did = f"made {plural(f'{epoch:.4g}', 'epoch')}" if accuracy is None else f"reached {percent(accuracy)}"
+    estimated = "at most (estimated: it may need fewer samples)" if at_most else "(estimated)"
+    there = f"{clean(worker)} alone would have taken about {duration(alone)} {estimated}"
+    return f"this cluster {did} in {duration(seconds)}; {there}"
+
+
 def checkpoint_text(place: str, choice: str | None, epoch: float | None) -> str:
     """Return a checkpoint with the choice that led to it: 'run/checkpoints/step-000000375 (best, epoch 3)'."""
     known = [*([] if choice is None else [choice]), *([] if epoch is None else [f"epoch {epoch:.4g}"])]

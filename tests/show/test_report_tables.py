@@ -387,3 +387,41 @@ def test_the_report_of_a_simulation_says_so() -> None:
     told = format_report(tables([start(simulated=True), calibration("w0"), round_of("w0")]))
     assert any(line.startswith("status ") and line.endswith(", a simulation") for line in told.splitlines())
     assert "simulation" not in format_report(tables([start(), calibration("w0"), round_of("w0")]))
+
+
+# --- against the fastest worker by itself ---
+
+
+def look(at: float, number: int, accuracy: float | None) -> Event:
+    return {**epoch(epoch=float(number), step=number, validation={"loss": 1.0, "accuracy": accuracy}), "at": at}
+
+
+def test_a_run_says_what_it_brought_against_its_fastest_worker_alone() -> None:
+    began = {"batch_size": 64, "step_samples": 64}
+    assert tables(_log(began)).alone is None  # not judged yet
+    looks = [look(8.0, 1, 0.4), look(15.0, 2, 0.6), look(22.0, 3, 0.6)]
+    found = tables([*_log(began), *looks]).alone
+    assert found is not None
+    assert (found.worker, found.accuracy, found.seconds, found.at_most) == ("w1", 0.6, 15.0, False)
+    assert found.alone == pytest.approx((2 * 1000 + 2 * 300 / 3) / 100)
+    shown = format_report(tables([*_log(began), *looks]))
+    line = "brought     this cluster reached 60.0 % in 15.0 s; w1 alone would have taken about 22.0 s (estimated)"
+    assert line in shown
+
+
+def test_replicas_that_are_merged_may_need_more_samples_than_one_machine() -> None:
+    shown = format_report(tables([*_log({"batch_size": 64}), look(8.0, 1, None)]))
+    assert "this cluster made 1 epoch in 8.0 s; w1 alone would have taken about 11.0 s at most (estimated" in shown
+
+
+def test_a_worker_that_was_alone_is_not_compared_with_itself() -> None:
+    log = [event for event in _log({"batch_size": 64}) if event.get("worker") != "w0"]
+    assert tables([*log, look(8.0, 1, 0.5)]).alone is None
+
+
+def _log(changes: Event) -> list[Event]:
+    """The events of two workers of 50 and 100 images/s, with 1,000 samples an epoch and 300 to judge by."""
+    began = start(strategy="bsp", samples=1000, validation_samples=300, **changes)
+    speeds = [{"name": "w0", "images_per_second": 50.0}, {"name": "w1", "images_per_second": 100.0}]
+    calibrated = {"event": "calibration", "workers": speeds}
+    return timed((0.0, began), (0.0, calibrated), (1.0, lap("w0", 0)), (1.0, lap("w1", 0)))

@@ -39,6 +39,7 @@ def test_the_summary_has_the_documented_fields() -> None:
         "reason",
         "weights",
         "weights_epoch",
+        "alone",
     ]
     assert built["images_per_second"] == pytest.approx(480_000 / 252)
     assert built["bytes"] == {"up": 12_345_678, "down": 950}
@@ -58,6 +59,13 @@ def test_the_summary_says_that_its_figures_are_of_the_best_weights() -> None:
     told = format_summary(summary(weights="best", weights_epoch=7.0))
     assert "weights     the best on the validation samples, of epoch 7: the figures are theirs" in told
     assert "weights" not in format_summary(summary())
+
+
+def test_the_summary_says_what_the_cluster_brought() -> None:
+    alone = {"worker": "w1", "epoch": 2.0, "accuracy": 0.6, "seconds": 47.0, "alone": 60.0, "at_most": False}
+    told = format_summary(summary(alone=alone))
+    line = "this cluster reached 60.0 % in 47.0 s; w1 alone would have taken about 1 min 00 s (estimated)"
+    assert line in told
 
 
 def test_the_summary_is_strict_json() -> None:

@@ -12,6 +12,7 @@ from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.text import (
     aligned,
+    brought,
     clean,
     count,
     duration,
@@ -100,6 +101,7 @@ def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "
         ("training", f"{summary['strategy']}, {epochs} in {duration(summary['seconds'])}{rate}"),
         *((part, judged(*(found.get(name) for name in _JUDGED))) for part, found in results.items()),
         *([("weights", _handed_back(summary))] if summary.get("weights") == "best" else []),
+        *([("brought", brought(**summary["alone"]))] if summary.get("alone") else []),
         *([("time", time)] if time else []),
         ("traffic", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
         *zip(["workers"] + [""] * len(workers), _worker_lines(workers), strict=True),
