@@ -11,8 +11,7 @@ import numpy as np
 from daskcnn.errors import JobError
 from daskcnn.job.tables import LAYER
 from daskcnn.planning.simulate import Scenario
-from daskcnn.sharded.balance import WorkerLink
-from daskcnn.sim.cluster import SimulatedCluster, Worker
+from daskcnn.sim.cluster import SimulatedCluster, Worker, step_problem
 from daskcnn.training.strategy_choice import (
     STRATEGIES,
     PricedStrategy,
@@ -35,21 +34,10 @@ def compare_strategies(chosen: Scenario) -> StrategyChoice:
 
 def problem_of(chosen: Scenario) -> StepProblem:
     """Return the step of a job on a simulated cluster, with the costs that a simulation goes by."""
-    cluster, job = chosen.cluster, chosen.job
+    job = chosen.job
+    samples = min(job.train.batch_size, chosen.samples)
     nbytes = chosen.numbers * np.dtype(job.cluster.wire).itemsize
-    server = cluster.server.split(job.cluster.ps_shards)
-    workers = (
-        WorkerCost(own.name, own.step_fixed, own.seconds, WorkerLink(own.bandwidth or inf, own.latency))
-        for own in cluster.members()
-    )
-    return StepProblem(
-        tuple(workers),
-        min(job.train.batch_size, chosen.samples),
-        nbytes,
-        bandwidth=server.bandwidth or inf,
-        merge=nbytes / server.merge_rate if server.merge_rate else 0.0,
-        overhead=cluster.costs.exchange,
-    )
+    return step_problem(chosen.cluster.members(), samples, nbytes, chosen.cluster, job.cluster.ps_shards)
 
 
 class _Sharded:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from daskcnn.ps.admm import ADMM
 from daskcnn.ps.agwu import AGWU
+from daskcnn.ps.auto import Auto
 from daskcnn.ps.bsp import BSP
 from daskcnn.ps.downpour import Downpour
 from daskcnn.ps.easgd import EASGD
@@ -41,6 +42,7 @@ RULES: dict[str, type[UpdateRule]] = {
     "admm": ADMM,
     "parallel-sgd": ParallelSGD,
     "local-sgd": LocalSGD,
+    "auto": Auto,
 }
 
 __all__ = [

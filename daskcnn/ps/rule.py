@@ -97,6 +97,7 @@ class UpdateRule(BaseModel, ABC):
     steps_by_speed: ClassVar[bool] = False
     overshoots: ClassVar[bool] = False
     usual_rate: ClassVar[float] = 1.0
+    chooses_workers: ClassVar[bool] = False
     """Factor of the optimizer's usual learning rate, where exchanges take back a part of every step."""
 
     def problems(self, epochs: int) -> Iterator[str]:

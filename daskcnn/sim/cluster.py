@@ -16,8 +16,9 @@ from daskcnn.documents import reason_of
 from daskcnn.errors import JobError, nearest
 from daskcnn.job.resolve import read_job_file
 from daskcnn.job.tables import Options
-from daskcnn.sharded.balance import SPREAD_SHARE
+from daskcnn.sharded.balance import SPREAD_SHARE, WorkerLink
 from daskcnn.sim.speeds import Constant, Drift, Link, Speed, Stall, Walk
+from daskcnn.training.strategy_choice import StepProblem, WorkerCost
 
 _MOST_BYTES = 1 << 20
 _MOST_WORKERS = 1 << 20
@@ -169,6 +170,28 @@ class SimulatedCluster(Options):
         own, places = len(members), range(len(members), workers)
         more = [_renamed(members[i % own], f"{members[i % own].name}+{i // own}") for i in places]
         return self.model_copy(update={"worker": [*members[:workers], *more]})
+
+
+def step_problem(
+    members: Sequence[Worker], samples: int, nbytes: int, cluster: SimulatedCluster, shards: int = 1
+) -> StepProblem:
+    """Return the step of these members of a cluster that share its samples, as a simulation has it.
+
+    nbytes: of the vector on the wire. shards: hosts of the server.
+    """
+    server = cluster.server.split(shards)
+    workers = (
+        WorkerCost(own.name, own.step_fixed, own.seconds, WorkerLink(own.bandwidth or math.inf, own.latency))
+        for own in members
+    )
+    return StepProblem(
+        tuple(workers),
+        samples,
+        nbytes,
+        bandwidth=server.bandwidth or math.inf,
+        merge=nbytes / server.merge_rate if server.merge_rate else 0.0,
+        overhead=cluster.costs.exchange,
+    )
 
 
 def _renamed(pattern: Worker, name: str) -> Worker:

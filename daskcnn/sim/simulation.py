@@ -20,7 +20,7 @@ from daskcnn.partition.rounds import Rounds
 from daskcnn.partition.step_shares import StepShares
 from daskcnn.ps import ParameterServer, Snapshot
 from daskcnn.ps.average import exchanged
-from daskcnn.sim.cluster import SimulatedCluster
+from daskcnn.sim.cluster import SimulatedCluster, step_problem
 from daskcnn.sim.host import LIFE, Agenda, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
 from daskcnn.sim.replica import SimulatedReplica
@@ -84,12 +84,14 @@ class Simulation:
         self._carry_out: dict[type, Callable[[Any], None]] = {
             orders.Calibrate: self._calibrate,
             orders.StartServer: lambda order: self._tell(facts.ServerReady(order.life, "simulated", self.now)),
+            orders.ProbeServer: self._probe,
             orders.Join: self._join,
             orders.StartRound: self._start_round,
             orders.Leave: lambda order: self._host.leave(self.replicas[order.replica]),
             orders.Save: lambda order: self._tell(facts.Saved(self.server.snapshot().version, self.now)),
             orders.Judge: self._judge,
             orders.Restore: lambda order: None,
+            orders.Dismiss: lambda order: None,  # it is idle
             orders.CancelAll: lambda order: None,  # nothing is under way where nobody is lost
             orders.Log: lambda order: self._log(order.event),
             orders.End: self._end,
@@ -190,6 +192,13 @@ class Simulation:
             conv_seconds=member.conv_seconds or {},
         )
         self._tell(facts.Calibrated(member.name, seconds, row, self.now))
+
+    def _probe(self, order: orders.ProbeServer) -> None:
+        members, work = [self.replicas[name].member for name in order.workers], self.workload
+        problem = step_problem(members, work.batch_size, work.nbytes, self.cluster, work.shards)
+        links = {own.name: own.link for own in problem.workers}
+        how = {"bandwidth": problem.bandwidth, "merge": problem.merge, "overhead": problem.overhead}
+        self._tell(facts.ServerProbed(order.workers, links, work.nbytes, self.now, **how))
 
     def _join(self, order: orders.Join) -> None:
         replica, life, session = order.replica, order.life, order.session

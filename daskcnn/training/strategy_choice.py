@@ -16,10 +16,10 @@ they may have. So another worker, or a faster link, never makes the least time l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isinf
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from daskcnn.events import ALONE, CalibratedWorker, PricedStep, StrategyChosen, WorkerGain
 from daskcnn.partition.proportions import proportional
@@ -84,6 +84,25 @@ class StepProblem:
     def with_one_more(self, like: WorkerCost) -> StepProblem:
         """Return the same with another worker like this one."""
         return replace(self, workers=(*self.workers, replace(like, name=f"another {like.name}")))
+
+
+class Meeting(Protocol):
+    """The measured cost of a meeting: fields of `StepProblem`."""
+
+    nbytes: int
+    bandwidth: float
+    merge: float
+    overhead: float
+
+
+def measured_problem(
+    workers: Mapping[str, CalibratedWorker], batch: int, links: Mapping[str, WorkerLink], meeting: Meeting
+) -> StepProblem:
+    """Return the step of calibrated workers. A link that is not known counts as the best of those that are."""
+    best = min(links.values(), key=lambda link: link.seconds(meeting.nbytes), default=FREE)
+    costs = (worker_cost(row, batch, links.get(name, best)) for name, row in workers.items())
+    how = {"bandwidth": meeting.bandwidth, "merge": meeting.merge, "overhead": meeting.overhead}
+    return StepProblem(tuple(costs), batch, meeting.nbytes, **how)
 
 
 def _faster(link: WorkerLink, factor: float) -> WorkerLink:

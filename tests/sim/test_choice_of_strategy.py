@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from daskcnn.cli import main as daskcnn
-from daskcnn.events import CalibratedWorker, StrategyChosen, parse
-from daskcnn.sharded.balance import WorkerLink
+from daskcnn.events import CalibratedWorker, RoundEnded, StrategyChosen, WorkerLeftOut, parse
 from daskcnn.show.lines import describe
-from daskcnn.sim.cluster import SimulatedCluster
+from daskcnn.sim.cluster import SimulatedCluster, step_problem
 from daskcnn.sim.measured import calibrated_worker, measured_cluster
-from daskcnn.training.strategy_choice import StepProblem, WorkerCost, choose, priced_set, worker_cost
-from tests.sim.sim_cases import cluster, run, seconds, workload
+from daskcnn.sim.workload import Workload
+from daskcnn.training.strategy_choice import StepProblem, choose, priced_set, worker_cost
+from tests.sim.sim_cases import cluster, of, run, seconds, workload
 
 STEPS = 100
 ROOM = """
@@ -36,16 +35,8 @@ latency = 1e-3
 JOB = '[data]\nname = "cifar10"\n[model]\nname = "quick"\n[train]\nstrategy = "sgwu"\nbatch_size = 64\n'
 
 
-def problem(on: SimulatedCluster, batch: int, nbytes: float) -> StepProblem:
-    members = (
-        WorkerCost(own.name, own.step_fixed, own.seconds, WorkerLink(own.bandwidth or inf, own.latency))
-        for own in on.members()
-    )
-    server = on.server
-    merge = nbytes / server.merge_rate if server.merge_rate else 0.0
-    return StepProblem(
-        tuple(members), batch, nbytes, bandwidth=server.bandwidth or inf, merge=merge, overhead=on.costs.exchange
-    )
+def problem(on: SimulatedCluster, batch: int, nbytes: int) -> StepProblem:
+    return step_problem(on.members(), batch, nbytes, on)
 
 
 # --- against simulated time ---
@@ -134,3 +125,38 @@ def test_its_json_is_the_event_of_a_run() -> None:
     assert "\n".join(describe(event)) + "\n" == plan()
     seconds = [each.seconds for each in event.candidates]
     assert seconds == sorted(seconds)
+
+
+# --- `strategy = "auto"` ---
+
+
+def room() -> SimulatedCluster:
+    """Two desktops, and an old one behind a slow link."""
+    on = cluster(2000.0, 1500.0, 300.0, bandwidth=1.25e8, latency=2e-4)
+    old = on.worker[2].model_copy(update={"bandwidth": 1.25e7, "latency": 1e-3})
+    return on.model_copy(update={"worker": [*on.worker[:2], old]})
+
+
+def job(strategy: str) -> Workload:
+    sizes = {"samples": 64 * STEPS, "batch_size": 64, "validation": 64, "numbers": 90_000, "epochs": 4}
+    return workload(strategy, partition="idpa", increments=3, **sizes)
+
+
+def test_auto_leaves_out_by_name_the_worker_that_costs_more_than_it_brings() -> None:
+    simulation, events = run(job("auto"), room())
+    (chosen,) = of(StrategyChosen, events)
+    assert [*chosen.candidates[0].samples] == ["w0", "w1"]
+    (out,) = of(WorkerLeftOut, events)
+    assert out.worker == "w2"
+    assert "with it a step would take" in out.reason
+    assert {event.worker for event in of(RoundEnded, events)} == {"w0", "w1"}
+    assert sum(event.samples for event in of(RoundEnded, events)) == 4 * 64 * STEPS
+    assert simulation.now == pytest.approx(seconds(job("bsp"), room().without(["w2"])))
+
+
+@pytest.mark.parametrize("bandwidth", [1e6, 5e6, 1.25e8, 1.25e9])
+@pytest.mark.parametrize("speeds", [(1000.0,), (1000.0, 1000.0), (1000.0, 100.0), (2000.0, 1000.0, 300.0, 300.0)])
+def test_auto_is_never_later_than_all_workers_or_the_fastest_one(speeds: Any, bandwidth: float) -> None:
+    on = cluster(*speeds, bandwidth=bandwidth, latency=5e-4)
+    fastest = on.without([member.name for member in on.members()[1:]])
+    assert seconds(job("auto"), on) <= 1.02 * min(seconds(job("bsp"), on), seconds(job("bsp"), fastest))

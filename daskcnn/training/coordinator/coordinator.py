@@ -24,7 +24,7 @@ class Phase(Enum):
     STARTING = auto()  # the server
     TRAINING = auto()  # rounds of replicas
     RESCUING = auto()  # peers: the last center is looked for
-    MEASURING = auto()  # layer sharding: links
+    MEASURING = auto()  # layer sharding, and where workers are chosen: links
     STEPPING = auto()  # layer sharding: a segment of steps
     COLLECTING = auto()  # layer sharding: the pieces, behind a segment
     JUDGING = auto()  # the last center, or the snapshot at an epoch's end

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from daskcnn.errors import UserError
 from daskcnn.events import CalibratedWorker, Spent
 from daskcnn.frozen import Stated, frozen
 from daskcnn.nn.score import Score
-from daskcnn.sharded.balance import WorkerLinks
+from daskcnn.sharded.balance import WorkerLink, WorkerLinks
 from daskcnn.training.round_report import RoundReport
 
 
@@ -152,6 +153,23 @@ class LinksMeasured(Fact):
     life: int
     links: WorkerLinks
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProbed(Fact):
+    """The answer to `ProbeServer`.
+
+    links: of those workers whose link could be measured. nbytes: of the vector that each would send and receive.
+    bandwidth, merge, overhead: of the server, as in `strategy_choice.StepProblem`.
+    """
+
+    workers: tuple[str, ...]
+    links: Mapping[str, WorkerLink]
+    nbytes: int
+    at: float
+    bandwidth: float = inf
+    merge: float = 0.0
+    overhead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

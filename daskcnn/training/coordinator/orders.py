@@ -122,6 +122,13 @@ class MeasureLinks(Order):
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeServer(Order):
+    """Measure what a meeting would cost these workers. Answer: `ServerProbed`, or `WorkerGone` of one out of reach."""
+
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Place(Order):
     """Send every piece of the snapshot to the worker that trains it from this step on."""
 

@@ -31,6 +31,7 @@ from daskcnn import errors
 from daskcnn.errors import Lost, UserError
 from daskcnn.events import WorkerLost, WorkersCalibrated
 from daskcnn.partition.rounds import Rounds
+from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.evaluations import Evaluations
@@ -40,6 +41,7 @@ from daskcnn.training.coordinator.records import Kept, Records
 from daskcnn.training.coordinator.roster import Refusal
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.judging import JudgedPart
+from daskcnn.training.strategy_choice import choose, measured_problem
 
 # Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
 _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
@@ -57,6 +59,7 @@ class Coordinator(Coordinating):
         self._records = Records(settings, kept or Kept(), self._out)
         self._present: Life | None = None  # the life of that number
         self._moved_from: int | None = None  # merges that the lost server had
+        self._links: dict[str, WorkerLink] = {}  # where workers are chosen
 
     def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
         return {
@@ -70,6 +73,7 @@ class Coordinator(Coordinating):
             facts.OutOfStep: self._on_out_of_step,
             facts.Waits: self._on_waits,
             facts.Rescued: self._on_rescued,
+            facts.ServerProbed: self._on_server_probed,
             facts.Judged: self._on_judged,
             facts.Saved: self._on_saved,
             facts.Tick: self._on_tick,
@@ -104,20 +108,50 @@ class Coordinator(Coordinating):
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
         late = self.phase is not Phase.CALIBRATING and fact.worker in self.roster.calibrating
         super()._on_calibrated(fact)
-        if late:
+        if late and self.phase is Phase.MEASURING:
+            self._out.log(WorkersCalibrated(workers=[fact.row]))
+            self._begin(fact.at)
+        elif late:
             self._out.log(WorkersCalibrated(workers=[fact.row]))
             if self.settings.replica_size > 1:
                 self._out.warn(f"worker {fact.worker} waits: groups are formed at a run's start; stop it and resume it")
-                return
-            self._alive.newcomers.append(fact.worker)
-            if self.phase is _TRAINING:
-                self._alive.issue(fact.at)
+            elif self.settings.chooses_workers:
+                self._out.put(orders.ProbeServer((fact.worker,)))
+            else:
+                self._take_newcomer(fact.worker, fact.at)
+
+    def _take_newcomer(self, worker: str, now: float) -> None:
+        self._alive.newcomers.append(worker)
+        if self.phase is _TRAINING:
+            self._alive.issue(now)
 
     def _begin(self, now: float) -> None:
         if (problem := too_few(self.settings, len(self.roster.alive))) is not None:
             self._end("unusable", problem)
+        elif self.settings.chooses_workers and len(self.roster.alive) > 1:
+            self.phase = Phase.MEASURING
+            self._out.put(orders.ProbeServer(tuple(self.roster.alive)))
         else:
             self._begin_life(now)
+
+    # --- workers are chosen ---
+
+    def _on_server_probed(self, fact: facts.ServerProbed) -> None:
+        """Leave out the workers that cost a step more than they bring: all at the start, or one that came later."""
+        late = self.phase is not Phase.MEASURING
+        self._links.update(fact.links)
+        if not self.roster.alive.keys() >= {*fact.workers} or not (late or fact.workers == tuple(self.roster.alive)):
+            return  # one of them is gone, or another has come: they are asked again
+        measured = {name: own.row for name, own in self.roster.alive.items()}
+        found = choose(measured_problem(measured, self.settings.batch_size, self._links, fact))
+        self._out.log(found.event())
+        left_out = [part for part in found.left_out if part.worker in fact.workers]
+        for part in left_out:
+            self._leave_out([part.worker], part.why_left_out, "give it a faster link, or use strategy bsp", fact.at)
+        if not late:
+            self._begin_life(fact.at)
+        elif not left_out:
+            self._take_newcomer(fact.workers[0], fact.at)
 
     # --- a life ---
 
@@ -254,7 +288,7 @@ class Coordinator(Coordinating):
             self._records.save(fact.score, self._alive.rounds, self.life)
 
     def _stop(self) -> None:
-        if self.phase in (Phase.CALIBRATING, Phase.STARTING):
+        if self.phase in (Phase.CALIBRATING, Phase.MEASURING, Phase.STARTING):
             self._end_interrupted()
         elif self.settings.peers:
             self._rescue()
@@ -330,6 +364,8 @@ class Coordinator(Coordinating):
         """Go on after a loss: peers look for the last center; else rounds that are due now start."""
         if self._forming:
             self._restart(now)
+        elif self.phase is Phase.MEASURING:
+            self._begin(now)
         elif self.phase in (Phase.TRAINING, Phase.RESCUING) and self.settings.peers:
             self._rescue()
         elif self.phase is _TRAINING:

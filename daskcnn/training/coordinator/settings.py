@@ -130,6 +130,11 @@ class Settings(RunSettings):
         return dict(zip(sizes, proportional(self.batch_size, list(sizes.values())), strict=True))
 
     @property
+    def chooses_workers(self) -> bool:
+        """True if workers that cost a step more than they bring are left out. Equal shares are for all workers."""
+        return self.rule.chooses_workers and not self.even
+
+    @property
     def peers(self) -> bool:
         """True if replicas merge peer to peer, without a server."""
         return self.rule.serverless
