@@ -99,7 +99,8 @@ def calibrated_worker(row: CalibratedWorker, batch: int | None = None) -> Worker
     """
     if row.images_per_second is None:
         raise DataError(f"worker {row.name}", "its calibration has no images_per_second", "give a cluster file")
-    cost = worker_cost(row, batch) if batch else WorkerCost(row.name, 0.0, 1 / row.images_per_second)
+    seconds = 1 / row.images_per_second
+    cost = worker_cost(row, seconds, batch) if batch else WorkerCost(row.name, 0.0, seconds)
     known = {
         "name": row.name,
         "kind": row.device,

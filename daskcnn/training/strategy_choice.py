@@ -45,10 +45,8 @@ class WorkerCost:
         return self.fixed + self.each * samples
 
 
-def worker_cost(row: CalibratedWorker, batch: int, link: WorkerLink = FREE) -> WorkerCost:
-    """Return the cost of a worker that was calibrated with steps of `batch` samples. It has measured its speed."""
-    assert row.images_per_second, "calibrated"
-    seconds = 1 / row.images_per_second
+def worker_cost(row: CalibratedWorker, seconds: float, batch: int, link: WorkerLink = FREE) -> WorkerCost:
+    """Return the cost of a worker that was calibrated with steps of `batch` samples. seconds: of a sample in them."""
     fixed = min(row.step_fixed or 0.0, _MOST_FIXED * batch * seconds)
     return WorkerCost(row.name, fixed, seconds - fixed / batch, link)
 
@@ -96,11 +94,14 @@ class Meeting(Protocol):
 
 
 def measured_problem(
-    workers: Mapping[str, CalibratedWorker], batch: int, links: Mapping[str, WorkerLink], meeting: Meeting
+    workers: Mapping[str, tuple[CalibratedWorker, float]], batch: int, links: Mapping[str, WorkerLink], meeting: Meeting
 ) -> StepProblem:
-    """Return the step of calibrated workers. A link that is not known counts as the best of those that are."""
+    """Return the step of calibrated workers, each with its seconds a sample.
+
+    A link that is not known counts as the best of those that are.
+    """
     best = min(links.values(), key=lambda link: link.seconds(meeting.nbytes), default=FREE)
-    costs = (worker_cost(row, batch, links.get(name, best)) for name, row in workers.items())
+    costs = (worker_cost(row, seconds, batch, links.get(name, best)) for name, (row, seconds) in workers.items())
     how = {"bandwidth": meeting.bandwidth, "merge": meeting.merge, "overhead": meeting.overhead}
     return StepProblem(tuple(costs), batch, meeting.nbytes, **how)
 

@@ -66,13 +66,15 @@ def test_the_chosen_workers_are_sooner_in_simulated_time_than_all_and_than_one()
 
 def test_fixed_seconds_of_a_step_are_told_from_those_of_its_samples() -> None:
     row = CalibratedWorker(name="gpu", device="gpu", images_per_second=64 / 0.007, step_fixed=0.006)
-    cost = worker_cost(row, 64)
+    cost = worker_cost(row, 0.007 / 64, 64)
     assert cost.seconds(64) == pytest.approx(0.007)
     assert cost.seconds(1) == pytest.approx(0.006 + 0.001 / 64)
     worker = calibrated_worker(row, 64)
     assert worker.step(64) == pytest.approx(0.007)
     assert worker.rate(64) == pytest.approx(64 / 0.007)
-    assert worker_cost(row.model_copy(update={"step_fixed": 1.0}), 64).each > 0  # a measurement may be wrong
+    assert (
+        worker_cost(row.model_copy(update={"step_fixed": 1.0}), 0.007 / 64, 64).each > 0
+    )  # a measurement may be wrong
 
 
 def test_a_simulated_run_gives_back_the_cluster_it_ran_on_with_its_fixed_seconds() -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from daskcnn.events import CalibratedWorker
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
+from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import End, Order, StartRound
@@ -54,6 +55,9 @@ class Shell:
     server: int | None = None  # the life of the one that answers
     ruins: bool = False  # the next center that is judged has diverged
     reported: int = 0  # presentations
+    links: dict[str, WorkerLink] = field(default_factory=dict)  # where workers are chosen
+    nbytes: int = 1000
+    probes_at_once: bool = True
 
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(self.settings, self.kept)
@@ -66,6 +70,8 @@ class Shell:
         self.orders += found
         for order in found:
             self._note(order)
+        if self.probes_at_once and any(isinstance(order, orders.ProbeServer) for order in found):
+            found += self.answer_to(orders.ProbeServer)
         return found
 
     def start(self, *workers: str) -> list[Order]:
@@ -124,6 +130,8 @@ class Shell:
                 row = CalibratedWorker(name=worker, address=f"tcp://{worker}")
                 seconds = 0.01 * (1 + int(worker.rpartition("-")[2]))
                 self._expect(order, lambda at: facts.Calibrated(worker, seconds, row, at))
+            case orders.ProbeServer(workers):
+                self._expect(order, lambda at: facts.ServerProbed(workers, self.links, self.nbytes, at))
             case orders.StartServer(life):
                 self._expect(order, lambda at: self._server_ready(life, at))
             case orders.Join(replica, life, session):

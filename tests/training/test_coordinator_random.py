@@ -7,6 +7,7 @@ import random
 import pytest
 
 from daskcnn.partition import PARTITIONERS
+from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator import facts, orders
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator_machine import EPOCHS, EXCHANGES, SAMPLES, STALL, settings_of
@@ -23,6 +24,9 @@ class Course:
         which, partition = draw.choice(EXCHANGES), draw.choice(sorted(PARTITIONERS))
         size = 1 if which[1] else draw.choice([1, 1, 2])
         self.shell = Shell(settings_of(which, partition, replica_size=size, patience=draw.choice([None, None, 2])))
+        self.shell.probes_at_once = draw.choice([True, False])
+        slow = {f"cpu-{i}": WorkerLink(draw.choice([1e3, 1e9])) for i in range(20)}
+        self.shell.links = draw.choice([{}, slow])
         self.coordinator, self.came, self.interrupted = self.shell.coordinator, 0, False
         for _ in range(draw.randint(2, 4)):
             self.come()

@@ -15,6 +15,7 @@ from daskcnn.cluster.peers.meetings import PeerExchange
 from daskcnn.cluster.peers.pieces import OutOfTurn
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import Exchange, ServerExchange, WorkerReplicas
+from daskcnn.cluster.run.probing import ServerProbes
 from daskcnn.cluster.shell.shell import Actions, Shell
 from daskcnn.errors import Diverged, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
@@ -45,6 +46,7 @@ class DataParallel:
         self.context, self.coordinator, self.life = context, Coordinator(self._settings, kept), 0
         self._optimizers: dict[str, OptimizerState] = dict(state.optimizers)
         self._exchange: Exchange
+        self._probes = ServerProbes(context)
         if not (context.workers.members.server_alone or self._settings.peers):
             host = context.workers.members.server.name
             message = f"no worker is set apart for the parameter server (--resources PS=1): {host} holds it as well"
@@ -55,6 +57,7 @@ class DataParallel:
         self._shell = shell
         return {
             **self._compose(),
+            orders.ProbeServer: lambda order: shell.tell(self._probes.measure(order.workers, shell.now)),
             orders.Join: self._join,
             orders.StartRound: lambda started: shell.work.update(self._exchange.rounds(started)),
             orders.Leave: self._exchange.leave,

@@ -142,7 +142,9 @@ class Coordinator(Coordinating):
         self._links.update(fact.links)
         if not self.roster.alive.keys() >= {*fact.workers} or not (late or fact.workers == tuple(self.roster.alive)):
             return  # one of them is gone, or another has come: they are asked again
-        measured = {name: own.row for name, own in self.roster.alive.items()}
+        if late and self._alive.teams.of(fact.workers[0]) is not None:
+            return  # a life has begun with it meanwhile
+        measured = {name: (own.row, own.seconds) for name, own in self.roster.alive.items()}
         found = choose(measured_problem(measured, self.settings.batch_size, self._links, fact))
         self._out.log(found.event())
         left_out = [part for part in found.left_out if part.worker in fact.workers]

@@ -1,0 +1,76 @@
+"""The driver's side of probes: what a meeting of these workers would cost (`cluster.server.probe`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+
+from daskcnn.cluster.link.streams import PROTOCOLS
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.server.probe import TOGETHER, expect_probes, probe_together, probe_way
+from daskcnn.events import LinkSpeed, LinkSpeeds
+from daskcnn.job.network import layout_of
+from daskcnn.sharded.balance import WorkerLink
+from daskcnn.training.coordinator.facts import ServerProbed
+
+
+class ServerProbes:
+    """Probes of a run's workers to the host of its server, whoever that is."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context, self._secret = context, token_hex(16)
+        self._expected = ""  # the address of the host that expects probes
+        self._merge, self._shared = 0.0, inf
+        self._nbytes = layout_of(context.job, context.dataset).size * np.dtype(context.job.cluster.wire).itemsize
+
+    def measure(self, workers: Sequence[str], at: float) -> ServerProbed:
+        """Measure the ways of these workers, one after the other and then all at once. Emits them as an event.
+
+        Where Dask's connections are no sockets nothing is measured. Raises Lost, WorkersLost and ServerLost.
+        """
+        context, shards = self._context, self._context.job.cluster.ps_shards
+        host, links = context.workers.members.server, dict[str, WorkerLink]()
+        if self._expects(host.address):
+            for worker in workers:
+                found = self._gather("probe", probe_way, [worker], self._nbytes)[worker]
+                if found is not None:
+                    links[worker] = WorkerLink(*found)
+            if len(links) > 1:
+                self._shared = self._measured_together([*links], links)
+        if links:
+            rows = [LinkSpeed(name=name, bandwidth=own.bandwidth, latency=own.latency) for name, own in links.items()]
+            context.emit(LinkSpeeds(home=host.name, workers=rows))
+        of_server = {"bandwidth": self._shared * shards, "merge": self._merge / shards}
+        return ServerProbed(tuple(workers), links, self._nbytes, at, **of_server)
+
+    def _expects(self, address: str) -> bool:
+        """Let the host expect probes, unless it is about to train or has no streams. Returns True if it does."""
+        context = self._context
+        if not address.startswith(PROTOCOLS):
+            return False
+        if self._expected != address and (not self._expected or context.workers.members.server_alone):
+            host = context.workers.members.server
+            told = context.dispatch.submit_at(host, "expect-probes", expect_probes, self._secret, self._nbytes)
+            self._merge = float(context.results.gather({host.name: told})[host.name])
+            self._expected = address
+        return self._expected == address
+
+    def _measured_together(self, workers: Sequence[str], links: dict[str, WorkerLink]) -> float:
+        """Return the server's bandwidth as all workers send at once."""
+        nbytes = min(TOGETHER, self._nbytes)
+        found = self._gather("probe-together", probe_together, workers, nbytes)
+        ways = [way - links[name].latency for name, way in found.items() if way is not None]
+        return len(ways) * nbytes / max(*ways, 1e-9) if len(ways) > 1 else inf
+
+    def _gather(self, label: str, function: Callable[..., Any], workers: Sequence[str], nbytes: int) -> dict[str, Any]:
+        context = self._context
+        address = context.workers.members.server.address
+        asked = {
+            worker: context.dispatch.submit(label, function, address, self._secret, nbytes, worker=worker)
+            for worker in workers
+        }
+        return context.results.gather(asked)
