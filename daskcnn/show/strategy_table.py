@@ -24,7 +24,7 @@ def choice_lines(found: StrategyChosen) -> list[str]:
     if len(rows) < len(found.candidates):
         table.append(f"({len(rows)} of {len(found.candidates)} that were compared)")
     parts = [(clean(part.worker), _part(part)) for part in found.parts]
-    return [*table, "", f"chosen: {_named(chosen)}{_reason(found)}", *aligned(parts, left=2), *_changes(found)]
+    return [*table, f"chosen: {_named(chosen)}{_reason(found)}", *aligned(parts, left=2), *_changes(found)]
 
 
 def _rows(candidates: Sequence[PricedStep]) -> list[PricedStep]:

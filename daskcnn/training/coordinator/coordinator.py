@@ -140,7 +140,8 @@ class Coordinating(ABC):
             return
         if not self.roster.alive:
             lines = [f"  {', '.join(workers)}: {reason}" for reason, workers in self._unfit.items()]
-            self._end("unusable", ClusterError("\n".join(["no worker is usable:", *lines])))
+            error = ClusterError("\n".join(["no worker is usable:", *lines]))
+            self._end("lost" if self.life else "unusable", Lost(str(error)) if self.life else error)
             return
         self._out.log(WorkersCalibrated(workers=[measured.row for measured in self.roster.alive.values()]))
         self._begin(now)
@@ -154,7 +155,11 @@ class Coordinating(ABC):
         self._out.log(WorkerLost(worker=worker, reason=reason, samples_moved=samples))
         self._out.put(orders.Dismiss(worker))
         if not self.roster.alive and self.phase is not _ENDED:
-            self._give_up(Lost(f"worker {worker} ({address}): {reason}, and it was the last of the run"))
+            self._lost_last(Lost(f"worker {worker} ({address}): {reason}, and it was the last of the run"))
+
+    def _lost_last(self, error: Lost) -> None:
+        """Go on after the last worker is lost, or end the run."""
+        self._give_up(error)
 
     # --- the end ---
 

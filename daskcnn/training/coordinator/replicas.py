@@ -31,8 +31,8 @@ from daskcnn import errors
 from daskcnn.errors import Lost, UserError
 from daskcnn.events import WorkerLost, WorkersCalibrated
 from daskcnn.partition.rounds import Rounds
-from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.choosing import REMEDY, Choosing
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.evaluations import Evaluations
 from daskcnn.training.coordinator.facts import Fact
@@ -41,7 +41,6 @@ from daskcnn.training.coordinator.records import Kept, Records
 from daskcnn.training.coordinator.roster import Refusal
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.judging import JudgedPart
-from daskcnn.training.strategy_choice import choose, measured_problem
 
 # Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
 _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
@@ -59,7 +58,7 @@ class Coordinator(Coordinating):
         self._records = Records(settings, kept or Kept(), self._out)
         self._present: Life | None = None  # the life of that number
         self._moved_from: int | None = None  # merges that the lost server had
-        self._links: dict[str, WorkerLink] = {}  # where workers are chosen
+        self._choosing, self._anew = Choosing(settings), False  # True once all that were chosen were lost
 
     def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
         return {
@@ -108,12 +107,11 @@ class Coordinator(Coordinating):
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
         late = self.phase is not Phase.CALIBRATING and fact.worker in self.roster.calibrating
         super()._on_calibrated(fact)
-        if late and self.phase is Phase.MEASURING:
+        if late:
             self._out.log(WorkersCalibrated(workers=[fact.row]))
-            self._begin(fact.at)
-        elif late:
-            self._out.log(WorkersCalibrated(workers=[fact.row]))
-            if self.settings.replica_size > 1:
+            if self.phase is Phase.MEASURING:
+                self._begin(fact.at)
+            elif self.settings.replica_size > 1:
                 self._out.warn(f"worker {fact.worker} waits: groups are formed at a run's start; stop it and resume it")
             elif self.settings.chooses_workers:
                 self._out.put(orders.ProbeServer((fact.worker,)))
@@ -139,17 +137,15 @@ class Coordinator(Coordinating):
     def _on_server_probed(self, fact: facts.ServerProbed) -> None:
         """Leave out the workers that cost a step more than they bring: all at the start, or one that came later."""
         late = self.phase is not Phase.MEASURING
-        self._links.update(fact.links)
-        if not self.roster.alive.keys() >= {*fact.workers} or not (late or fact.workers == tuple(self.roster.alive)):
-            return  # one of them is gone, or another has come: they are asked again
-        if late and self._alive.teams.of(fact.workers[0]) is not None:
-            return  # a life has begun with it meanwhile
-        measured = {name: (own.row, own.seconds) for name, own in self.roster.alive.items()}
-        found = choose(measured_problem(measured, self.settings.batch_size, self._links, fact))
-        self._out.log(found.event())
-        left_out = [part for part in found.left_out if part.worker in fact.workers]
-        for part in left_out:
-            self._leave_out([part.worker], part.why_left_out, "give it a faster link, or use strategy bsp", fact.at)
+        there, life = tuple(self.roster.alive), self._present
+        if late and (life is None or fact.workers[0] not in there or life.teams.of(fact.workers[0])):
+            return  # it is gone, or a life has begun with it meanwhile, or is about to
+        if not late and fact.workers != there:
+            return  # they are asked again
+        chosen, left_out = self._choosing.decide(fact, self.roster)
+        self._out.log(chosen)
+        for worker, reason in left_out.items():
+            self._leave_out([worker], reason, REMEDY, fact.at)
         if not late:
             self._begin_life(fact.at)
         elif not left_out:
@@ -170,7 +166,7 @@ class Coordinator(Coordinating):
             self._begin_training(now)
         else:
             self.phase = Phase.STARTING
-            self._out.put(orders.StartServer(self.life, self._moved_from is not None))
+            self._out.put(orders.StartServer(self.life, self._moved_from is not None or self._anew))
 
     def _on_server_ready(self, fact: facts.ServerReady) -> None:
         if fact.life != self.life or self.phase is not Phase.STARTING:
@@ -313,6 +309,7 @@ class Coordinator(Coordinating):
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
         self._leave_out_lost(fact)
+        self._choosing.recall(fact.workers, self.roster, self._out, fact.at)
         for worker in fact.workers:
             if worker in self.roster.alive and self._forming:
                 self._drop(worker, fact.reason)
@@ -352,9 +349,17 @@ class Coordinator(Coordinating):
             self._present.newcomers.remove(worker)
         super()._drop(worker, reason, samples)
 
+    def _lost_last(self, error: Lost) -> None:
+        """Begin anew with workers that were left out, from the state kept last; without any the run ends."""
+        if self.settings.chooses_workers and self.roster.calibrating:
+            self._out.put(orders.CancelAll())
+            self._present, self._anew, self.phase = None, True, Phase.CALIBRATING
+        else:
+            self._give_up(error)
+
     def _lose_replica(self, replica: str, last: str = "") -> None:
         """Give the replica's samples to the others."""
-        if self.phase is _ENDED:
+        if self.phase in (_ENDED, Phase.CALIBRATING):
             return
         self._alive.lose(replica)
         if self._alive.teams.members:
@@ -428,6 +433,7 @@ class Coordinator(Coordinating):
     def _lose_silent(self, late: Mapping[str, tuple[str, ...]], limit: float, now: float) -> None:
         """Go on without the replicas that give no sign of life. late: those of their workers that are to blame."""
         reason = f"no report for {limit:.0f} s"
+        self._choosing.recall([name for stuck in late.values() for name in stuck], self.roster, self._out, now)
         for replica, stuck in late.items():
             if stuck == (replica,):
                 self._lose_worker(replica, reason)

@@ -45,6 +45,10 @@ class Roster:
         """Return True if the run has the worker: it measures itself, or is calibrated."""
         return worker in self._kinds
 
+    def kind(self, worker: str) -> str:
+        """Return the kind of a worker that the run has."""
+        return self._kinds[worker]
+
     def full(self, kind: str) -> Refusal | None:
         """Return the refusal of a worker of this kind if the run has as many as the job names; else None."""
         most = self._wanted.get(kind, 0)

@@ -1,0 +1,83 @@
+"""The coordinator of `strategy = "auto"`: who is left out, and when those come back."""
+
+from __future__ import annotations
+
+from daskcnn.events import RunEnded, StrategyChosen, WorkerJoined, WorkerLeftOut
+from daskcnn.sharded.balance import WorkerLink
+from daskcnn.training.coordinator import facts, orders
+from tests.training.coordinator_shell import Shell
+from tests.training.test_coordinator_machine import EPOCHS, SAMPLES, settings_of
+
+FAST, SLOW = WorkerLink(1e9, 1e-5), WorkerLink(1e3, 0.1)
+
+
+def run(**links: WorkerLink) -> Shell:
+    """A run of cpu-0, cpu-1, … with these links, each worker slower than the one before; all rounds are under way."""
+    shell = Shell(settings_of(("auto", {}), "idpa"))
+    shell.links = {name.replace("_", "-"): link for name, link in links.items()}
+    shell.start(*shell.links)
+    return shell
+
+
+def joined(shell: Shell) -> set[str]:
+    return {order.replica for order in shell.of(orders.Join)}
+
+
+def ends_well(shell: Shell) -> None:
+    assert shell.finish().status == "done"
+    assert shell.coordinator.rounds is not None
+    assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
+    assert not shell.of(RunEnded)  # the recorder's
+
+
+def test_a_worker_behind_a_slow_link_is_left_out_by_name_before_it_trains() -> None:
+    shell = run(cpu_0=FAST, cpu_1=FAST, cpu_2=SLOW)
+    ends_well(shell)
+    assert joined(shell) == {"cpu-0", "cpu-1"}
+    (out,) = shell.of(WorkerLeftOut)
+    assert out.worker == "cpu-2"
+    assert orders.Dismiss("cpu-2") in shell.orders
+    assert len(shell.of(StrategyChosen)) == 1
+
+
+def test_a_worker_that_comes_later_is_judged_alike() -> None:
+    shell = run(cpu_0=FAST, cpu_1=FAST)
+    shell.links |= {"cpu-2": SLOW, "cpu-3": FAST}
+    for worker in ("cpu-2", "cpu-3"):
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+        shell.answer_to(orders.Calibrate)
+    ends_well(shell)
+    assert [event.worker for event in shell.of(WorkerLeftOut)] == ["cpu-2"]
+    assert [event.worker for event in shell.of(WorkerJoined)] == ["cpu-3"]
+
+
+def test_a_worker_that_was_left_out_goes_on_where_the_others_are_lost() -> None:
+    shell = run(cpu_0=SLOW, cpu_1=SLOW)
+    shell.answer_to(orders.StartServer)
+    shell.answer_to(orders.Join)
+    assert joined(shell) == {"cpu-0"}
+    shell.server = None
+    shell.tell(facts.WorkerGone(("cpu-0",), "power cut", shell.now))
+    assert not shell.coordinator.ended
+    ends_well(shell)
+    assert joined(shell) == {"cpu-0", "cpu-1"}
+    assert [order.moved for order in shell.of(orders.StartServer)] == [False, True]
+
+
+def test_a_run_whose_last_worker_is_lost_ends_resumably() -> None:
+    shell = run(cpu_0=SLOW, cpu_1=SLOW)
+    shell.answer_to(orders.StartServer)
+    shell.answer_to(orders.Join)
+    shell.tell(facts.WorkerGone(("cpu-0",), "power cut", shell.now))
+    shell.tell(facts.WorkerGone(("cpu-1",), "power cut", shell.now))
+    assert shell.end.status == "lost"
+
+
+def test_a_worker_lost_while_the_server_is_probed_is_done_without() -> None:
+    shell = Shell(settings_of(("auto", {}), "idpa"), probes_at_once=False)
+    shell.start("cpu-0", "cpu-1", "cpu-2")
+    shell.tell(facts.WorkerGone(("cpu-1",), "power cut", shell.now))
+    asked = [order.workers for order in shell.of(orders.ProbeServer)]
+    assert asked == [("cpu-0", "cpu-1", "cpu-2"), ("cpu-0", "cpu-2")]
+    ends_well(shell)
+    assert joined(shell) == {"cpu-0", "cpu-2"}
