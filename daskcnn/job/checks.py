@@ -224,11 +224,6 @@ def _of_rule(rule: UpdateRule, job: Job) -> Iterator[str]:
             f"cluster.workers = {given}: strategy {strategy!r} joins replicas, so it needs at least {rule.fewest}; "
             "raise cpu or gpu, or use another strategy such as sgwu"
         )
-    if rule.chooses_workers and train.partition == "udpa":
-        yield (
-            f"train.partition = 'udpa': strategy {strategy!r} expects shares by speed, and this gives all as many; "
-            "remove it, or use bsp"
-        )
     if job.cluster.ps_shards > 1:
         yield from rule.problems_with_split_server(job.cluster.ps_shards)
     most = max(1, 2 * train.epochs // rule.passes(train.epochs) - 1)  # so that the last one's round is whole

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isinf
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from daskcnn.events import ALONE, CalibratedWorker, PricedStep, StrategyChosen, WorkerGain
 from daskcnn.partition.proportions import proportional
@@ -84,26 +84,20 @@ class StepProblem:
         return replace(self, workers=(*self.workers, replace(like, name=f"another {like.name}")))
 
 
-class Meeting(Protocol):
-    """The measured cost of a meeting: fields of `StepProblem`."""
-
-    nbytes: int
-    bandwidth: float
-    merge: float
-    overhead: float
-
-
 def measured_problem(
-    workers: Mapping[str, tuple[CalibratedWorker, float]], batch: int, links: Mapping[str, WorkerLink], meeting: Meeting
+    workers: Mapping[str, tuple[CalibratedWorker, float]],
+    samples: int,
+    links: Mapping[str, WorkerLink],
+    nbytes: int,
+    **server: float,
 ) -> StepProblem:
-    """Return the step of calibrated workers, each with its seconds a sample.
+    """Return the step of calibrated workers, each with its seconds a sample. server: the server's fields.
 
     A link that is not known counts as the best of those that are.
     """
-    best = min(links.values(), key=lambda link: link.seconds(meeting.nbytes), default=FREE)
-    costs = (worker_cost(row, seconds, batch, links.get(name, best)) for name, (row, seconds) in workers.items())
-    how = {"bandwidth": meeting.bandwidth, "merge": meeting.merge, "overhead": meeting.overhead}
-    return StepProblem(tuple(costs), batch, meeting.nbytes, **how)
+    best = min(links.values(), key=lambda link: link.seconds(nbytes), default=FREE)
+    costs = (worker_cost(row, seconds, samples, links.get(name, best)) for name, (row, seconds) in workers.items())
+    return StepProblem(tuple(costs), samples, nbytes, **server)
 
 
 def _faster(link: WorkerLink, factor: float) -> WorkerLink:

@@ -31,6 +31,7 @@ COURSES: dict[str, tuple[Job, int]] = {
         3 if rule.barrier else 1,
     )
     for name, rule in RULES.items()
+    if not rule.chooses_workers  # it makes steps of bsp
 } | {"groups": (grouped(job_of("sgwu", model=WHOLE)), 4)}
 """The asynchronous rules have one worker, and no steps during exchanges, so that a run makes the same merges again."""
 

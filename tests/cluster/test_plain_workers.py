@@ -23,7 +23,7 @@ from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Member, advertised, chosen, taken_as_cpu
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.worker import session
-from daskcnn.events import Event, Warned, WorkerIgnored
+from daskcnn.events import Event, LinkSpeeds, StrategyChosen, Warned, WorkerIgnored, WorkerLeftOut
 from daskcnn.job.tables import LAYER, Workers
 from daskcnn.launch.training import Result
 from daskcnn.ps import RULES
@@ -185,7 +185,7 @@ def trained(client: Client, folder: Path, strategy: str, *, ema: float | None = 
     return daskcnn.train(client, job | {"model": model})
 
 
-STRATEGIES = [*RULES, LAYER, "groups"]
+STRATEGIES = [*(name for name, rule in RULES.items() if not rule.chooses_workers), LAYER, "groups"]
 
 
 def check(result: Result) -> None:
@@ -219,6 +219,23 @@ def test_two_workers_of_one_process_have_a_replica_each(one_process: Client, tmp
 def test_a_notebook_s_cluster_trains(tmp_path: Path, strategy: str) -> None:
     with cluster(2, 2, processes=True) as there, Client(there, set_as_default=False) as client:
         check(trained(client, tmp_path, strategy))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_auto_measures_links_chooses_and_trains(tmp_path: Path) -> None:
+    with cluster(2, 2, processes=True) as there, Client(there, set_as_default=False) as client:
+        result = trained(client, tmp_path, "auto")
+    events = [*RunDirectory.open(result.run).events()]
+    (links,) = [event for event in events if isinstance(event, LinkSpeeds)]
+    assert [own.name for own in links.workers] == ["cpu-0", "cpu-1"]
+    assert all(1e6 < (own.bandwidth or 0) < 1e12 and 0 < own.latency < 1 for own in links.workers)
+    (choice,) = [event for event in events if isinstance(event, StrategyChosen)]
+    chosen = {*choice.candidates[0].samples}
+    left_out = {event.worker for event in events if isinstance(event, WorkerLeftOut)}
+    assert chosen | left_out == {"cpu-0", "cpu-1"}
+    assert {row["name"] for row in result.summary["workers"] if row["samples"]} == chosen
+    assert result.summary["status"] == "done"
 
 
 def test_a_split_server_averages_the_center_as_a_whole_one_does(one_process: Client, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from daskcnn.training.coordinator.facts import ServerProbed
 
 
 class ServerProbes:
-    """Probes of a run's workers to the host of its server, whoever that is."""
+    """Probes of a run's workers to the host of its server."""
 
     def __init__(self, context: RunContext) -> None:
         self._context, self._secret = context, token_hex(16)

@@ -16,7 +16,7 @@ from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.strategy_choice import choose, measured_problem
 
-REMEDY = "give it a faster link, or train by strategy bsp"
+REMEDY = "it is free for another job; to use it anyway, train by strategy bsp"
 
 
 class Choosing:
@@ -31,7 +31,8 @@ class Choosing:
         """Return the choice among all calibrated workers, and why which of those that were asked are left out."""
         self._links.update(fact.links)
         measured = {name: (own.row, own.seconds) for name, own in roster.alive.items()}
-        found = choose(measured_problem(measured, self._batch, self._links, fact))
+        server = {"bandwidth": fact.bandwidth, "merge": fact.merge, "overhead": fact.overhead}
+        found = choose(measured_problem(measured, self._batch, self._links, fact.nbytes, **server))
         left_out = {part.worker: part.why_left_out for part in found.left_out if part.worker in fact.workers}
         self.spared |= {worker: roster.kind(worker) for worker in left_out}
         return found.event(), left_out

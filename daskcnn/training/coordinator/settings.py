@@ -131,8 +131,8 @@ class Settings(RunSettings):
 
     @property
     def chooses_workers(self) -> bool:
-        """True if workers that cost a step more than they bring are left out. Equal shares are for all workers."""
-        return self.rule.chooses_workers and not self.even and self.replica_size == 1
+        """True if workers that cost a step more than they bring are left out: where shares go by speed."""
+        return self.rule.chooses_workers and self.partitioner.adapts and self.replica_size == 1
 
     @property
     def peers(self) -> bool:
