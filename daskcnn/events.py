@@ -127,7 +127,7 @@ class WorkersCalibrated(Event):
 
 
 class LinkSpeed(Fields):
-    """A worker's link to home, the slower way."""
+    """A worker's link to home, the slower way, or to the server's host."""
 
     name: Annotated[str, "The worker."]
     bandwidth: Annotated[NonNegativeFloat | None, "Bytes per second; none: without limit."] = None
@@ -136,7 +136,7 @@ class LinkSpeed(Fields):
 
 
 class LinkSpeeds(Event):
-    """The links between the workers of a sharded network were measured."""
+    """The links between the workers of a sharded network, or to the parameter server, were measured."""
 
     kind = "links"
     home: Annotated[str, "The worker to which the links lead."] = ""

@@ -61,7 +61,7 @@ def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
     dataset = clusters_of_points(POINTS, seed=seed)
     by_epoch, by_time = {}, {}
     for strategy, rule in RULES.items():
-        if len(chosen.cluster.members()) < rule.fewest:
+        if len(chosen.cluster.members()) < rule.fewest or rule.chooses_workers:  # it makes steps of bsp
             continue
         small: dict[str, Any] = {
             "data": {"validation": 400},

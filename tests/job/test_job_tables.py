@@ -387,6 +387,15 @@ def test_a_rule_s_parameter_out_of_range_is_refused_with_bound_and_reason(
         assert problem.endswith(words)
 
 
+def test_auto_chooses_for_itself() -> None:
+    (problem,) = problems({"train": {"strategy": "auto"}, "rule": {"every": 4}})
+    assert problem.startswith('[rule]: strategy "auto" chooses for itself; remove the table')
+    (problem,) = problems({"train": {"strategy": "auto", "replica_size": 2}, "cluster": {"workers": {"cpu": 4}}})
+    assert problem.startswith("train.replica_size = 2")
+    resolved = parsed({"train": {"strategy": "auto"}}).model_dump(mode="json")
+    assert parsed(resolved).rule == RULES["auto"]()  # a run that goes on
+
+
 @pytest.mark.parametrize("strategy", RULES)
 def test_every_number_of_a_rule_says_why_it_has_a_bound(strategy: str) -> None:
     for name, field in RULES[strategy].model_fields.items():

@@ -35,7 +35,7 @@ from daskcnn.store.loader import batch_edges, presentation_order
 from daskcnn.training.cadence import steps_of_round
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch, shared_presentations
-from daskcnn.training.worker_calibration import step_seconds
+from daskcnn.training.worker_calibration import fixed_seconds, step_seconds
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
 
@@ -646,12 +646,22 @@ def test_calibration_drops_the_warm_up_and_keeps_the_median(dataset: Dataset) ->
     assert not clock.looks
 
 
+def test_the_fixed_part_of_a_step_is_what_an_eighth_of_its_samples_does_not_save(dataset: Dataset) -> None:
+    def fixed(took: float, whole: float) -> float:
+        clock = ScriptedClock([100.0, took, took, took])
+        return fixed_seconds(Replica(_job(), dataset, Device(), clock=clock), whole / 32, steps=3)
+
+    assert fixed(0.5 + 1.0 / 8, 1.5) == pytest.approx(0.5)
+    assert fixed(0.1, 1.6) == 0.0  # fewer samples are quicker each
+    assert fixed(2.0, 1.5) == 1.5  # a disturbance: no more than the whole step
+
+
 @dtypes
 def test_calibration_leaves_the_replica_as_it_was(dtype: str, device: Device, dataset: Dataset) -> None:
     replica = _replica(dataset, dtype, device)
     _round(replica, 64)
     weights, velocity = replica.host_weights(), replica.host_optimizer().vectors
-    step_seconds(replica, steps=2)
+    fixed_seconds(replica, step_seconds(replica, steps=2)[0], steps=2)
     np.testing.assert_array_equal(replica.host_weights(), weights)
     np.testing.assert_array_equal(replica.host_optimizer().vectors, velocity)
 
