@@ -139,6 +139,7 @@ class History:
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
     shards: dict[str, dict[str, str]] = field(default_factory=dict)
     eq2: int | None = None
+    choice: events.StrategyChosen | None = None  # the last one
     conv_seconds: dict[str, Counter[str]] = field(default_factory=dict)
     calibrated: dict[str, events.CalibratedWorker] = field(default_factory=dict)  # every worker ever
     devices: dict[str, str] = field(default_factory=dict)  # of every worker ever
@@ -203,6 +204,8 @@ class History:
                 self._round(event)
             case events.EpochEnded():
                 self._epoch(event)
+            case events.StrategyChosen():
+                self.choice = event
             case events.ServerCounted():
                 self.servers[self._life, event.server] = event
             case events.RunEnded():

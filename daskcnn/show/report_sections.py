@@ -11,6 +11,7 @@ from daskcnn.events import Judged, RunStarted
 from daskcnn.show import text as texts
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
+from daskcnn.show.strategy_table import choice_table
 from daskcnn.show.text import Column, Section, clean, count, duration, number, percent, plural, size, text_table
 
 Lines = tuple[tuple[str, str], ...]  # labels, and what stands beside them
@@ -40,6 +41,7 @@ def sections(
     looks = text_table(report.looks, [*_LOOKS, *_metrics(report)], left=0, most=most)
     found = (
         Section("run", "", facts=_heading(report)),
+        Section("choice", "choice of workers", table=choice_table(report.choice) if report.choice else None),
         Section("workers", "workers", table=text_table(workers, _WORKERS, most=most, worker=one)),
         Section("pushes", "pushes", table=text_table(pushing, _PUSHES, most=most, worker=one)),
         Section("balance", "balance", table=balance),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from daskcnn.events import CalibratedWorker, Event, Judged, RunStarted
+from daskcnn.events import CalibratedWorker, Event, Judged, RunStarted, StrategyChosen
 from daskcnn.ps import RULES
 from daskcnn.runs.totals import WorkerTotals
 from daskcnn.show.history import EvaluationRow, History, Note, RoundRow, StepSums
@@ -162,6 +162,7 @@ class RunReport:
     began: dict[int, float]
     calibrated: tuple[CalibratedWorker, ...] = ()
     alone: AloneEstimate | None = None
+    choice: StrategyChosen | None = None
 
     @property
     def utilisation(self) -> float | None:
@@ -188,6 +189,7 @@ class RunReport:
             **{name: getattr(self, name) for name in plain},
             "test": self.test.model_dump() if self.test else None,
             **{name: (row := getattr(self, name)) and asdict(row) for name in one},
+            "choice": self.choice.model_dump(exclude={"at"}) if self.choice else None,
             "kernels": self.kernels,
             "shards": self.shards,
             "conv_seconds": self.conv_seconds,
@@ -245,6 +247,7 @@ def report_of(run: History) -> RunReport:
         began=dict(run.began),
         calibrated=tuple(run.calibrated.values()),
         alone=alone_of(run),
+        choice=run.choice,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from daskcnn.events import ALONE, PricedStep, StrategyChosen, WorkerGain, step_time
-from daskcnn.show.text import aligned, clean, count, percent
+from daskcnn.show.text import TextTable, aligned, clean, count, percent
 
 _MOST = 12  # rows of the table
 _NAMED = 4  # workers that a row names
@@ -18,13 +18,17 @@ def choice_text(found: StrategyChosen) -> str:
 
 def choice_lines(found: StrategyChosen) -> list[str]:
     """Return the table, the reason in words, and a line for each worker and for each change that matters."""
-    chosen, rows = found.candidates[0], _rows(found.candidates)
-    head = ["strategy", "workers", "computing", "exchange", "a step", "images/s"]
-    table = aligned([head, *map(_cells, rows)], left=2)
-    if len(rows) < len(found.candidates):
-        table.append(f"({len(rows)} of {len(found.candidates)} that were compared)")
     parts = [(clean(part.worker), _part(part)) for part in found.parts]
-    return [*table, f"chosen: {_named(chosen)}{_reason(found)}", *aligned(parts, left=2), *_changes(found)]
+    return [*choice_table(found).lines(), *aligned(parts, left=2), *_changes(found)]
+
+
+def choice_table(found: StrategyChosen) -> TextTable:
+    """Return a row for each strategy that was compared, or for those that matter, and the reason in words."""
+    rows = _rows(found.candidates)
+    of = f" (of {len(found.candidates)} that were compared)" if len(rows) < len(found.candidates) else ""
+    note = f"chosen: {_named(found.candidates[0])}{_reason(found)}{of}"
+    head = ("strategy", "workers", "computing", "exchange", "a step", "images/s")
+    return TextTable(head, tuple(map(_cells, rows)), left=2, note=note)
 
 
 def _rows(candidates: Sequence[PricedStep]) -> list[PricedStep]:
@@ -36,10 +40,10 @@ def _rows(candidates: Sequence[PricedStep]) -> list[PricedStep]:
     return [each for each in candidates if any(each is one for one in kept)]
 
 
-def _cells(each: PricedStep) -> list[str]:
+def _cells(each: PricedStep) -> tuple[str, ...]:
     step = each.compute + each.exchange
     texts = step_time(each.compute), step_time(each.exchange) if each.exchange else "-", step_time(step)
-    return [each.strategy, _workers(each), *texts, count(round(1 / each.seconds))]
+    return (each.strategy, _workers(each), *texts, count(round(1 / each.seconds)))
 
 
 def _workers(each: PricedStep) -> str:

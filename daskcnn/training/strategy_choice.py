@@ -1,12 +1,13 @@
 """The choice of a strategy by its expected seconds a sample, from measured workers and links. No clock, no I/O.
 
 A step of n samples takes a worker f + c·n seconds (Cannikin): on a GPU nearly all of it is f. V bytes take it one way
-w_i = latency_i + V / min(bandwidth_i, server's / k), if k workers share the server's link. They share the step's
+w_i(k) = latency_i + V / min(bandwidth_i, server's / k), if k workers share the server's link. They share the step's
 samples so that all are heard at the same time (`partition.step_shares`), and go on once the last has its answer:
 
-    max_i(f_i + c_i·n_i + w_i) + overhead + k · merge + max_i w_i.
+    max_i(f_i + c_i·n_i + w_i(1)) + overhead + k · merge + max_i w_i(k).
 
-That is `daskcnn.sim`'s meeting. A worker by itself exchanges nothing. Whoever
+All are answered at once, and so wait for each other's bytes. A worker that was answered first has computed first, and
+pushes while the link is free. That is `daskcnn.sim`'s meeting. A worker by itself exchanges nothing. Whoever
 makes steps of the same samples makes the same progress with each, so the seconds of a step are compared. A strategy
 that needs more samples for the same progress says by how much (`PricedStrategy.needed`).
 
@@ -213,7 +214,7 @@ def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int) -> Pric
 
     All of these workers count for the slowest answer: fewer are given where that is shorter.
     """
-    ways = {own.name: problem.way(own, k) for own in workers}
+    ways = {own.name: problem.way(own, 1) for own in workers}
     first = {own.name: own.seconds(1) + ways[own.name] for own in workers}
     each = {own.name: max(own.each, _LEAST_EACH) for own in workers}
     more = max(0, problem.samples - k)  # besides the first sample of each
@@ -237,7 +238,7 @@ def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int) -> Pric
     named = {name: 1 + part for (_, name), part in zip(taken, parts, strict=True)}
     samples = {own.name: named[own.name] for own in workers if own.name in named}
     compute = min(level, max(own.seconds(samples[own.name]) for own in workers if own.name in samples))
-    exchange = level - compute + problem.answer(max(ways.values()), k)
+    exchange = level - compute + problem.answer(max(problem.way(own, k) for own in workers), k)
     return PricedStrategy("bsp", samples, compute, exchange, problem.samples)
 
 

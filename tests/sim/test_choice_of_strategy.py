@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from daskcnn.cli import main as daskcnn
 from daskcnn.events import CalibratedWorker, RoundEnded, StrategyChosen, WorkerLeftOut, parse
 from daskcnn.show.lines import describe
+from daskcnn.show.renderers.run_text import format_report
+from daskcnn.show.report_tables import tables
 from daskcnn.sim.cluster import SimulatedCluster, step_problem
 from daskcnn.sim.measured import calibrated_worker, measured_cluster
 from daskcnn.sim.workload import Workload
@@ -162,3 +164,13 @@ def test_auto_is_never_later_than_all_workers_or_the_fastest_one(speeds: Any, ba
     on = cluster(*speeds, bandwidth=bandwidth, latency=5e-4)
     fastest = on.without([member.name for member in on.members()[1:]])
     assert seconds(job("auto"), on) <= 1.02 * min(seconds(job("bsp"), on), seconds(job("bsp"), fastest))
+
+
+def test_the_report_has_the_choice() -> None:
+    report = tables(run(job("auto"), room())[1])
+    shown = format_report(report)
+    assert "choice of workers\n  strategy  workers" in shown
+    assert "chosen: bsp on w0, w1, 1." in shown
+    assert "w2 is left out: with it a step would take" in shown
+    assert report.to_dict()["choice"]["candidates"][0]["strategy"] == "bsp"
+    assert tables(run(job("bsp"), room())[1]).to_dict()["choice"] is None
