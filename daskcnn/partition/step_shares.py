@@ -23,7 +23,7 @@ _ENOUGH = ((3, 0.4), (5, 0.15), (10, 0.05), (25, 0.02))
 """Number of the last meetings whose median is taken; the part of a step's time that a change by it must save."""
 SETTLED = 30
 """Steps of a round in which shares settle."""
-_LEAST = 2
+LEAST = 2
 """A worker's least samples in the step at hand. Its next minibatches may be smaller by one."""
 _TELLING = 0.5
 """The part of a worker's samples whose change tells what they take."""
@@ -106,7 +106,7 @@ class StepShares:
 
 def _level(sizes: Mapping[str, int], fixed: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, int]:
     """Return sizes with the same sum at which all take equally long, but for the least ones that they may have."""
-    least = {worker: min(size, _LEAST) for worker, size in sizes.items()}
+    least = {worker: min(size, LEAST) for worker, size in sizes.items()}
     total, free, found = sum(sizes.values()), dict.fromkeys(sizes), dict[str, int]()
     while True:
         length = (total - sum(found.values()) + sum(fixed[w] for w in free)) / sum(rates[w] for w in free)

@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from daskcnn.events import ALONE, CalibratedWorker, PricedStep, StrategyChosen, WorkerGain
 from daskcnn.partition.proportions import proportional
+from daskcnn.partition.step_shares import LEAST
 from daskcnn.sharded.balance import FREE, WorkerLink
 
 _LEAST_EACH = 1e-12
@@ -210,18 +211,19 @@ def shared_steps(problem: StepProblem) -> Iterator[PricedStrategy]:
 
 
 def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int) -> PricedStrategy:
-    """Return the step of those `k` workers that are heard soonest, each with one sample at least.
+    """Return the step of those `k` workers that are heard soonest, each with `LEAST` samples where there are as many.
 
     All of these workers count for the slowest answer: fewer are given where that is shorter.
     """
     ways = {own.name: problem.way(own, 1) for own in workers}
-    first = {own.name: own.seconds(1) + ways[own.name] for own in workers}
+    least = LEAST if LEAST * k <= problem.samples else 1
+    first = {own.name: own.seconds(least) + ways[own.name] for own in workers}
     each = {own.name: max(own.each, _LEAST_EACH) for own in workers}
-    more = max(0, problem.samples - k)  # besides the first sample of each
+    more = max(0, problem.samples - least * k)  # besides the first ones of each
     level = min(own.seconds(problem.samples) + ways[own.name] for own in workers)
 
     def most(seconds: float) -> list[tuple[float, str]]:
-        """The samples of those that make the most within these seconds, besides their first one."""
+        """The samples of those that make the most within these seconds, besides their first ones."""
         return sorted((((seconds - first[name]) / each[name], name) for name in first), key=lambda one: -one[0])[:k]
 
     while True:  # the sum of the most is convex, so that this comes down to the level at which it is `more`
@@ -235,7 +237,7 @@ def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int) -> Pric
     level = max(level, sorted(first.values())[k - 1])
     taken = most(level)
     parts = proportional(more, [max(0.0, samples) for samples, _ in taken]) if more else [0] * k
-    named = {name: 1 + part for (_, name), part in zip(taken, parts, strict=True)}
+    named = {name: least + part for (_, name), part in zip(taken, parts, strict=True)}
     samples = {own.name: named[own.name] for own in workers if own.name in named}
     compute = min(level, max(own.seconds(samples[own.name]) for own in workers if own.name in samples))
     exchange = level - compute + problem.answer(max(problem.way(own, k) for own in workers), k)
