@@ -16,6 +16,7 @@ from daskcnn.ps import RULES
 from tests.sim.sim_cases import WITHIN, cluster, of, run, workload
 
 RECORDED = Path(__file__).with_name("recorded_rounds.json")
+NAMES = [name for name, rule in RULES.items() if not rule.chooses_workers]  # that one makes steps of bsp
 KEYS = [
     *("at", "worker", "round", "samples", "busy", "wait", "communication", "evaluation"),
     *("bytes_up", "bytes_down", "pushes", "version", "base_version", "staleness"),
@@ -30,7 +31,7 @@ def rounds_of(name: str, overlap: bool) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_rounds_are_those_recorded(name: str, overlap: bool) -> None:
     recorded = json.loads(RECORDED.read_text())[name][str(overlap)]
     for found, known in zip(rounds_of(name, overlap), recorded, strict=True):
@@ -38,5 +39,5 @@ def test_rounds_are_those_recorded(name: str, overlap: bool) -> None:
 
 
 if __name__ == "__main__":
-    found = {name: {str(overlap): rounds_of(name, overlap) for overlap in (True, False)} for name in RULES}
+    found = {name: {str(overlap): rounds_of(name, overlap) for overlap in (True, False)} for name in NAMES}
     RECORDED.write_text(json.dumps(found) + "\n")

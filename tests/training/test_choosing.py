@@ -42,13 +42,13 @@ def test_a_worker_behind_a_slow_link_is_left_out_by_name_before_it_trains() -> N
 
 def test_a_worker_that_comes_later_is_judged_alike() -> None:
     shell = run(cpu_0=FAST, cpu_1=FAST)
-    shell.links |= {"cpu-2": SLOW, "cpu-3": FAST}
-    for worker in ("cpu-2", "cpu-3"):
+    shell.links |= {"far-0": SLOW, "near-0": FAST}  # each as fast as cpu-0
+    for worker in ("far-0", "near-0"):
         shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
         shell.answer_to(orders.Calibrate)
     ends_well(shell)
-    assert [event.worker for event in shell.of(WorkerLeftOut)] == ["cpu-2"]
-    assert [event.worker for event in shell.of(WorkerJoined)] == ["cpu-3"]
+    assert [event.worker for event in shell.of(WorkerLeftOut)] == ["far-0"]
+    assert [event.worker for event in shell.of(WorkerJoined)] == ["near-0"]
 
 
 def test_a_worker_that_was_left_out_goes_on_where_the_others_are_lost() -> None:
