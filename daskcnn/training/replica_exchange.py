@@ -250,9 +250,8 @@ class ReplicaExchange:
         """
         assert self._phase is _IDLE, self._not_now("a round begins")
         stops, version = self._cadence.stops(round_), self.local.base_version
-        sizes = None
-        steps = None if round_.meetings is not None else round_.steps
-        if steps is not None and steps == stops[-1].step:  # one pass, cut into that many
+        sizes, steps = None, round_.steps
+        if steps == stops[-1].step and round_.meetings is None:  # one pass, cut into that many
             sizes = StepSizes(round_.samples, steps)
         self._tally = _Tally(round_, center_part, own_part, stops, version, version, sizes)
         self._phase = _TRAINING
