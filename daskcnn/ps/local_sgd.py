@@ -67,7 +67,7 @@ class LocalSGD(UpdateRule):
 
     @property
     def period(self) -> int | None:
-        """Where nothing is known of others' speeds."""
+        """The steps between two meetings where nothing is known of others' speeds."""
         return _UNMEASURED if self.every == "auto" else self.every
 
     @property

@@ -23,6 +23,8 @@ from daskcnn.training.replica import Stopped, Trained
 class SlowLink:
     """A server that answers on the caller's thread once it is let."""
 
+    takes_parts = False
+
     def __init__(self, server: ParameterServer) -> None:
         self.server, self.answers = server, threading.Semaphore(0)
         self.bytes_up = self.bytes_down = 0
