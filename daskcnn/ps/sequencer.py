@@ -241,7 +241,11 @@ class Sequencer:
             self._sessions[leave.worker] = max(self._sessions.get(leave.worker, leave.session), leave.session)
             self._vectors.drop(leave.worker, leave.session)
             return []
-        return self._remove(leave.worker, Code.LEFT, "the worker left")
+        instructions = self._remove(leave.worker, Code.LEFT, "the worker left")
+        if leave.session > member.session:  # what was sent for it may have come before its join
+            self._sessions[leave.worker] = leave.session
+            self._vectors.drop(leave.worker, leave.session)
+        return instructions
 
     # --- changes of state ---
 

@@ -488,3 +488,13 @@ def test_torn_read_would_be_seen() -> None:
     assert one.kept(2).center == 1
     with pytest.raises(LookupError):
         other.kept(2)  # it waits for the merge
+
+
+def test_a_session_that_left_before_its_join_came_leaves_nothing_behind() -> None:
+    server = SplitServer(RULES["agwu"](), Snapshot(np.zeros(SIZE)), parts=2, life=1)
+    server.handle(Join(1, "c", 1))
+    server.handle(Leave("c", 3))
+    server.stage(Push(1, "c", 3, 1, 0, np.full(SIZE, 9.0), 1, 0.5))
+    server.handle(Join(1, "c", 2))
+    server.handle(Leave("c", 12))
+    assert server.kept_for("c") == {(0, 0)}
