@@ -62,6 +62,14 @@ class Stream:
                 rest = _behind(rest, self._socket.sendmsg(rest, [], socket.MSG_DONTWAIT))
         return rest
 
+    def send_soon(self, *parts: Any, stopped: Callable[[], bool]) -> list[memoryview]:
+        """Send the bytes that go without waiting, over TLS all of them. Returns the rest. Raises as `send`."""
+        rest = self.send_now(*parts)
+        if self._secure:
+            self.send_rest(rest, stopped)
+            return []
+        return rest
+
     def send_rest(self, rest: list[memoryview], stopped: Callable[[], bool]) -> None:
         """Send these bytes. Raises OSError where the other end is gone, EOFError once stopped."""
         while rest:

@@ -57,12 +57,12 @@ def send_request(stream: Stream, request: Push | Pull, stopped: Stopped) -> None
         head = _REQUEST.pack(kind, request.life, request.session, 0, 0, 0, 0, 0, 0.0, *_NO_PACE, 0)
         stream.send(head, stopped=stopped)
     else:
-        _send_push(stream, _PUSH, request, stopped)
+        stream.send(*_push_buffers(_PUSH, request), stopped=stopped)
 
 
-def _send_push(stream: Stream, kind: int, push: Push, stopped: Stopped) -> None:
+def _push_buffers(kind: int, push: Push) -> list[Any]:
     fields, payload = [getattr(push, name) for name in _PUSHED], np.ascontiguousarray(push.payload)
-    stream.send(_REQUEST.pack(kind, *fields, *(push.pace or _NO_PACE), len(payload)), payload, stopped=stopped)
+    return [_REQUEST.pack(kind, *fields, *(push.pace or _NO_PACE), len(payload)), payload]
 
 
 class PushMemory:
@@ -191,6 +191,7 @@ class WorkerEnd:
         self._opening = {"server": secret, "worker": name}
         self._stream: Stream | None = None
         self._sent: tuple[int, int] | None = None  # the ticket of the parts that were sent, and where they begin
+        self._left: list[memoryview] = []  # of these parts, what the connection did not take yet
         self._turn = threading.Lock()  # a round that is stopped may still wait for an answer when the next one begins
 
     def leads_to(self, secret: str) -> bool:
@@ -207,13 +208,17 @@ class WorkerEnd:
             return self.finish(request, stopped)
 
     def send_part(self, part: PushPart, stopped: Stopped) -> None:
-        """Send a part of a push ahead of the rest, if the stream is open and free. If it breaks, all is sent later."""
+        """Send a part of a push ahead of the rest, if the stream is open and free. If it breaks, all is sent later.
+
+        What the connection does not take at once goes with what is sent next: its memory must not change until then.
+        """
         if self._turn.acquire(blocking=False):
             try:
                 with suppress(OSError, EOFError), self._closed_if_broken():
                     before = self._length if self._sent is None or self._sent[0] != part.push.ticket else self._sent[1]
                     if self._stream is not None and before == part.hi:
-                        _send_push(self._stream, _PUSH_PART, part.push, stopped)
+                        buffers = [*self._left, *_push_buffers(_PUSH_PART, part.push)]
+                        self._left = self._stream.send_soon(*buffers, stopped=stopped)
                         self._sent = part.push.ticket, part.lo
             finally:
                 self._turn.release()
@@ -225,7 +230,8 @@ class WorkerEnd:
                 self._stream = open_stream(self._worker, self._address, HANDLER, self._opening, stopped)
             if isinstance(request, Push) and self._sent is not None and request.ticket == self._sent[0]:
                 request = replace(request, payload=request.payload[: self._sent[1]])
-            self._sent = None
+            left, self._sent, self._left = self._left, None, []
+            self._stream.send_rest(left, stopped)
             send_request(self._stream, request, stopped)
 
     def finish(self, request: Push | Pull, stopped: Stopped) -> Reply:
@@ -237,7 +243,7 @@ class WorkerEnd:
 
     def close(self) -> None:
         """Close the stream. It is opened again where it is used again."""
-        self._sent = None
+        self._sent, self._left = None, []
         if self._stream is not None:
             self._stream.close()
             self._stream = None
