@@ -3,16 +3,18 @@
 `StepShares` is told how long the last meeting of all took each worker. Where other shares shorten a step by enough, it
 says how many samples more or fewer each worker has, and from which step on. What it adds and takes adds up to 0, so a
 step keeps its samples, and a round its presentations. It goes by the whole time of a step (LB-BSP, OmniLearn), which is
-taken to be f + c·b at b samples (Cannikin): f is 0 at first, and is learnt where a change has shown what it takes. The
-fewer the steps that were measured, the more a change has to save.
+taken to be f + c·b at b samples (Cannikin): f is as calibrated, else 0 at first, and is learnt where a change has shown
+what it takes. The fewer the steps that were measured, and the more they differ by chance, the more a change has to
+save.
 
 `StepSizes` are a worker's own minibatches of a round, with all changes so far. No clock, no I/O.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
@@ -29,6 +31,8 @@ _TELLING = 0.5
 """The part of a worker's samples whose change tells what they take."""
 _MOST_FIXED = 1.5
 """The most that a step's fixed time counts for, in times that of its samples before or after such a change."""
+_CERTAIN = 2.0
+"""Standard errors of the seconds of a step by which a change has to save more, else it follows chance."""
 _NO_TIME = 1e-9
 _Meeting: TypeAlias = tuple[Mapping[str, int], Mapping[str, float]]
 """Samples and seconds of each worker."""
@@ -42,15 +46,30 @@ class Change:
     more: Mapping[str, int]
 
 
-class StepShares:
-    """Decides for all workers of a run, from one meeting to the next."""
+_LARGEST_FIXED = 50.0
+"""The most that a calibrated fixed time counts for, in times that of a step's samples: a GPU's may be nearly all."""
 
-    def __init__(self) -> None:
+
+def fixed_samples(step_fixed: float | None, seconds: float, batch: int) -> float:
+    """Return a step's fixed time, in samples that take as long. seconds: of a sample in steps of `batch` samples."""
+    if not step_fixed:
+        return 0.0
+    each = max(seconds - step_fixed / batch, step_fixed / (_LARGEST_FIXED * batch))
+    return step_fixed / each
+
+
+class StepShares:
+    """Decides for all workers of a run, from one meeting to the next.
+
+    fixed: the fixed time of workers' steps as it was calibrated, in samples that take as long.
+    """
+
+    def __init__(self, fixed: Mapping[str, float] | None = None) -> None:
         self._step = self._since = 0
         self._workers: frozenset[str] = frozenset()
         self._measured: deque[_Meeting] = deque(maxlen=_ENOUGH[-1][0])
         self._before: dict[str, tuple[int, float]] = {}  # samples and seconds of a step at the last change
-        self._fixed: dict[str, float] = {}  # a step's fixed time, in samples that take as long
+        self._fixed = dict(fixed or {})  # a step's fixed time, in samples that take as long
 
     def met(self, step: int, samples: Mapping[str, int], seconds: Mapping[str, float]) -> Change | None:
         """Take in a meeting after this step of the round. Returns a change, where it is worth it.
@@ -84,7 +103,8 @@ class StepShares:
         fixed = {worker: self._fixed.get(worker, 0.0) for worker in sizes}
         mean = {worker: sum(each[worker] for each, _ in last) / number for worker in sizes}  # they differ by one
         rates = {worker: (mean[worker] + fixed[worker] or 1) / taken[worker] for worker in sizes}
-        enough = (1 - worth) * max(taken.values())
+        chance = _CERTAIN * max(_error([each[worker] for _, each in last]) for worker in sizes)
+        enough = (1 - worth) * max(taken.values()) - chance
         if (sum(sizes.values()) + sum(fixed.values())) / sum(rates.values()) >= enough:
             return None
         wanted = _level(sizes, fixed, rates)
@@ -102,6 +122,12 @@ class StepShares:
                 if each > 0:
                     self._fixed[worker] = min(max(taken[worker] / each - now, 0.0), _MOST_FIXED * max(now, size))
                 del self._before[worker]
+
+
+def _error(values: Sequence[float]) -> float:
+    """Return the standard error of the median of these, by their median distance from it."""
+    middle = median(values)
+    return 1.86 * median(abs(value - middle) for value in values) / math.sqrt(len(values))
 
 
 def _level(sizes: Mapping[str, int], fixed: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, int]:

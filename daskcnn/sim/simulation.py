@@ -61,7 +61,8 @@ class Simulation:
             "ema": workload.ema,
             "besides": one.besides,
         }
-        sharing = StepShares() if workload.resizes_steps else None
+        fixed = {member.name: member.step_fixed / member.seconds for member in self.members}
+        sharing = StepShares(fixed) if workload.resizes_steps else None
         self.server = ParameterServer(self.rule, one.weights, life=LIFE, sharing=sharing, **of_center)
         self._host = self._made_host()
         cadence = Cadence(self.rule, workload.batch_size, workload.validation)

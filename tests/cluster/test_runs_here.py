@@ -339,7 +339,7 @@ def test_resumed_run_ends_as_the_undisturbed_one(dataset: Dataset, job: Job, wor
         first.train()
     again = RunHere(job, dataset, workers)
     assert 0 < first.saved[0].epoch < EPOCHS
-    np.testing.assert_allclose(again.train(first.saved[0]), undisturbed, rtol=1e-12, atol=1e-14)
+    assert_same(again.train(first.saved[0]), undisturbed)
     assert presented(again) == (EPOCHS - 1) * SAMPLES
 
 
@@ -358,7 +358,7 @@ def test_a_longer_run_ends_as_one_that_was_planned_so(dataset: Dataset, job: Job
     short = RunHere(with_epochs(planned, EPOCHS - 1), dataset, workers)
     short.train()
     longer = RunHere(planned, dataset, workers)
-    np.testing.assert_allclose(longer.train(short.saved[-1]), expected, rtol=1e-12, atol=1e-14)
+    assert_same(longer.train(short.saved[-1]), expected)
     assert presented(longer) == SAMPLES
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskcnn.partition.step_shares import LAG, StepShares, StepSizes
+from daskcnn.partition.step_shares import LAG, StepShares, StepSizes, fixed_samples
 from daskcnn.store.loader import DEPTH
 
 Costs = Mapping[str, tuple[float, float]]
@@ -162,3 +162,26 @@ def test_what_would_count_behind_the_round_s_end_changes_nothing() -> None:
     sizes.change(9, 2)
     assert [sizes.of(step) for step in range(1, 11)] == [5] * 8 + [7] * 2
     assert sizes.until(10) == 54
+
+
+def test_shares_of_equal_workers_do_not_wander_by_chance() -> None:
+    """A step is mostly fixed, so that samples matter little, and takes a tenth more or less by chance."""
+    seconds, batch = (0.010 + 16 * 0.0001) / 16, 16
+    fixed = dict.fromkeys("ab", fixed_samples(0.010, seconds, batch))
+    assert fixed["a"] == pytest.approx(100)
+    chance, shares, sizes = random.Random(0), StepShares(fixed), {"a": 8, "b": 8}
+    pending: list[tuple[int, Mapping[str, int]]] = []
+    for step in range(1, 2000):
+        for _, more in [each for each in pending if each[0] == step]:
+            sizes = {worker: size + more[worker] for worker, size in sizes.items()}
+        taken = {worker: (0.010 + 0.0001 * size) * chance.gauss(1, 0.1) for worker, size in sizes.items()}
+        if change := shares.met(step, sizes, taken):
+            pending.append((change.since, change.more))
+        assert sum(sizes.values()) == batch
+    assert max(sizes.values()) <= 10
+
+
+def test_a_fixed_time_of_nearly_all_has_a_bound() -> None:
+    assert fixed_samples(None, 0.001, 64) == 0.0
+    assert fixed_samples(0.064, 0.001, 64) == pytest.approx(50 * 64)
+    assert fixed_samples(0.032, 0.001, 64) == pytest.approx(64)

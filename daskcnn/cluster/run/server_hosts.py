@@ -21,6 +21,7 @@ from daskcnn.cluster.server.actor import ServerActor, ServerAt
 from daskcnn.cluster.server.ranges import RangeActor, RangeAt, begin_to_load
 from daskcnn.errors import Lost
 from daskcnn.job.network import center_descent_of, frozen_spans, layout_of, network_of
+from daskcnn.partition.step_shares import fixed_samples
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot
 from daskcnn.ps.vectors import within
@@ -91,7 +92,9 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     held = context.dispatch.send_to(whole, [server.address])
     options: dict[str, Any] = {"wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
     options |= {"life": life, "secret": secret} | ({} if ranges else _of_center(context, rule, 0, len(snapshot.center)))
-    options["resizes_steps"] = rule.shares_steps and Settings.of(context.job, context.samples).resizes_steps
+    if rule.shares_steps and Settings.of(context.job, context.samples).resizes_steps:
+        batch, measured = context.job.train.batch_size, context.calibrations.items()
+        options["step_fixed"] = {w: fixed_samples(c.step_fixed, c.seconds_per_sample, batch) for w, c in measured}
     known = sent(rule, context.job)
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, known, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]

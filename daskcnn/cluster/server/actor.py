@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -205,7 +205,7 @@ class ServerActor:
     ema : Part of itself that an average of the center keeps at a merge, as far as it is held here. None: no average.
     steps : The optimizer's steps by merged gradients, as far as the center is held here. None: replicas make them.
     besides : Places of what layers keep besides parameters, as far as the center is held here.
-    resizes_steps : The workers' minibatches follow their speeds within rounds.
+    step_fixed : Fixed time of each worker's steps, in samples, where minibatches follow speeds within rounds; or None.
     """
 
     def __init__(
@@ -222,12 +222,12 @@ class ServerActor:
         ema: float | None = None,
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
-        resizes_steps: bool = False,
+        step_fixed: Mapping[str, float] | None = None,
     ) -> None:
         use_memory_again(self)
         self._callers, self._turn = Callers(), threading.Lock()
         self._server: ps.Sequencer
-        sharing = StepShares() if resizes_steps else None
+        sharing = None if step_fixed is None else StepShares(step_fixed)
         if ranges:
             lines = RangeLines(ranges, limit=limit, lost=self._callers.lose)
             vectors = SplitCenter(rule, snapshot.center, ranges[-1].hi, send=lines.send, ask=lines.ask)
