@@ -39,7 +39,7 @@ WAYS = ("alone", "whole", "parts", "float16")
 
 
 def send_in_parts(least: int) -> None:
-    """On a worker: a part has at least so many bytes in the runs that follow."""
+    """On a worker: set the least bytes of a part, for the runs that follow."""
     from daskcnn.training import gradient_parts
 
     gradient_parts.LEAST = least

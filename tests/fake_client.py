@@ -15,7 +15,7 @@ ADDRESS = "tcp://10.0.0.1:8786"
 
 
 class FakeScheduler:
-    """What plugins use of Dask's scheduler. clients: those of it, by their ids."""
+    """The attributes of Dask's scheduler that plugins use. clients: by their ids."""
 
     def __init__(self, client: FakeClient) -> None:
         self._client, self.plugins = client, dict[str, Any]()

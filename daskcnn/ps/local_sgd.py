@@ -85,7 +85,7 @@ class LocalSGD(UpdateRule):
         return -(-steps // (self.period or steps))
 
     def payload(self, local: Local) -> Vector:
-        """The gain since the last meeting, of which a short wire keeps more than of weights."""
+        """The gain since the last meeting. In float16 it loses less than the weights would."""
         return local.weights - local.base
 
     def init(self, center: Vector) -> RuleState:

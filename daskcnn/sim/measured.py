@@ -224,7 +224,7 @@ def _gaps(rounds: Mapping[str, Sequence[_Lap]], *, barrier: bool) -> list[float]
 
 
 def _training(ended: RoundEnded, worker: Worker, step: int) -> float:
-    """Return the seconds that the round's samples usually take, in steps of so many."""
+    """Return the seconds that the round's samples usually take, in steps of this many."""
     return ended.samples * (worker.seconds + worker.step_fixed / step)
 
 

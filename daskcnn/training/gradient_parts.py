@@ -19,7 +19,7 @@ MOST = 8
 TellPart: TypeAlias = Callable[[int, int], None]
 """Takes the place lo…hi of a part of the gradients that is complete."""
 TellStep: TypeAlias = Callable[[int, StepPace, int, int], None]
-"""The same of a step of so many samples at this pace."""
+"""Takes the samples of a step, its pace, and the place lo…hi of a part of its gradients that is complete."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class TableLaws(RuleBasedStateMachine):
 
     @rule(run=st.sampled_from(RUNS), name=st.sampled_from(NAMES))
     def frees(self, run: str, name: str) -> None:
-        """What is another's stays."""
+        """A run frees its own workers alone."""
         if (address := self.there.get(name)) is not None:
             self.table.release(run, [address])
             if self.owners.get(address) == run:

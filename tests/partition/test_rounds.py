@@ -808,7 +808,7 @@ def _told(partition: str, exchanges: list[float], *, even: bool = False) -> list
 
 
 def test_meetings_go_by_the_seconds_of_a_step_and_by_those_of_the_last_meetings() -> None:
-    """Of a worker's 40 samples in 2 meetings."""
+    """A worker has 40 samples and 2 meetings."""
     expected = [(4, 5.0, None), *((4, 5.0, pytest.approx(each)) for each in (4.0, 6.0, 6.0))]
     assert _told("udpa", [0.1, 0.3]) == expected
 

@@ -22,7 +22,7 @@ from tests.training.test_shared_steps import BATCHES, OPTIMIZERS, part, replica_
 
 SIZE = replica_of("sgd").layout.size
 CUTS = (SIZE - 40, SIZE - 100, 30)
-"""Where parts begin; the numbers before the last one come with the push."""
+"""The first number of each part. The numbers before the last part come with the push."""
 WORKERS = ("a", "b", "c")
 PACE = 0.05, 0.0
 
