@@ -173,7 +173,7 @@ def _key(pushes: Sequence[Push], view: View) -> object:
 
 def _joined(parts: Sequence[Merge], ahead: int) -> Merge:
     """The merge of the whole center that these are the parts of."""
-    state = {name: whole_vector(name, [part.state[name] for part in parts]) for name in parts[0].state}
+    state = _all_sealed({name: whole_vector(name, [part.state[name] for part in parts]) for name in parts[0].state})
     whole: dict[str, Any] = {"center": np.concatenate([part.center for part in parts]), "state": state}
     return replace(parts[0], **whole, ahead=ahead, squares=added_up([part.squares for part in parts]))
 
