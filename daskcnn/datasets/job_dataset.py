@@ -12,9 +12,10 @@ from daskcnn.cluster.link.calls import Check, no_check
 from daskcnn.cluster.spread.spread import spread
 from daskcnn.errors import DataError, nearest
 from daskcnn.files import local_path
+from daskcnn.job.data_table import Data
 from daskcnn.job.dataset import arrays_of, scaled
 from daskcnn.job.resolve import resolved_data
-from daskcnn.job.tables import Cluster, Data, Job
+from daskcnn.job.tables import Cluster, Job
 from daskcnn.store import DATASETS, Dataset, Split, open_dataset, prepare
 from daskcnn.store.array_index import ArrayIndex, drop_from_cache, keep_in_cache, kept_in_cache, read_index
 from daskcnn.store.chunk_source import StoredChunks

@@ -17,7 +17,7 @@ from distributed import Client
 from daskcnn.datasets.job_dataset import is_missing
 from daskcnn.datasets.prepare_arrays import prepare
 from daskcnn.errors import ClusterError, DataError, DataUnseen, JobError
-from daskcnn.job.tables import Data
+from daskcnn.job.data_table import Data
 from daskcnn.store import DATASETS
 from daskcnn.store.making.writer import remove
 from daskcnn.store.manifest import silent

@@ -9,9 +9,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import fields
 
 from daskcnn.errors import nearest
+from daskcnn.job.data_table import BUILT_IN, Data
 from daskcnn.job.elsewhere import meant_strategy
+from daskcnn.job.options import Options
 from daskcnn.job.reference import names_of
-from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
+from daskcnn.job.tables import LAYER, Job, Model, Train
 from daskcnn.nn import LOSSES, OPTIMIZERS, SCHEDULES, SpecError, model_problem, sequential_from_spec
 from daskcnn.nn.metrics import name_problems
 from daskcnn.nn.spec import expand

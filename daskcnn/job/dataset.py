@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from daskcnn.job.tables import Data, Job, Model, OptimizerOptions, Schedule, Train
+from daskcnn.job.data_table import Data
+from daskcnn.job.tables import Job, Model, OptimizerOptions, Schedule, Train
 from daskcnn.nn import OPTIMIZERS
 from daskcnn.nn.layer import Shape
 from daskcnn.nn.models import described_for

@@ -18,11 +18,12 @@ from daskcnn.documents import parse_toml, reason_of
 from daskcnn.errors import DataError, JobError, all_known, similar
 from daskcnn.files import read_regular
 from daskcnn.job.checks import contradictions
+from daskcnn.job.data_table import BUILT_IN, Data
 from daskcnn.job.dataset import USUAL_INCREMENTS, usual_augment
 from daskcnn.job.elsewhere import meant_key
 from daskcnn.job.own_members import modules_of
 from daskcnn.job.shorthand import is_module, listed
-from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, NoRule, Run, Train, keys_of
+from daskcnn.job.tables import LAYER, Job, Model, NoRule, Run, Train, keys_of
 from daskcnn.modules import import_modules, import_plugins, look_in
 from daskcnn.nn.metrics import module_of
 from daskcnn.nn.spec import expand

@@ -16,9 +16,9 @@ from daskcnn.conv import ConvSpec, plan
 from daskcnn.conv.planner import candidates
 from daskcnn.conv.tuner import tune
 from daskcnn.errors import UserError, nearest
+from daskcnn.job.data_table import BUILT_IN
 from daskcnn.job.network import convolutions
 from daskcnn.job.resolve import read_job_file, resolve
-from daskcnn.job.tables import BUILT_IN
 from daskcnn.nn import Sequential, Shape, build_model, model_problem, sequential_from_spec, summarise
 from daskcnn.nn.models import MODELS, model_spec
 from daskcnn.show.renderers.network_drawing import draw_network, drawn

@@ -14,8 +14,8 @@ from pydantic import Field, ValidationError
 from daskcnn.arrays import DeviceKind
 from daskcnn.documents import reason_of
 from daskcnn.errors import JobError, nearest
+from daskcnn.job.options import Options
 from daskcnn.job.resolve import read_job_file
-from daskcnn.job.tables import Options
 from daskcnn.sharded.balance import SPREAD_SHARE, WorkerLink
 from daskcnn.sim.speeds import Constant, Drift, Link, Speed, Stall, Walk
 from daskcnn.training.strategy_choice import StepProblem, WorkerCost

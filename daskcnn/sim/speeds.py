@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Protocol, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from daskcnn.job.tables import Options
+from daskcnn.job.options import Options
 
 
 class Line:

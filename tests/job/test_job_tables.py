@@ -13,9 +13,10 @@ from pydantic import BaseModel
 
 from daskcnn.errors import JobError
 from daskcnn.job import elsewhere
+from daskcnn.job.options import Options
 from daskcnn.job.reference import names_of
 from daskcnn.job.resolve import override, parse_job, parse_value, read_job_file, resolve
-from daskcnn.job.tables import Job, Options, keys_of
+from daskcnn.job.tables import Job, keys_of
 from daskcnn.nn import OPTIMIZERS
 from daskcnn.ps import RULES
 
