@@ -20,8 +20,8 @@ from statistics import quantiles
 from typing import Any
 
 import numpy as np
-from common import Images
-from rules import LAYERS, machine
+from common import TWO_CONVOLUTIONS, Images
+from rules import machine
 
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.job.tables import Job
@@ -37,26 +37,27 @@ TURN = 5
 """Steps of a turn; the first, whose caches another size left, is not counted."""
 
 
-def replica_of(network: str, samples: int) -> Replica:
+def replica_of(network: str, samples: int, images: Images | None = None) -> Replica:
     """A replica whose convolutions are planned as in a run with steps of so many samples, which workers share."""
-    layers = LAYERS if network == "rules" else model_spec(network, Images().shape, 10)
+    images = images or Images()
+    layers = TWO_CONVOLUTIONS if network == "rules" else model_spec(network, images.shape, 10)
     job = Job.model_validate({"model": {"layers": layers}, "train": {"batch_size": samples, "threads": 1}})
     job = job.model_copy(update={"rule": RULES["bsp"]()})
-    replica = Replica(job, Images(), Device.of("cpu", threads=1), clock=time.thread_time)
+    replica = Replica(job, images, Device.of("cpu", threads=1), clock=time.thread_time)
     tune_convolutions(replica)
     return replica
 
 
-def batch_of(samples: int) -> Batch:
-    """Noise."""
+def batch_of(samples: int, shape: Sequence[int]) -> Batch:
+    """Noise for images (H, W, C)."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((32, 32, samples, 3), dtype=np.float32)
+    x = rng.standard_normal((*shape[:2], samples, shape[2]), dtype=np.float32)
     return Batch(x, rng.integers(0, 10, samples), np.arange(samples, dtype=np.uint64))
 
 
 def steps_of(replica: Replica, samples: int) -> dict[str, Callable[[], object]]:
     """Our step and, where it is installed, PyTorch's in two memory layouts."""
-    batch = batch_of(samples)
+    batch = batch_of(samples, replica.dataset.shape)
     steps: dict[str, Callable[[], object]] = {"ours": lambda: replica.step(batch, StepPace(LR))}
     if find_spec("torch") is not None:
         from step_vs_torch import torch_step
@@ -65,9 +66,9 @@ def steps_of(replica: Replica, samples: int) -> dict[str, Callable[[], object]]:
     return steps
 
 
-def measure(network: str, sizes: Sequence[int], seconds: float) -> dict[str, Any]:
+def measure(network: str, sizes: Sequence[int], seconds: float, images: Images | None = None) -> dict[str, Any]:
     """Milliseconds of a step of each size, and what follows from them."""
-    replica = replica_of(network, max(sizes))
+    replica = replica_of(network, max(sizes), images)
     steps = {(n, side): step for n in sizes for side, step in steps_of(replica, n).items()}
     taken: dict[tuple[int, str], list[float]] = {key: [] for key in steps}
     end = time.perf_counter() + seconds

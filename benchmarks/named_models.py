@@ -2,17 +2,20 @@
 
     python benchmarks/named_models.py --cifar10 data/cifar10.zarr --mnist data/mnist.zarr [--models quick lenet5]
                                       [--batches 32 64 128] [--rates 0.005 0.01 0.02] [--seeds 3] [--epochs 4]
-                                      [--limit N] [--page benchmarks/named_models.md]
+                                      [--limit N] [--processes 1] [--page benchmarks/named_models.md]
+    python benchmarks/named_models.py --speeds [--models quick lenet5] [--batches 32 64 128]
 
-A model is trained by one one-thread worker that meets nobody, by SGD with Nesterov momentum and a rate that falls
-linearly to 0, on the published images that it is for: CIFAR-10 or MNIST, with their usual augmentation. Without --rates
-models that normalise by batches are given rates four times as high. Models for photographs are left out, as their
-images are, and so are those that reconstruct images.
+A model is trained by one worker that meets nobody, by SGD with Nesterov momentum and a rate that falls linearly to 0,
+on the published images that it is for: CIFAR-10 or MNIST, with their usual augmentation. Without --rates models that
+normalise by batches are given rates four times as high. Models for photographs are left out, as their images are, and
+so are those that reconstruct images.
 
-What counts is the time until an accuracy on the validation samples is reached, evaluations included: the best median at
-the end of a run, less two points. The median of the seeds decides, and a run that does not get there counts as one that
-takes for ever. Each run is kept in --results when it has ended: a study that was broken off goes on with the runs that
-are missing, so that it may take several nights. --tables prints what there is, and --page writes it to a file.
+What counts is the time until an accuracy on the validation samples is reached: the best median at the end of a run,
+less two points. The epochs to it are trained. The seconds of an epoch are those of its steps by one thread, measured by
+--speeds in seconds of the processor (few_samples.py), so that a busy machine changes little. The median of the seeds
+decides, and a run that does not get there counts as one that takes for ever. Each run is kept in --results when it has
+ended: a study that was broken off goes on with the runs that are missing. --tables prints what there is, and --page
+writes it to a file.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from common import Images
+from few_samples import measure
+from rules import load, save
 from sooner import (
     BATCHES,
     RATES,
@@ -47,6 +53,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Train
 from daskcnn.nn.models import MODELS, model_spec
 from daskcnn.store import DATASETS
+from daskcnn.store.split import held_out
 
 DATA = {DATASETS[name].shape: name for name in ("mnist", "cifar10")}
 """The data set of a model, by the shape of the images that it is for."""
@@ -56,6 +63,8 @@ HIGHER = 4.0
 LESS = 0.02
 """The accuracy to be reached is that much less than the best at the end of a run."""
 EPOCHS = 4
+SECONDS = 20.0
+"""Seconds of measuring a model's speeds."""
 
 
 def normalises(model: str) -> bool:
@@ -71,6 +80,36 @@ def runs(given: argparse.Namespace) -> Iterator[Run]:
         for batch, lr in product(given.batches, rates):
             data = DATA[MODELS[model].image]
             yield Run(model, THE_FASTEST, Place(), batch, lr, seed, given.epochs or EPOCHS, given.limit, data)
+
+
+def measure_speeds(given: argparse.Namespace) -> None:
+    """Keep the images a second of one thread, by model and samples of a step."""
+    results = load(given.results)
+    for model in given.models:
+        rows = measure(model, sorted(given.batches), SECONDS, Images(MODELS[model].image))["rows"]
+        own = {str(row["samples"]): row["images_per_second"] for row in rows}
+        results.setdefault("images_per_second", {}).setdefault(model, {}).update(own)
+        save(given.results, results)
+        print(model, own, flush=True)
+
+
+def timed(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs whose speed is known, with seconds of the clock in place of simulated ones."""
+    return [_timed(found, speed) for found in results["parts"].values() if (speed := _speed(results, found))]
+
+
+def _speed(results: Mapping[str, Any], found: Mapping[str, Any]) -> float | None:
+    own = results.get("images_per_second", {}).get(found["run"]["network"], {})
+    return own.get(str(found["run"]["batch"]))
+
+
+def _timed(found: Mapping[str, Any], speed: float) -> dict[str, Any]:
+    if "diverged" in found:
+        return dict(found)
+    each = Run.of(found)
+    epoch = (each.samples - held_out(each.samples)) / speed
+    looks = [[epochs * epoch, epochs, *others] for _, epochs, *others in found["looks"]]
+    return {**found, "looks": looks, "seconds": looks[-1][0]}
 
 
 # --- tables ---
@@ -135,19 +174,25 @@ def page(results: Mapping[str, Any]) -> str:
         f"`results/named_models.json`, on {machine['processor']}, {machine['cores']} cores: one one-thread worker, "
         "medians of the seeds. The script says what is measured."
     )
-    return "\n\n".join([head, *sections(list(results["parts"].values()))]) + "\n"
+    return "\n\n".join([head, *sections(timed(results))]) + "\n"
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Train what is missing, then print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, batches=BATCHES, rates=RATES)
-    parser.set_defaults(rates=None, simulated=False, targets=(), results=RESULTS / "named_models.json")
+    parser.set_defaults(rates=None, simulated=True, targets=(), results=RESULTS / "named_models.json")
     for name in DATA.values():
         parser.add_argument(f"--{name}", default=f"data/{name}.zarr", help="the prepared data set")
     parser.add_argument("--models", nargs="+", choices=STUDIED, default=STUDIED, help=f"default: {' '.join(STUDIED)}")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time; default %(default)s")
+    parser.add_argument("--speeds", action="store_true", help="measure the seconds of steps, and train nothing")
     parser.add_argument("--page", type=Path, help="write the tables to this file, and train nothing")
     given = parser.parse_args(words)
+    given.results = given.results or RESULTS / "named_models.json"
+    if given.speeds:
+        measure_speeds(given)
+        return
     given.tables = given.tables or given.page is not None
     text = page(make(runs(given), given))
     if given.page is None:

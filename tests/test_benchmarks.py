@@ -33,6 +33,34 @@ def test_a_benchmark_imports_names_that_exist(file: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_benchmark_takes_names_that_another_one_has(file: Path) -> None:
+    imports = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+    siblings = {each.stem: each for each in FILES}
+    missing = [
+        f"{node.module}.{alias.name}"
+        for node in imports
+        if node.module in siblings
+        for alias in node.names
+        if alias.name not in _names_of(siblings[node.module])
+    ]
+    assert not missing
+
+
+def _names_of(file: Path) -> set[str]:
+    """Names that a module has, without importing it: it may need a library that is not installed."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text("utf-8")).body:
+        match node:
+            case ast.ImportFrom() | ast.Import():
+                names |= {alias.asname or alias.name for alias in node.names}
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Assign() | ast.AnnAssign():
+                names |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return names
+
+
 def _is_module(package: str, name: str) -> bool:
     try:
         import_module(f"{package}.{name}")
