@@ -18,7 +18,7 @@ ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Count:
     """Workers of one kind: a job begins with `least` of them, and may have up to `most`; None: any number."""
 
     least: int
@@ -56,7 +56,7 @@ class QueuedJob:
     run: str = ""
     priority: int = 0
     after: tuple[int, ...] = ()
-    workers: Mapping[str, Span] = field(default_factory=lambda: MappingProxyType({}))
+    workers: Mapping[str, Count] = field(default_factory=lambda: MappingProxyType({}))
     only: tuple[str, ...] = ()
     has: tuple[str, ...] = ()
     again_at: float = 0.0
