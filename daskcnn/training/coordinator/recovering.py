@@ -1,0 +1,232 @@
+"""The part of a data-parallel run's coordinator that goes on after losses: of workers, of groups, of the last center.
+
+Replicas. A replica is a worker, or a group of workers with a name of its own. A worker that is lost takes its replica
+with it; the replica's samples go to the others.
+
+Silence. A replica may take `PATIENCE` times what was expected, and the stall timeout on top. Then the coordinator asks
+which replicas wait for others, and gives up those that do not.
+
+Without a server (`Settings.peers`) replicas meet each other. When one is lost the round under way is given up, and a
+new life begins from the last center that one of the others has.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+
+from daskcnn.errors import Lost, UserError
+from daskcnn.events import WorkerLost
+from daskcnn.partition.rounds import Rounds
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.choosing import Choosing
+from daskcnn.training.coordinator.coordinator import Coordinating, Phase
+from daskcnn.training.coordinator.evaluations import Evaluations
+from daskcnn.training.coordinator.life import Life
+from daskcnn.training.coordinator.records import Kept, Records
+from daskcnn.training.coordinator.settings import Settings
+
+# Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
+_TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
+
+
+class Recovering(Coordinating):
+    """Has the state of a data-parallel run, and decides how it goes on after losses.
+
+    kept: the state to go on from. logs: give `Log` orders for rounds; a large simulation does without.
+    """
+
+    def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
+        super().__init__(settings, "start it again; it is taken when it is there")
+        self.settings, self._logs = settings, logs
+        self._records = Records(settings, kept or Kept(), self._out)
+        self._present: Life | None = None  # the life of that number
+        self._moved_from: int | None = None  # merges that the lost server had
+        self._choosing, self._anew = Choosing(settings), False  # True once all that were chosen were lost
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The rounds of the present life; None before the first."""
+        return self._present.rounds if self._present else None
+
+    @property
+    def kept(self) -> Kept:
+        """The state kept last."""
+        return self._records.kept
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """The evaluations of the center in the present life."""
+        return self._records.evaluations
+
+    @property
+    def _alive(self) -> Life:
+        """The present life, once there is one."""
+        assert self._present is not None, "begun"
+        return self._present
+
+    def _is_training(self, life: int) -> bool:
+        """Return True if rounds are given out in this life."""
+        return self.phase is _TRAINING and life == self.life
+
+    @abstractmethod
+    def _begin_life(self, now: float) -> None:
+        """Start from the state kept last, with the workers that are there."""
+
+    @abstractmethod
+    def _restart(self, now: float) -> None:
+        """Begin a new life from the state kept last."""
+
+    @abstractmethod
+    def _go_on_from_reports(self, now: float) -> None:
+        """Go on after reports: go back if the center is ruined, finish if nothing is left to do."""
+
+    def _keep_and_stop(self) -> None:
+        """Keep the state as it is, whatever else is being kept, and end."""
+        self.phase = Phase.STOPPING
+        self._records.saving.clear()
+        self._records.save(None, self._alive.rounds, self.life, judged=False)
+
+    def _end_interrupted(self) -> None:
+        self._end("interrupted", self._interrupted)
+
+    def _give_up(self, error: UserError) -> None:
+        self._end("lost", error)
+
+    # --- workers go ---
+
+    def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
+        self._leave_out_lost(fact)
+        self._choosing.recall(fact.workers, self.roster, self._out, fact.at)
+        for worker in fact.workers:
+            if worker in self.roster.alive and self._forming:
+                self._drop(worker, fact.reason)
+            elif worker in self.roster.alive:
+                self._lose_worker(worker, fact.reason)
+            if self.phase is _ENDED:
+                return
+        self._go_on_without(fact.at)
+
+    @property
+    def _forming(self) -> bool:
+        """True if groups are made that have no samples yet: without a worker they are formed anew."""
+        return self.phase is Phase.STARTING and self.settings.replica_size > 1
+
+    def _lose_worker(self, worker: str, reason: str) -> None:
+        """Go on without the worker and its replica."""
+        life = self._present
+        replica = life.teams.of(worker) if life else None
+        if life is None or replica is None:
+            self._drop(worker, reason)
+        elif replica == worker:
+            self._drop(worker, reason, life.samples_of(worker))
+            self._lose_replica(replica)
+        else:
+            self._lose_group(replica, f"{worker}: {reason}", (worker,))
+
+    def _lose_group(self, replica: str, reason: str, workers: Iterable[str]) -> None:
+        """Go on without the group, and without these of its workers at all."""
+        for worker in workers:
+            self._drop(worker, reason)
+        if self.phase is not _ENDED:
+            self._out.log(WorkerLost(worker=replica, reason=reason, samples_moved=self._alive.samples_of(replica)))
+            self._lose_replica(replica, f"{replica} ({reason}): it was the last group of the run")
+
+    def _drop(self, worker: str, reason: str, samples: int = 0) -> None:
+        if self._present and worker in self._present.newcomers:
+            self._present.newcomers.remove(worker)
+        super()._drop(worker, reason, samples)
+
+    def _lost_last(self, error: Lost) -> None:
+        """Begin anew with workers that were left out, from the state kept last; without any the run ends."""
+        if self.settings.chooses_workers and self.roster.calibrating:
+            self._out.put(orders.CancelAll())
+            self._present, self._anew, self.phase = None, True, Phase.CALIBRATING
+        else:
+            self._give_up(error)
+
+    def _lose_replica(self, replica: str, last: str = "") -> None:
+        """Give the replica's samples to the others."""
+        if self.phase in (_ENDED, Phase.CALIBRATING):
+            return
+        self._alive.lose(replica)
+        if self._alive.teams.members:
+            self._alive.give_away(replica)
+        else:
+            self._end("lost", Lost(last or f"{replica}: it was the last of the run"))
+
+    def _go_on_without(self, now: float) -> None:
+        """Go on after a loss: peers look for the last center; else rounds that are due now start."""
+        if self._forming:
+            self._restart(now)
+        elif self.phase is Phase.MEASURING:
+            self._begin(now)
+        elif self.phase in (Phase.TRAINING, Phase.RESCUING) and self.settings.peers:
+            self._rescue()
+        elif self.phase is _TRAINING:
+            self._alive.go_on_without(now)
+            self._go_on_from_reports(now)
+
+    # --- peers without a server ---
+
+    def _rescue(self) -> None:
+        """Give up the round under way, and look for the last center that a worker has."""
+        self.phase = Phase.RESCUING
+        self._out.put(orders.CancelAll())
+        self._out.put(orders.Rescue())
+
+    def _on_rescued(self, fact: facts.Rescued) -> None:
+        if self.phase is not Phase.RESCUING:
+            return
+        if fact.version is not None:
+            self._records.rescued(fact.version, self._alive.rounds, self.life)
+        if self._interrupted is None:
+            if fact.version is not None:
+                count = len(self.roster.alive)
+                self._out.warn(f"the round is begun again from version {fact.version}, by {count} workers")
+            self._begin_life(fact.at)
+        elif fact.version is None:
+            self._end_interrupted()
+        else:
+            self._keep_and_stop()
+
+    # --- silence ---
+
+    def _on_tick(self, fact: facts.Tick) -> None:
+        now, limit = fact.at, self.settings.stall_timeout
+        self._leave_out_overdue(now)
+        if self.phase is not _TRAINING:
+            return
+        sessions, members = self._alive.sessions, self._alive.teams.members
+        if late := [replica for replica, since in sessions.joining.items() if now - since > limit]:
+            self._lose_silent({replica: members[replica] for replica in late}, limit, now)
+        elif not sessions.asked and (overdue := sessions.silent(now, sessions.limit(limit))):
+            sessions.asked = True
+            self._out.put(orders.AskWaiting(tuple(overdue)))
+
+    def _on_waits(self, fact: facts.Waits) -> None:
+        if self.phase is not _TRAINING or not self._alive.sessions.asked:
+            return
+        sessions, members = self._alive.sessions, self._alive.teams.members
+        sessions.asked, limit = False, sessions.limit(self.settings.stall_timeout)
+        overdue = sessions.silent(fact.at, limit)
+        late = {name: fact.stuck.get(name, members[name]) for name in overdue if name not in fact.waiting}
+        if late:
+            for running in sessions.running.values():  # the others may have waited for them until now
+                running.heard = fact.at
+            self._lose_silent(late, limit, fact.at)
+        elif self.settings.peers and overdue:
+            self._end("lost", Lost(f"no progress for {limit:.0f} s, waiting for {', '.join(overdue)}"))
+
+    def _lose_silent(self, late: Mapping[str, tuple[str, ...]], limit: float, now: float) -> None:
+        """Go on without the replicas that give no sign of life. late: those of their workers that are to blame."""
+        reason = f"no report for {limit:.0f} s"
+        self._choosing.recall([name for stuck in late.values() for name in stuck], self.roster, self._out, now)
+        for replica, stuck in late.items():
+            if stuck == (replica,):
+                self._lose_worker(replica, reason)
+            else:
+                self._lose_group(replica, f"{reason}, waiting for {', '.join(stuck)}", stuck)
+            if self.phase is _ENDED:
+                return
+        self._go_on_without(now)
