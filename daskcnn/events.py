@@ -267,6 +267,16 @@ class WorkerLost(Event):
     samples_moved: Annotated[int, "Samples that went to the others."] = 0
 
 
+class WorkerLeft(Event):
+    """A worker left in good order, as it was asked to end; training goes on without it."""
+
+    kind = "worker-left"
+    worker: Annotated[str, "The worker."]
+    reason: Annotated[str, "Why."] = ""
+    samples_done: Annotated[NonNegativeInt, "Samples of its last round that it trained on, and that count."] = 0
+    samples_moved: Annotated[NonNegativeInt, "Samples that went to the others."] = 0
+
+
 # --- training ---
 
 
@@ -392,7 +402,7 @@ EVENTS: dict[str, type[Event]] = {
         *(RunStarted, RunResumed, Calibrating, WorkersCalibrated, LinkSpeeds, GroupsFormed, KernelsSharded),
         *(StrategyChosen, SamplesAllocated),
         *(RoundEnded, StepsEnded, EpochEnded, ServerCounted, CheckpointWritten, Warned),
-        *(WorkerLost, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunEnded),
+        *(WorkerLost, WorkerLeft, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunEnded),
     )
 }
 """Every event by its kind, in the order in which a reader meets them."""

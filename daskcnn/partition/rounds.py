@@ -168,6 +168,8 @@ class Rounds:
         self.running: dict[str, Round] = {}
         self._idle = dict.fromkeys(seconds)  # an ordered set
         self._under_way = 0  # presentations
+        self.unmerged = 0
+        """Presentations of rounds that were cut; behind a barrier they are merged once the others' rounds end."""
         self._before = self.allocation  # the one that the rounds under way began from
 
     @property
@@ -177,8 +179,8 @@ class Rounds:
 
     @property
     def done(self) -> int:
-        """Presentations made: all but those left and those under way."""
-        return self.presentations - self.budget.left - self._under_way
+        """Presentations made: all but those left, those under way, and those that are not merged yet."""
+        return self.presentations - self.budget.left - self._under_way - self.unmerged
 
     @property
     def ended(self) -> bool:
@@ -198,13 +200,18 @@ class Rounds:
         sizes: StepSizes | None = None,
         *,
         exchanges: float = 0.0,
+        cut: int | None = None,
     ) -> None:
         """Note that the worker's round ended, with its seconds per sample.
 
-        sizes: minibatches that may have changed. exchanges: seconds per sample of exchanges, without waiting.
+        sizes: minibatches that may have changed. exchanges: seconds per sample of exchanges, without waiting. cut: the
+        samples that were presented, if it ended early: the others are presented in later rounds.
         """
         ended = self._stop(worker)
-        if sizes is not None:
+        if cut is not None:
+            self.budget = self.budget.returned(ended.samples - cut)
+            self.unmerged += cut if self.barrier and self.running else 0
+        elif sizes is not None:
             self.budget = self.budget.returned(ended.samples - sizes.until(sizes.steps))
             if sizes.changed or (self._resizes_steps and sizes.steps >= SETTLED):
                 self._shares[worker] = sizes.last
@@ -214,6 +221,10 @@ class Rounds:
         self._unmeasured.discard(worker)
         if self.barrier and not self.running:
             self._level(1 if ended.meetings else ended.steps or 1)
+
+    def dropped(self, worker: str) -> None:
+        """Note that nothing came of the worker's round: all of its samples are presented in later ones."""
+        self.budget = self.budget.returned(self._stop(worker).samples)
 
     def _level(self, steps: int) -> None:
         """Level the shares after a round of all, once all increments are given and all workers measured."""
@@ -344,6 +355,7 @@ class Rounds:
         """Take the worker's round out of those under way."""
         round_ = self.running.pop(worker)
         self._under_way -= round_.samples
+        self.unmerged = self.unmerged if self.running else 0
         self._idle[worker] = None
         return round_
 
@@ -370,7 +382,7 @@ class Rounds:
         self.numbers = {w: int(n) for w, n in state["numbers"].items()}
         left = int(state["left"]) if done is None else max(0, self.presentations - done)
         self.budget, self.running = Budget(left), {}
-        self._idle, self._under_way = dict.fromkeys(self.seconds), 0
+        self._idle, self._under_way, self.unmerged = dict.fromkeys(self.seconds), 0, 0
         stay = [worker for worker in self.workers if worker in now]
         gone = [worker for worker in self.workers if worker not in now]
         self._calibrated, self._unmeasured = {worker: now[worker] for worker in stay}, set(self.seconds)

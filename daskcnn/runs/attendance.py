@@ -26,12 +26,13 @@ class Attendance:
     ----------
     now : Seconds of training. A run that is resumed goes back to those of its checkpoint.
     present : Workers, or groups, that take part now.
-    lost : Those that an event calls lost, and that have not come back.
+    lost, left : Those that an event calls lost, or that left in good order, and that have not come back.
     """
 
     now: float = 0.0
     present: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
     _elapsed: float = 0.0  # seconds of training, also those that a resume went back over
     _training: bool = False
     _at: float | None = None  # `now`, on the events' own clock
@@ -62,7 +63,7 @@ class Attendance:
         match event:
             case events.WorkersCalibrated():
                 names = [worker.name for worker in event.workers]
-                self.lost -= {*names}
+                self._back(names)
                 if not self._training:
                     self._training, self._at = True, event.at
                     self._come(names)
@@ -77,6 +78,9 @@ class Attendance:
             case events.WorkerLost():
                 self._go([event.worker])
                 self.lost |= {event.worker}
+            case events.WorkerLeft():
+                self._go([event.worker])
+                self.left |= {event.worker}
 
     def end(self, seconds: float | None) -> None:
         """Move the clock to the run's seconds at its end, if they are known."""
@@ -110,7 +114,10 @@ class Attendance:
         if new := set(workers) - self.present:
             self.present |= new
             self._since |= dict.fromkeys(new, self._elapsed)
-        self.lost -= self.present
+        self._back(self.present)
+
+    def _back(self, workers: Iterable[str]) -> None:
+        self.lost, self.left = self.lost.difference(workers), self.left.difference(workers)
 
     def _go(self, workers: Iterable[str]) -> None:
         for worker in self.present.intersection(workers):

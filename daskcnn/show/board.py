@@ -134,6 +134,8 @@ class Board:
                     row.given, row.step = samples, event.step.get(name)
             case events.WorkerLost():
                 self.worker(event.worker).state = "lost"
+            case events.WorkerLeft():
+                self.worker(event.worker).state = "left"
             case events.WorkerLeftOut():
                 self.workers.pop(event.worker, None)
             case events.WorkerJoined():

@@ -122,7 +122,7 @@ class StepSums:
 
 _NOTED = (
     *(events.RunResumed, events.WorkerJoined, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut),
-    events.Warned,
+    *(events.WorkerLeft, events.Warned),
 )
 
 

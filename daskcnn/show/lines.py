@@ -108,14 +108,22 @@ def _validation(found: events.Judged) -> str:
     return f"validation {percent(found.accuracy, found.error)} (loss {number(found.loss)}{more and f', {more}'})"
 
 
+def _gone(e: events.WorkerLost | events.WorkerLeft) -> str:
+    """The line of a worker that is gone, in good order or not."""
+    moved = f"; {count(e.samples_moved)} samples moved to the others" if e.samples_moved else ""
+    if isinstance(e, events.WorkerLost):
+        return f"warning: worker {e.worker} lost: {e.reason}{moved}"
+    done = f"; {count(e.samples_done)} samples of its last round count" if e.samples_done else ""
+    return f"worker {e.worker} left: {e.reason}{done}{moved}"
+
+
 def _line(e: events.Event) -> str | None:
     """The line of an event that has one."""
     match e:
         case events.Calibrating():
             return f"worker {e.worker}: calibrating, {e.doing}" + (f" ({e.done} of {e.of} done)" if e.of else "")
-        case events.WorkerLost():
-            moved = f"; {count(e.samples_moved)} samples moved to the others" if e.samples_moved else ""
-            return f"warning: worker {e.worker} lost: {e.reason}{moved}"
+        case events.WorkerLost() | events.WorkerLeft():
+            return _gone(e)
         case events.WorkerJoined():
             return f"worker {e.worker} joined" + (f" and takes over {count(e.samples)} samples" if e.samples else "")
         case events.WorkerLeftOut():

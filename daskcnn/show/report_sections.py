@@ -138,7 +138,7 @@ def _metrics(report: RunReport) -> list[Column[EvaluationRow]]:
 
 
 def _name(row: WorkerRow) -> str:
-    return f"{clean(row.name)}{' (lost)' if row.lost else ''}"
+    return f"{clean(row.name)}{' (lost)' if row.lost else ' (left)' if row.left else ''}"
 
 
 _WORKERS: list[Column[WorkerRow]] = [

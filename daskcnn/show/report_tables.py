@@ -25,14 +25,15 @@ WEIGHT = 4  # bytes of a number, where a log does not say otherwise
 class WorkerRow:
     """One worker over the run, or all of them. gamma: the mean; q: the last.
 
-    lost: True if it was lost and has not come back; present: seconds that it took part. compute: seconds of `busy`
-    without `load`; wait: seconds for the other workers. images_per_second: while busy; None for all workers, and for
-    one that has a part of each sample's work. staleness_mean: of the largest in each round.
+    lost, left: True if it was lost, or left in good order, and has not come back; present: seconds that it took part.
+    compute: seconds of `busy` without `load`; wait: seconds for the other workers. images_per_second: while busy; None
+    for all workers, and for one that has a part of each sample's work. staleness_mean: of the largest in each round.
     """
 
     name: str
     device: str
     lost: bool
+    left: bool
     present: float
     samples: int
     rounds: int
@@ -308,6 +309,7 @@ def _worker(run: History, name: str, rows: Sequence[RoundRow]) -> WorkerRow:
         name=name,
         device=run.devices.get(name, ""),
         lost=name in run.attendance.lost,
+        left=name in run.attendance.left,
         present=run.attendance.stay(name),
         samples=_presented(run, rows),
         rounds=len(rows),

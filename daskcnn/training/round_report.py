@@ -36,6 +36,7 @@ class RoundReport(NamedTuple):
     members : Costs of each worker of a group.
     sizes : Minibatches of a round in which they may have changed; None: as it began.
     noise : The gradients' noise scale, by the last reply that knew it.
+    cut : Samples presented in a round that ended early, as its worker or the server's was to leave; None: it did not.
     """
 
     round: Round
@@ -61,6 +62,7 @@ class RoundReport(NamedTuple):
     members: tuple[GroupMember, ...] = ()
     sizes: StepSizes | None = None
     noise: NoiseScale | None = None
+    cut: int | None = None
 
     @property
     def worker(self) -> str:
@@ -70,6 +72,8 @@ class RoundReport(NamedTuple):
     @property
     def samples(self) -> int:
         """Samples presented in the round."""
+        if self.cut is not None:
+            return self.cut
         return self.round.samples if self.sizes is None else self.sizes.until(self.sizes.steps)
 
     @property

@@ -126,6 +126,14 @@ def test_a_lost_asynchronous_worker_does_not_end_the_comparison_of_the_others() 
     assert [w.lost for w in report.workers] == [False, False, True]
 
 
+def test_a_worker_that_left_in_good_order_was_not_lost() -> None:
+    gone = {"event": "worker-left", "worker": "w1", "reason": "it is shut down", "samples_done": 3, "samples_moved": 5}
+    report = tables([start(), calibration("w0", "w1"), lap("w0", 0), lap("w1", 0), gone])
+    assert [(w.left, w.lost) for w in report.workers] == [(False, False), (True, False)]
+    back = tables([start(), calibration("w0", "w1"), lap("w0", 0), lap("w1", 0), gone, calibration("w1")])
+    assert not any(w.left for w in back.workers)
+
+
 # --- exchanges ---
 
 

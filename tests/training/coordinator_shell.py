@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from daskcnn.events import CalibratedWorker
@@ -53,6 +54,7 @@ class Shell:
     orders: list[Order] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     server: int | None = None  # the life of the one that answers
+    cut: float = 0.5  # the part of a round that a replica has made when it is to end early
     ruins: bool = False  # the next center that is judged has diverged
     reported: int = 0  # presentations
     links: dict[str, WorkerLink] = field(default_factory=dict)  # where workers are chosen
@@ -138,6 +140,8 @@ class Shell:
                 self._expect(order, lambda at: facts.Joined(replica, life, session, at))
             case orders.StartRound():
                 self._expect(order, lambda at: self._round_done(order, at))
+            case orders.EndRound(replica):
+                self.end_early(replica)
             case orders.AskWaiting():
                 self._expect(order, lambda at: facts.Waits(frozenset(), at))
             case orders.Rescue():
@@ -167,6 +171,17 @@ class Shell:
     def _server_ready(self, life: int, at: float) -> Fact:
         self.server = life
         return facts.ServerReady(life, "ps", at)
+
+    def end_early(self, replica: str) -> None:
+        """Let the replica's round end early, and those of all peers, with a part of their samples that may be none."""
+        for i, (order, _) in enumerate(self.pending):
+            if isinstance(order, StartRound) and (order.round.worker == replica or self.settings.peers):
+                self.pending[i] = order, partial(self._ended_early, order, int(self.cut * order.round.samples))
+
+    def _ended_early(self, order: StartRound, samples: int, at: float) -> Fact:
+        fact = self._round_done(order, at)
+        assert isinstance(fact, facts.RoundDone)
+        return replace(fact, report=fact.report._replace(cut=samples, center=None, judged=0))
 
     def _round_done(self, order: StartRound, at: float) -> Fact:
         self.version += 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from daskcnn.errors import Diverged
-from daskcnn.events import WorkerLost
+from daskcnn.events import WorkerLeft, WorkerLost
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
@@ -88,6 +88,20 @@ class CoordinatorMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([*roster.alive, *roster.calibrating]))
         self.shell.tell(facts.WorkerGone((worker,), "connection lost", self.now))
 
+    @rule(data=st.data(), part=st.sampled_from([0.0, 0.3, 1.0]))
+    @precondition(lambda self: len(self.coordinator.roster.alive) + len(self.coordinator.roster.calibrating) > 1)
+    def leave(self, data: st.DataObject, part: float) -> None:
+        """A worker is asked to end, and has made a part of its round."""
+        roster, self.shell.cut = self.coordinator.roster, part
+        worker = data.draw(st.sampled_from([*roster.alive, *roster.calibrating]))
+        self.shell.tell(facts.WorkerLeaving((worker,), "it is shut down", self.now))
+
+    @rule(part=st.sampled_from([0.0, 0.3, 1.0]))
+    @precondition(lambda self: self.shell.server is not None)
+    def server_leaves(self, part: float) -> None:
+        self.shell.cut = part
+        self.shell.tell(facts.ServerLeaving(self.coordinator.life, "it is shut down", self.now))
+
     @rule(data=st.data())
     @precondition(lambda self: self.coordinator.roster.calibrating and self.coordinator.roster.alive)
     def fail_to_calibrate(self, data: st.DataObject) -> None:
@@ -156,7 +170,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
             few = self.coordinator.settings.rule.fewest > 1
             # peers that all wait for one another end the run, and none of them is to blame
             stuck = self.coordinator.settings.peers and "no progress" in str(end.error)
-            assert self.shell.of(WorkerLost) or few or stuck or end.status == "unusable"
+            gone = [*self.shell.of(WorkerLost), *self.shell.of(WorkerLeft)]
+            assert gone or few or stuck or end.status == "unusable"
             return
         if end.status == "diverged":
             assert self.diverged

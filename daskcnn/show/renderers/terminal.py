@@ -28,7 +28,7 @@ from daskcnn.show.text import clean, clock, count, epochs, number, percent, plai
 
 _SCROLLED = (*WARNINGS, WorkerJoined, RunResumed)
 _GOOD = (WorkerJoined, RunResumed)
-_STATE_STYLES = {"lost": "bold red", "ignored": "dim"}
+_STATE_STYLES = {"lost": "bold red", "left": "dim", "ignored": "dim"}
 _STATUS_STYLES = {"starting": "yellow", "calibrating": "yellow", "training": "cyan", "done": "bold green"}
 _WIDE = 112  # columns from which a worker's line has room for its bar
 _NARROW = 80  # columns below which it has room for what matters most

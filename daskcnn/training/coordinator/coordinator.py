@@ -9,7 +9,7 @@ from typing import Any
 
 from daskcnn import errors
 from daskcnn.errors import ClusterError, Lost, UserError
-from daskcnn.events import WorkerIgnored, WorkerLeftOut, WorkerLost, WorkersCalibrated
+from daskcnn.events import WorkerIgnored, WorkerLeft, WorkerLeftOut, WorkerLost, WorkersCalibrated
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order, Outbox
@@ -23,6 +23,7 @@ class Phase(Enum):
     CALIBRATING = auto()
     STARTING = auto()  # the server
     TRAINING = auto()  # rounds of replicas
+    MOVING = auto()  # the last state is kept for another server
     RESCUING = auto()  # peers: the last center is looked for
     MEASURING = auto()  # layer sharding, and where workers are chosen: links
     STEPPING = auto()  # layer sharding: a segment of steps
@@ -54,6 +55,7 @@ class Coordinating(ABC):
             facts.WorkerReady: self._on_worker_ready,
             facts.Calibrated: self._on_calibrated,
             facts.CalibrationFailed: self._on_calibration_failed,
+            facts.WorkerLeaving: self._on_worker_leaving,
             facts.SchedulerGone: lambda fact: self._give_up(fact.error),
             facts.Interrupted: self._on_interrupted,
             **self._own_handlers(),
@@ -118,6 +120,11 @@ class Coordinating(ABC):
         known = {*self.roster.calibrating, *(self.roster.alive if self.phase is Phase.CALIBRATING else ())}
         self._leave_out([worker for worker in fact.workers if worker in known], fact.reason, self._remedy, fact.at)
 
+    def _on_worker_leaving(self, fact: facts.WorkerLeaving) -> None:
+        """Go on without workers that are to leave while they measure themselves; others go on until they are gone."""
+        calibrating = [worker for worker in fact.workers if worker in self.roster.calibrating]
+        self._leave_out(calibrating, fact.reason, "", fact.at)
+
     def _leave_out_overdue(self, now: float) -> None:
         """Go on without workers that do not answer."""
         limit = self._calibration_limit
@@ -148,11 +155,15 @@ class Coordinating(ABC):
 
     # --- workers go ---
 
-    def _drop(self, worker: str, reason: str, samples: int = 0) -> None:
-        """Go on without the worker; the run ends if that was the last. samples: those that move to others."""
+    def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
+        """Go on without the worker; the run ends if that was the last.
+
+        samples: those that move to others. done: those of its last round, if it leaves in good order.
+        """
         address = self.roster.alive[worker].row.address
         self.roster.drop(worker)
-        self._out.log(WorkerLost(worker=worker, reason=reason, samples_moved=samples))
+        gone: dict[str, Any] = {"worker": worker, "reason": reason, "samples_moved": samples}
+        self._out.log(WorkerLost(**gone) if done is None else WorkerLeft(**gone, samples_done=done))
         self._out.put(orders.Dismiss(worker))
         if not self.roster.alive and self.phase is not _ENDED:
             self._lost_last(Lost(f"worker {worker} ({address}): {reason}, and it was the last of the run"))

@@ -65,6 +65,27 @@ class WorkerGone(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLeaving(Fact):
+    """Workers are asked to end, and will be gone in a few seconds. Until then they may end a round and report it.
+
+    reason: words that follow on a worker's name, such as "it is shut down".
+    """
+
+    workers: tuple[str, ...]
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLeaving(Fact):
+    """The worker that holds the parameter server of this life is asked to end. reason: as in `WorkerLeaving`."""
+
+    life: int
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServerReady(Fact):
     """The parameter server of this life answers. host: the worker that holds it."""
 

@@ -111,6 +111,7 @@ class Life:
         self.sessions = Sessions()
         self.rounds = self._first_rounds()
         self.newcomers: list[str] = []
+        self.closing = False  # no round starts any more
         self._scored: set[str] = set()  # replicas that judge the center after their round
         self._told: Allocation | None = None  # what was logged last
         self._said: dict[str, int] = {}  # samples of a step that a line was shown of
@@ -156,7 +157,7 @@ class Life:
                 self.teams.add(worker)
                 self._out.log(WorkerJoined(worker=worker, samples=rounds.allocation.size(worker)))
             self.newcomers = []
-        due = [] if self._records.evaluations.stopping else rounds.due()
+        due = [] if self._records.evaluations.stopping or self.closing else rounds.due()
         if rounds.allocation is not self._told and not rounds.ended:  # given out, or left by a replica that is lost
             self._told = rounds.allocation
             if self._logs:
@@ -249,7 +250,10 @@ class Life:
         sessions = self.sessions
         due, held = sessions.due, sessions.held
         sessions.due, sessions.held = [], []
-        if due:
+        if self.closing:
+            for round_ in due:
+                self.rounds.dropped(round_.worker)
+        elif due:
             self._start(due, now)
         for report in held:
             if self._records.ruined is None:
@@ -259,23 +263,37 @@ class Life:
 
     def round_done(self, fact: facts.RoundDone, now: float) -> None:
         """End a round. Nothing follows from one of a replica that was given up, or from one that comes twice."""
-        replica, report, sessions = fact.replica, fact.report, self.sessions
-        running = sessions.running.get(replica)
-        if running is None or fact.session != running.session or report.round.number != running.round.number:
+        if not self.awaits(fact):
             return
-        if sessions.joining:
-            sessions.held.append(fact)
+        if self.sessions.joining:
+            self.sessions.held.append(fact)
             return
-        del sessions.running[replica]
-        rounds = self.rounds
-        samples = report.samples
-        rounds.finished(replica, report.busy / samples, report.sizes, exchanges=report.communication / samples)
-        self._record(fact, now)
+        self.take(fact, now)
         if self._records.ruined is not None:  # the run goes back: nothing starts any more
             return
         # behind a barrier nothing follows before the last report, unless a loss has changed the allocation
-        if not (self._barrier and rounds.running) or rounds.allocation is not self._told:
-            self.issue(now, (replica,))
+        if not (self._barrier and self.rounds.running) or self.rounds.allocation is not self._told:
+            self.issue(now, (fact.replica,))
+
+    def awaits(self, fact: facts.RoundDone) -> bool:
+        """Return True if this is the report of a round that is under way."""
+        running = self.sessions.running.get(fact.replica)
+        if running is None or fact.session != running.session:
+            return False
+        return fact.report.round.number == running.round.number
+
+    def take(self, fact: facts.RoundDone, now: float) -> None:
+        """Take the report of a round that is under way, and nothing else."""
+        report, replica = fact.report, fact.replica
+        del self.sessions.running[replica]
+        if report.cut is not None:
+            self._scored.discard(replica)  # it has not judged the center
+        if samples := report.samples:
+            exchanges = report.communication / samples
+            self.rounds.finished(replica, report.busy / samples, report.sizes, exchanges=exchanges, cut=report.cut)
+            self._record(fact, now)
+        else:
+            self.rounds.dropped(replica)
 
     def _record(self, fact: facts.RoundDone, now: float) -> None:
         report, records, rounds = fact.report, self._records, self.rounds
@@ -345,7 +363,7 @@ class Life:
         started = {round_.worker for round_ in sessions.due} | sessions.running.keys()
         assert rounds.running.keys() == started, f"{rounds.running.keys()} are under way, {started} were started"
         under_way = sum(round_.samples for round_ in rounds.running.values())
-        assert rounds.done + under_way + rounds.budget.left == rounds.presentations
+        assert rounds.done + under_way + rounds.unmerged + rounds.budget.left == rounds.presentations
         if training:
             assert sessions.running or sessions.joining, "nobody goes on"
             assert bool(sessions.due) == bool(sessions.joining), f"{sessions.due} wait for {sessions.joining}"

@@ -46,7 +46,7 @@ class FormGroups(Order):
 class StartServer(Order):
     """Start a parameter server of this life from the state kept last. Answer: `ServerReady` or `ServerGone`.
 
-    moved: the one before it was lost with its host.
+    moved: the one before it was lost with its host, or its host leaves.
     """
 
     life: int
@@ -76,6 +76,18 @@ class StartRound(Order):
     score: JudgedPart | None
     q: JudgedPart | None
     scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndRound(Order):
+    """Let the replica end its round behind the step at hand, and push what it has: its worker or the server leaves.
+
+    Answer: `RoundDone` with a report of the samples that it has done, or `WorkerGone`.
+    """
+
+    replica: str
+    life: int
+    session: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,10 +132,10 @@ class Recovering(Coordinating):
             self._out.log(WorkerLost(worker=replica, reason=reason, samples_moved=self._alive.samples_of(replica)))
             self._lose_replica(replica, f"{replica} ({reason}): it was the last group of the run")
 
-    def _drop(self, worker: str, reason: str, samples: int = 0) -> None:
+    def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
         if self._present and worker in self._present.newcomers:
             self._present.newcomers.remove(worker)
-        super()._drop(worker, reason, samples)
+        super()._drop(worker, reason, samples, done)
 
     def _lost_last(self, error: Lost) -> None:
         """Begin anew with workers that were left out, from the state kept last; without any the run ends."""

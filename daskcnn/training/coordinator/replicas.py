@@ -3,7 +3,7 @@
 Theory of operation. A run goes through *lives*, one for each parameter server. A life begins from the state kept last:
 `Rounds` says which replica trains on which samples, replicas join, and rounds are given out until all presentations are
 made. `Life` decides that while all goes well, the coordinator how lives begin and end. `Recovering` decides how a run
-goes on after losses.
+goes on after losses, `Departures` how workers leave in good order.
 
 Divergence. A loss or a push that is not finite, or a center whose losses are far above those of guessing, takes the
 run back to the state that was saved last, once, with a third of the learning rate. The next loss that is not finite
@@ -24,9 +24,9 @@ from daskcnn.events import WorkersCalibrated
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.choosing import REMEDY
 from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.departures import Departures
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.life import Life
-from daskcnn.training.coordinator.recovering import Recovering
 from daskcnn.training.coordinator.roster import Refusal
 from daskcnn.training.coordinator.teams import too_few
 from daskcnn.training.judging import JudgedPart
@@ -35,12 +35,13 @@ from daskcnn.training.judging import JudgedPart
 _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
 
 
-class Coordinator(Recovering):
+class Coordinator(Departures):
     """Decides a data-parallel run, as the module's text describes it."""
 
     def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
         return {
             facts.WorkerGone: self._on_worker_gone,
+            facts.ServerLeaving: self._on_server_leaving,
             facts.ServerReady: self._on_server_ready,
             facts.ServerGone: self._on_server_gone,
             facts.Joined: self._on_joined,
@@ -123,7 +124,8 @@ class Coordinator(Recovering):
             self._begin_training(now)
         else:
             self.phase = Phase.STARTING
-            self._out.put(orders.StartServer(self.life, self._moved_from is not None or self._anew))
+            moved = self._moved_from is not None or self._moving is not None or self._anew
+            self._out.put(orders.StartServer(self.life, moved))
 
     def _on_server_ready(self, fact: facts.ServerReady) -> None:
         if fact.life != self.life or self.phase is not Phase.STARTING:
@@ -133,7 +135,9 @@ class Coordinator(Recovering):
                 f"the parameter server's worker is lost; a new server starts on {fact.host} from the checkpoint at "
                 f"epoch {self.kept.epoch:.2f}, {self._moved_from} merges are done again"
             )
-            self._moved_from = None
+        elif self._moving is not None:
+            self._out.warn(f"the parameter server moves to {fact.host}, as its worker leaves: {self._moving}")
+        self._moved_from = self._moving = None
         self._begin_training(fact.at)
 
     def _begin_training(self, now: float) -> None:
@@ -160,7 +164,9 @@ class Coordinator(Recovering):
         """Begin a new life from the state kept last."""
         self._out.drop(orders.StartRound)  # a shell starts rounds behind all other orders
         self._out.put(orders.CancelAll())
-        self._begin_life(now)
+        self._let_go()
+        if self.phase is not _ENDED:
+            self._begin_life(now)
 
     # --- reports of replicas ---
 
@@ -177,7 +183,9 @@ class Coordinator(Recovering):
 
     def _on_round_done(self, fact: facts.RoundDone) -> None:
         life = self._present
-        if self.phase is _TRAINING and life is not None and fact.life == life.number:
+        if self.phase is not _TRAINING or life is None or fact.life != life.number:
+            return
+        if not self._reported_early(fact):
             life.round_done(fact, fact.at)
             self._go_on_from_reports(fact.at)
 
@@ -194,8 +202,15 @@ class Coordinator(Recovering):
         """Go on after reports: go back if the center is ruined, finish if nothing is left to do."""
         if self._records.ruined is not None:
             self._diverged(self._records.ruined, now)
+        elif self._alive.over and self._moving is not None and not self._done:
+            self._move_server()
         elif self._alive.over:
             self._finish()
+
+    @property
+    def _done(self) -> bool:
+        """True if no round is to come: all presentations are made, or the run stops early."""
+        return self._alive.rounds.ended or self.evaluations.stopping
 
     def _diverged(self, error: errors.Diverged, now: float) -> None:
         """Go back to the state kept last, once; then end."""
@@ -215,6 +230,8 @@ class Coordinator(Recovering):
             self._end_interrupted()
         elif self.phase is Phase.CLOSING and not self._records.saving:
             self._close()
+        elif self.phase is Phase.MOVING and not self._records.saving:
+            self._restart(fact.at)
 
     # --- the end ---
 

@@ -1,0 +1,104 @@
+"""The part of a data-parallel run's coordinator that lets workers leave in good order, and the server move.
+
+A worker that is to leave ends its round early: it pushes what it has, and reports the samples that it has done. What
+is left of its round is presented in later ones. Nobody waits for it at a barrier. Where the server's worker is to
+leave, all replicas end their rounds early; then the server's state is kept, and another server goes on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.records import Kept
+from daskcnn.training.coordinator.recovering import Recovering
+from daskcnn.training.coordinator.settings import Settings
+
+# Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
+_TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
+_BEFORE_THE_END = frozenset({Phase.STARTING, Phase.MEASURING, Phase.TRAINING, Phase.MOVING})
+
+
+class Departures(Recovering):
+    """Lets workers of a data-parallel run leave in good order."""
+
+    def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
+        super().__init__(settings, kept, logs=logs)
+        self._leaving: dict[str, str] = {}  # why, of replicas that end their rounds early
+        self._moving: str | None = None  # why the server's worker is to leave
+
+    def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
+        self._leaving.pop(worker, None)
+        super()._drop(worker, reason, samples, done)
+
+    def _on_worker_leaving(self, fact: facts.WorkerLeaving) -> None:
+        """Let workers leave: those with a round under way once it has ended, and the others now."""
+        for worker in fact.workers:
+            if worker in self.roster.calibrating or (worker in self.roster.alive and self.phase is Phase.CALIBRATING):
+                self._leave_out([worker], fact.reason, "", fact.at)
+            elif worker in self.roster.alive and worker not in self._leaving and self.phase in _BEFORE_THE_END:
+                self._take_leave(worker, fact.reason, fact.at)
+            if self.phase is _ENDED:
+                return
+
+    def _take_leave(self, worker: str, reason: str, now: float) -> None:
+        """Have the worker end its round; without one it goes at once. A group goes on until its worker is gone."""
+        life = self._present
+        replica = life.teams.of(worker) if life else None
+        if self._forming or replica not in (None, worker):
+            return
+        if life is not None and worker in life.sessions.running:
+            self._leaving[worker] = reason
+            self._end_rounds([worker])
+        else:
+            self._depart(worker, reason, 0, now)
+
+    def _end_rounds(self, replicas: Iterable[str]) -> None:
+        life = self._alive
+        for replica in replicas:
+            self._out.put(orders.EndRound(replica, life.number, life.sessions.numbers[replica]))
+
+    def _reported_early(self, fact: facts.RoundDone) -> bool:
+        """Take the report of a replica that leaves, and let it go; return False for any other."""
+        replica, report = fact.replica, fact.report
+        if report.cut is not None and not (self._moving or self.settings.peers):  # it has told its worker first
+            self._leaving.setdefault(replica, "it was asked to end")
+        if replica not in self._leaving or not self._alive.awaits(fact):
+            return False
+        self._alive.take(fact, fact.at)
+        self._depart(replica, self._leaving[replica], report.samples, fact.at)
+        return True
+
+    def _depart(self, worker: str, reason: str, done: int, now: float) -> None:
+        """Go on without a worker that leaves. done: the samples of its last round."""
+        self._choosing.recall([worker], self.roster, self._out, now)
+        life = self._present
+        replica = life.teams.of(worker) if life else None
+        self._drop(worker, reason, life.samples_of(worker) if life else 0, done)
+        if replica is not None:
+            self._lose_replica(replica)
+        if self.phase is _TRAINING:
+            self._alive.go_on_without(now)
+            self._go_on_from_reports(now)
+        elif self.phase is Phase.MEASURING:
+            self._begin(now)
+
+    def _let_go(self) -> None:
+        """Begin no life with workers that leave."""
+        for worker, reason in [*self._leaving.items()]:
+            self._drop(worker, reason, self._alive.samples_of(worker), 0)
+
+    # --- the server's worker leaves ---
+
+    def _on_server_leaving(self, fact: facts.ServerLeaving) -> None:
+        """Have all replicas end their rounds, so that the server's state is whole when it is kept."""
+        if fact.life == self.life and self.phase is _TRAINING and not self.settings.peers and self._moving is None:
+            self._moving = fact.reason
+            self._alive.closing = True
+            self._end_rounds(replica for replica in self._alive.sessions.running if replica not in self._leaving)
+
+    def _move_server(self) -> None:
+        """Keep the state for the next server: no round is under way."""
+        self.phase = Phase.MOVING
+        self._records.save(None, self._alive.rounds, self.life, judged=False)

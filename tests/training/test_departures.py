@@ -1,0 +1,145 @@
+"""Workers that leave in good order, and a parameter server that moves: the coordinator's decisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from daskcnn.events import RoundEnded, Warned, WorkerLeft, WorkerLeftOut, WorkerLost
+from daskcnn.ps import RULES
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.orders import EndRound, Leave, StartRound, StartServer
+from tests.training.coordinator_shell import Shell, begun
+from tests.training.test_coordinator_machine import EPOCHS, SAMPLES, settings_of
+
+EXCHANGES: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in RULES), ("bsp", {"exchange": "asa"})]
+REASON = "it is shut down"
+
+
+def training(rule: tuple[str, dict[str, Any]], *workers: str) -> Shell:
+    """A run whose first rounds are under way."""
+    shell = Shell(settings_of(rule, "udpa"))
+    shell.start(*workers)
+    if not shell.settings.peers:
+        shell.answer_to(StartServer)
+    for _ in workers:
+        shell.answer_to(orders.Join)
+    assert {round_.worker for round_ in begun(shell.of(StartRound))} == {*workers}
+    return shell
+
+
+def leave(shell: Shell, worker: str) -> list[orders.Order]:
+    return shell.tell(facts.WorkerLeaving((worker,), REASON, shell.now))
+
+
+@pytest.mark.parametrize("rule", EXCHANGES, ids=lambda rule: "-".join([rule[0], *rule[1].values()]))
+@pytest.mark.parametrize("part", [0.0, 0.4, 1.0])
+def test_a_worker_that_leaves_ends_its_round_and_each_presentation_is_made_once(rule: Any, part: float) -> None:
+    shell = training(rule, "cpu-0", "cpu-1", "cpu-2")
+    shell.cut = part
+    assert leave(shell, "cpu-1") == [EndRound("cpu-1", 1, 1)]
+    assert leave(shell, "cpu-1") == [], "it was told"
+    shell.answer_to(StartRound, "cpu-1")
+    (left,) = shell.of(WorkerLeft)
+    done = int(part * begun(shell.of(StartRound))[1].samples)
+    assert (left.worker, left.reason, left.samples_done, left.samples_moved) == ("cpu-1", REASON, done, SAMPLES // 3)
+    assert [each.samples for each in shell.of(RoundEnded)] == [done] * (done > 0)
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+    assert not shell.of(WorkerLost)
+    assert orders.Dismiss("cpu-1") in shell.orders
+    assert (Leave("cpu-1", 1, 1) in shell.orders) != shell.settings.peers
+    assert all(round_.worker != "cpu-1" for round_ in begun(shell.of(StartRound))[3:])
+
+
+@pytest.mark.parametrize("rule", ["sgwu", "bsp"])
+def test_nobody_waits_for_a_worker_that_has_left_behind_a_barrier(rule: str) -> None:
+    shell = training((rule, {}), "cpu-0", "cpu-1", "cpu-2")
+    shell.answer_to(StartRound, "cpu-0")
+    leave(shell, "cpu-1")
+    shell.answer_to(StartRound, "cpu-1")
+    found = shell.answer_to(StartRound, "cpu-2")
+    assert {round_.worker for round_ in begun([o for o in found if isinstance(o, StartRound)])} == {"cpu-0", "cpu-2"}
+
+
+def test_a_report_that_comes_before_the_news_says_that_its_worker_leaves() -> None:
+    shell = training(("agwu", {}), "cpu-0", "cpu-1")
+    shell.end_early("cpu-1")
+    shell.answer_to(StartRound, "cpu-1")
+    assert [each.worker for each in shell.of(WorkerLeft)] == ["cpu-1"]
+    assert leave(shell, "cpu-1") == []
+
+
+def test_no_life_begins_with_a_worker_that_leaves() -> None:
+    shell = training(("sgwu", {}), "cpu-0", "cpu-1")
+    leave(shell, "cpu-1")
+    shell.tell(facts.ServerGone(1, shell.now))
+    assert [each.worker for each in shell.of(WorkerLeft)] == ["cpu-1"]
+    assert shell.finish().status == "done"
+    assert {order.replica for order in shell.of(orders.Join) if order.life == 2} == {"cpu-0"}
+
+
+def test_a_worker_without_a_round_under_way_goes_at_once() -> None:
+    shell = training(("sgwu", {}), "cpu-0", "cpu-1")
+    shell.answer_to(StartRound, "cpu-1")
+    leave(shell, "cpu-1")
+    assert [each.samples_done for each in shell.of(WorkerLeft)] == [0]
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+
+
+def test_a_worker_that_measures_itself_is_left_out_and_one_of_a_group_goes_on() -> None:
+    shell = Shell(settings_of(("sgwu", {}), "udpa", replica_size=2))
+    for i in range(5):
+        shell.tell(facts.WorkerReady(f"cpu-{i}", "cpu", 0.0))
+    leave(shell, "cpu-4")
+    assert [each.worker for each in shell.of(WorkerLeftOut)] == ["cpu-4"]
+    for _ in range(4):
+        shell.answer_to(orders.Calibrate)
+    shell.answer_to(StartServer)
+    assert leave(shell, "cpu-0") == []
+    shell.tell(facts.WorkerGone(("cpu-0",), "connection lost", shell.now))
+    assert {each.worker for each in shell.of(WorkerLost)} >= {"cpu-0"}
+
+
+def test_a_worker_that_is_gone_before_it_has_reported_is_lost() -> None:
+    shell = training(("sgwu", {}), "cpu-0", "cpu-1")
+    leave(shell, "cpu-1")
+    shell.tell(facts.WorkerGone(("cpu-1",), "connection lost", shell.now))
+    assert [each.worker for each in shell.of(WorkerLost)] == ["cpu-1"]
+    assert not shell.of(WorkerLeft)
+    assert shell.finish().status == "done"
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_server_moves_in_good_order_and_nothing_is_done_again(rule: str) -> None:
+    shell = training((rule, {}), "cpu-0", "cpu-1")
+    found = shell.tell(facts.ServerLeaving(1, REASON, shell.now))
+    assert found == [EndRound("cpu-0", 1, 1), EndRound("cpu-1", 1, 1)]
+    assert shell.tell(facts.ServerLeaving(1, REASON, shell.now)) == []
+    shell.answer_to(StartRound, "cpu-0")
+    shell.answer_to(StartRound, "cpu-1")
+    made = shell.reported
+    shell.answer_to(orders.Save)
+    assert [(order.life, order.moved) for order in shell.of(StartServer)] == [(1, False), (2, True)]
+    shell.answer_to(StartServer)
+    assert [each.message for each in shell.of(Warned)] == [
+        f"the parameter server moves to ps, as its worker leaves: {REASON}"
+    ]
+    assert shell.coordinator.rounds is not None
+    assert shell.coordinator.rounds.done == made > 0
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+
+
+def test_a_server_leaves_while_replicas_join() -> None:
+    shell = Shell(settings_of(("agwu", {}), "udpa"))
+    shell.start("cpu-0", "cpu-1")
+    shell.answer_to(StartServer)
+    shell.answer_to(orders.Join)
+    assert shell.tell(facts.ServerLeaving(1, REASON, shell.now)) == []
+    shell.answer_to(orders.Join)
+    assert not shell.of(StartRound)
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
