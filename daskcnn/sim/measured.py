@@ -120,11 +120,12 @@ def sharded_cluster(events: Iterable[Event]) -> SimulatedCluster:
     Raises DataError if its log has no calibration.
     """
     log = list(events)
-    links = next((event for event in reversed(log) if isinstance(event, LinkSpeeds)), LinkSpeeds(workers=[]))
-    by_name = {row.name: {"bandwidth": row.bandwidth, "latency": row.latency} for row in links.workers}
+    links = [event for event in log if isinstance(event, LinkSpeeds)]  # of workers that came later by themselves
+    rows = {row.name: row for event in links for row in event.workers}
+    by_name = {name: {"bandwidth": row.bandwidth, "latency": row.latency} for name, row in rows.items()}
     workers = map(calibrated_worker, calibration(log))
     linked = [worker.model_copy(update=by_name.get(worker.name, {})) for worker in workers]
-    return SimulatedCluster(worker=linked, costs=Costs(task=links.task))
+    return SimulatedCluster(worker=linked, costs=Costs(task=links[-1].task if links else 0.0))
 
 
 def step_seconds(events: Iterable[Event]) -> float | None:

@@ -27,9 +27,12 @@ from distributed import Future
 from distributed.protocol.pickle import dumps, loads
 
 from daskcnn.arrays import Device
+from daskcnn.cluster.link.calls import Answers, WorkersLost
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration
+from daskcnn.cluster.run import admission
+from daskcnn.cluster.run.admission import versions
 from daskcnn.cluster.run.context import Bundle, Dispatch, Name, Results, RunContext
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
@@ -42,6 +45,8 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.runs.state import TrainingState
 from daskcnn.store import Dataset, open_dataset
+from daskcnn.training.coordinator.facts import Fact, StepDone
+from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.replica import Replica
 from tests.cluster.surroundings import E, Ways, member, of_kind
 
@@ -296,9 +301,16 @@ class ConnectionHere(Connection):
 
 
 class WorkersHere(RunWorkers):
-    """The workers stay as they are."""
+    """The workers stay as they are, but for those that a test lets come, or go."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.going: list[str] = []
 
     def look_round(self) -> bool:
+        gone, self.going = self.going, []
+        if gone:
+            raise WorkersLost(gone)
         return False
 
     def unheard(self, seconds: float) -> list[str]:
@@ -366,10 +378,12 @@ class InProcess:
     saved: list[TrainingState]
 
     @classmethod
-    def of(cls, job: Job, dataset: Dataset, workers: Mapping[str, LocalWorker], *, seed: int = 0) -> InProcess:
-        """The workers by name. seed: of the order in which tasks run."""
+    def of(
+        cls, job: Job, dataset: Dataset, workers: Mapping[str, LocalWorker], *, seed: int = 0, late: Sequence[str] = ()
+    ) -> InProcess:
+        """The workers by name. seed: of the order in which tasks run. late: those that are not there at first."""
         events, saved, no_client = list[Event](), list[TrainingState](), cast(Any, None)
-        members = tuple(member(name, each.kind) for name, each in workers.items())
+        members = tuple(member(name, each.kind) for name, each in workers.items() if name not in late)
         connection = ConnectionHere(no_client, lambda: None)
         there = WorkersHere(connection, Members(members, members[0], server_alone=False), events.append)
         tasks = Tasks({name: each.session(job, dataset) for name, each in workers.items()}, seed)
@@ -388,11 +402,13 @@ class LocalWorker:
     speed : samples a second of each stage, by its own account; what is not sharded takes it no time.
     throttle : factor by which it takes longer for its shards than it took when it was calibrated.
     problem : what its calibration raises.
+    versions : those that differ from the driver's, by package.
     """
 
     speed: float = 1.0
     throttle: float = 1.0
     problem: Exception | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
     kind: Literal["cpu", "gpu"] = "cpu"
     device: Callable[[], Device] = Device
 
@@ -445,21 +461,37 @@ def train_here(
     prepare: Callable[[Tasks], None] = lambda tasks: None,
     heard: Heard | None = None,
     names: Sequence[str] = (),
+    comes: Mapping[int, str] | None = None,
+    goes: Mapping[int, str] | None = None,
 ) -> TrainedHere:
     """Run a job of strategy `layer`.
 
     seed: of the order in which tasks run. prepare: is done with all of them first. names: of the workers, if not cpu-0…
+    comes, goes: the workers that come, or are lost, once the step of this number has ended.
     """
     job = resolve(tables)
     dataset = open_dataset(str(job.data.path), limit=job.data.limit)
     names = names or [f"cpu-{i}" for i in range(len(workers))]
-    here = InProcess.of(job, dataset, dict(zip(names, workers, strict=True)), seed=seed)
+    comes, goes = comes or {}, goes or {}
+    late = [name for name in comes.values() if name not in goes.values()]
+    here = InProcess.of(job, dataset, dict(zip(names, workers, strict=True)), seed=seed, late=late)
+    there = cast(WorkersHere, here.context.workers)
+
+    def hears(fact: Fact, found: list[Order]) -> None:
+        if isinstance(fact, StepDone):
+            there.newcomers += [member(comes[fact.number], "cpu")] if fact.number in comes else []
+            there.going += [goes[fact.number]] if fact.number in goes else []
+        if heard is not None:
+            heard(fact, found)
+
     with pytest.MonkeyPatch.context() as patch:
+        found = {name: versions() | each.versions for name, each in zip(names, workers, strict=True)}
+        patch.setattr(admission, "ask_workers", lambda *args, **how: Answers({a: found[a] for a in args[2]}, {}, ()))
         for module in ("layers.transfers", "worker.session"):
             patch.setattr(f"daskcnn.cluster.{module}.get_worker", lambda: here.tasks.worker)
         try:
             prepare(here.tasks)
-            state = Shell(here.context, LayerSharded(here.context, None), heard).train()
+            state = Shell(here.context, LayerSharded(here.context, None), hears).train()
         finally:
             here.tasks.close()
     return TrainedHere(here.events, state, here.tasks.ran)

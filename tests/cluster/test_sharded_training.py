@@ -17,7 +17,7 @@ from daskcnn.cluster.layers.transfers import CALL, answer_part
 from daskcnn.cluster.run.admission import calibration_row
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.errors import ClusterError
-from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerLeftOut
+from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerJoined, WorkerLeftOut
 from daskcnn.job.resolve import resolve
 from daskcnn.nn import leaves, sequential_from_spec
 from daskcnn.sharded.balance import ShareSearch, WorkerLink, WorkerLinks, traffic, weight_traffic
@@ -331,6 +331,38 @@ def test_kernels_move_away_from_a_worker_that_is_slower_than_it_was_and_the_loss
     assert_follows(found, job)
     (epoch,) = found.of(EpochEnded)
     assert all(row.conv_seconds for row in epoch.workers if row.name == "cpu-0")
+
+
+def test_a_worker_that_comes_in_mid_run_takes_kernels_with_their_momentum_and_the_loss_does_not_notice(
+    toy: str,
+) -> None:
+    job = toy_job(toy, train={"epochs": 1}, model={"dtype": "float64"})
+    found = train_here(job, [EQUAL, EQUAL, LocalWorker(2.0)], comes={7: "cpu-2"})
+    first, later = found.of(KernelsSharded)
+    assert "cpu-2" not in first.kernels
+    assert kernels_of(later, "cpu-2") > kernels_of(later, "cpu-0") > 0
+    assert [event.worker for event in found.of(WorkerJoined)] == ["cpu-2"]
+    (epoch,) = found.of(EpochEnded)
+    assert {row.name for row in epoch.workers} == {"cpu-0", "cpu-1", "cpu-2"}
+    assert_follows(found, job)
+
+
+def test_a_worker_of_other_versions_that_comes_in_mid_run_is_left_out(toy: str) -> None:
+    job = toy_job(toy, train={"epochs": 1}, model={"dtype": "float64"})
+    found = train_here(job, [EQUAL, EQUAL, LocalWorker(versions={"zarr": "2.1"})], comes={7: "cpu-2"})
+    (left,) = found.of(WorkerLeftOut)
+    assert left.worker == "cpu-2"
+    assert left.reason.startswith("worker cpu-2 (cpu-2) runs zarr 2.1 (here 3.")
+    assert len(found.of(KernelsSharded)) == 1
+    assert_follows(found, job)
+
+
+def test_workers_that_are_lost_and_others_that_come_leave_the_weights_of_an_undisturbed_run(toy: str) -> None:
+    job = toy_job(toy, model={"dtype": "float64"}, cluster={"chain": 10})
+    found = train_here(job, [EQUAL] * 6, goes={11: "cpu-1", 14: "cpu-3"}, comes={17: "cpu-4", 30: "cpu-5"})
+    assert [event.worker for event in found.of(WorkerJoined)] == ["cpu-4", "cpu-5"]
+    assert [len(event.kernels) for event in found.of(KernelsSharded)] == [4, 3, 2, 3, 4]
+    np.testing.assert_allclose(found.state.weights, reference(job).weights, rtol=1e-9, atol=1e-12)
 
 
 def test_more_workers_than_kernels_is_said_and_trains(toy: str) -> None:

@@ -72,6 +72,7 @@ class Shell:
         self.told: list[Fact] = []
         self.open: dict[type, Order] = {}
         self.seconds: dict[str, float] = {}
+        self.calibrating: set[str] = set()
         self.alive: set[str] = set()
         self.kept = self.saved = self.coordinator.snapshot.step
         self.life = self.trained = self.next = self.end = 0
@@ -82,6 +83,9 @@ class Shell:
 
     def tell(self, fact: Fact) -> list[Order]:
         self.told.append(fact)
+        if isinstance(fact, facts.Calibrated) and fact.worker in self.calibrating:
+            self.calibrating.remove(fact.worker)
+            self.alive.add(fact.worker)
         out = self.coordinator.handle(fact)
         self.coordinator.validate()
         for order in out:
@@ -101,6 +105,11 @@ class Shell:
         for worker, seconds in workers.items():
             out = self.tell(facts.Calibrated(worker, seconds, row_of(worker, seconds), self.now))
         return out
+
+    def come(self, worker: str, seconds: float) -> list[Order]:
+        """A worker comes in mid-run, and has measured itself."""
+        self.then(facts.WorkerReady, worker, "cpu")
+        return self.then(facts.Calibrated, worker, seconds, row_of(worker, seconds))
 
     def lose(self, *workers: str) -> list[Order]:
         return self.then(facts.WorkerGone, workers, "connection lost")
@@ -177,8 +186,9 @@ class Shell:
     def _carry_out(self, order: Order) -> None:
         match order:
             case orders.Calibrate():
-                self.alive.add(order.worker)
+                self.calibrating.add(order.worker)
             case orders.Dismiss():
+                self.calibrating.discard(order.worker)
                 self.alive.discard(order.worker)
             case orders.CancelAll():
                 self.open.clear()

@@ -17,6 +17,7 @@ from daskcnn.events import (
     StepsEnded,
     Warned,
     WorkerIgnored,
+    WorkerJoined,
     WorkerLeftOut,
     WorkerLost,
     WorkersCalibrated,
@@ -61,7 +62,7 @@ def test_a_run_begins_with_links_and_shares() -> None:
     shell = Shell()
     assert shell.start(a=1.0, b=3.0) == [
         orders.Log(WorkersCalibrated(workers=[row_of("a", 1.0), row_of("b", 3.0)])),
-        orders.MeasureLinks(1, "a"),
+        orders.MeasureLinks(1, "a", ("a", "b")),
     ]
     log, place, run = shell.links()
     assert log == orders.Log(
@@ -269,13 +270,99 @@ def test_no_usable_worker_ends_the_run() -> None:
     assert str(end.error) == "no worker is usable:\n  a, c: no GPU; start it elsewhere\n  b: needs 3 GB"
 
 
-def test_a_worker_that_comes_in_mid_run_is_mentioned() -> None:
+# --- workers that come ---
+
+
+def test_a_worker_that_comes_takes_its_kernels_at_a_boundary_and_no_step_is_trained_twice() -> None:
     shell = begun()
+    shell.steps(2)
+    assert shell.then(facts.WorkerReady, "c", "cpu") == [orders.Calibrate("c")]
+    assert shell.then(facts.WorkerReady, "a", "cpu") == []
+    log, stop = shell.then(facts.Calibrated, "c", 0.5, row_of("c", 0.5))
+    assert log == orders.Log(WorkersCalibrated(workers=[row_of("c", 0.5)]))
+    assert stop == orders.StopSegment(2)
+    shell.stopped()
+    shell.steps(4)
+    keep, measure = shell.pieces()
+    assert keep == orders.Keep(6, 0.6, BOOK, None)
+    assert measure == orders.MeasureLinks(3, "a", ("c",)), "the others' links are known"
+    joined, shards, place, run = shell.links()
+    assert joined == orders.Log(WorkerJoined(worker="c"))
+    assert isinstance(shards, orders.Log)
+    assert isinstance(shards.event, KernelsSharded)
+    assert shards.event.kernels == {"a": {"conv1": 10}, "b": {"conv1": 10}, "c": {"conv1": 20}}
+    assert isinstance(place, orders.Place)
+    assert (place.life, place.step) == (4, 6)
+    assert run == orders.RunSegment(4, 6, 10)
+    shell.go_on()
+    assert shell.saved == 20
+    assert sum(isinstance(fact, facts.StepDone) for fact in shell.told) == 20
+
+
+def test_a_worker_that_comes_back_under_its_name_is_measured_anew() -> None:
+    shell = begun()
+    shell.lose("b")
+    shell.steps(1)
+    shell.come("b", 1.0)
+    shell.stopped()
+    shell.steps(shell.end - shell.trained)
+    assert orders.MeasureLinks(4, "a", ("a", "b")) not in shell.orders
+    assert shell.pieces()[-1] == orders.MeasureLinks(4, "a", ("b",))
+
+
+def test_links_of_workers_that_come_while_links_are_measured_are_measured_next() -> None:
+    shell = Shell()
+    shell.start(a=1.0, b=1.0)
+    shell.come("c", 1.0)
+    assert shell.links() == [orders.MeasureLinks(2, "a", ("c",))]
+    assert kinds(shell.links()) == [WorkerJoined, KernelsSharded, orders.Place, orders.RunSegment]
+
+
+def test_a_newcomer_that_cannot_be_calibrated_or_is_lost_changes_nothing() -> None:
+    shell = begun()
+    shell.then(facts.WorkerReady, "c", "cpu")
+    assert kinds(shell.then(facts.CalibrationFailed, "c", "other versions", "")) == [WorkerLeftOut, orders.Dismiss]
+    shell.then(facts.WorkerReady, "d", "cpu")
+    assert kinds(shell.lose("d")) == [WorkerLeftOut, orders.Dismiss]
+    shell.then(facts.WorkerReady, "e", "cpu")
+    assert kinds(shell.then(facts.Tick, after=1000.0)) == [WorkerLeftOut, orders.Dismiss]
+    shell.go_on()
+    assert len(shell.events(KernelsSharded)) == 1
+
+
+def test_a_newcomer_that_is_lost_before_it_has_kernels_costs_no_step() -> None:
+    shell = begun()
+    shell.steps(2)
+    shell.come("c", 1.0)
+    assert kinds(shell.lose("c")) == [WorkerLost, orders.Dismiss]
+    shell.go_on()
+    assert sum(isinstance(fact, facts.StepDone) for fact in shell.told) == 20
+    assert shell.warnings() == []
+
+
+def test_a_worker_that_comes_to_the_end_is_mentioned() -> None:
+    shell = begun(epochs=1)
+    shell.steps(10)
     (log,) = shell.then(facts.WorkerReady, "c", "cpu")
     assert isinstance(log, orders.Log)
-    assert isinstance(log.event, WorkerIgnored)
-    assert (log.event.address, log.event.remedy) == ("c", "stop the run and resume it")
-    assert shell.then(facts.WorkerReady, "a", "cpu") == []
+    assert log.event == WorkerIgnored(address="c", reason="the run is about to end")
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_run_that_loses_its_last_worker_goes_on_with_one_that_measures_itself(usable: bool) -> None:
+    shell = begun(snapshot_every=3)
+    shell.steps(3)
+    shell.pieces()
+    shell.steps(1)
+    shell.then(facts.WorkerReady, "c", "cpu")
+    assert kinds(shell.lose("a", "b"))[-1] is not orders.End
+    if usable:
+        *_, place, run = shell.then(facts.Calibrated, "c", 1.0, row_of("c", 1.0))
+        assert isinstance(place, orders.Place)
+        assert (place.step, run) == (3, orders.RunSegment(place.life, 3, 6))
+    else:
+        end = end_of(shell.then(facts.CalibrationFailed, "c", "out of memory", ""))
+        assert (end.status, shell.saved) == ("lost", 3)
 
 
 # --- going back ---
@@ -316,7 +403,7 @@ def test_a_worker_lost_while_links_are_measured_has_them_measured_anew() -> None
     late = facts.LinksMeasured(1, WorkerLinks(), 5.0)
     out = shell.lose("a")
     assert kinds(out) == [WorkerLost, orders.Dismiss, Warned, orders.CancelAll, orders.MeasureLinks]
-    assert out[-1] == orders.MeasureLinks(2, "b")
+    assert out[-1] == orders.MeasureLinks(2, "b", ("b", "c"))
     assert shell.tell(late) == [], "of workers that are no longer there"
     assert kinds(shell.links()) == [KernelsSharded, orders.Place, orders.RunSegment]
 
@@ -781,6 +868,12 @@ class Machine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from((*WORKERS, "late")))
     def worker_comes(self, worker: str) -> None:
         self.shell.then(facts.WorkerReady, worker, "cpu")
+
+    @precondition(lambda self: self.coordinator.roster.calibrating)
+    @rule(seconds=st.sampled_from([0.5, 1.0, 4.0]))
+    def newcomer_is_calibrated(self, seconds: float) -> None:
+        worker = next(iter(self.coordinator.roster.calibrating))
+        self.shell.then(facts.Calibrated, worker, seconds, row_of(worker, seconds))
 
     @rule()
     def out_of_step(self) -> None:

@@ -273,7 +273,7 @@ class GroupReplicas:
         for name, members in order.groups.items():
             part = self._context.only(members)
             if order.measure_links:
-                part.links = measure_links(part, fastest(part))
+                part.links = measure_links(part, fastest(part), members)
             speed = sum(1 / self._context.calibrations[member].seconds_per_sample for member in members)
             graph = groups[name] = GroupGraph(part, self._stages, self._layout)
             alive = part.workers.alive

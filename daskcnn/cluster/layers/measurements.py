@@ -6,7 +6,7 @@ Links are measured with results as training sends them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -40,14 +40,14 @@ TURNS = 8
 """Turns between two workers, by which Dask's time for one is measured."""
 
 
-def measure_links(context: RunContext, home: str) -> WorkerLinks:
-    """Measure every worker's link to home and back, and the scheduler's time for a task. Emits them as an event.
+def measure_links(context: RunContext, home: str, workers: Collection[str]) -> WorkerLinks:
+    """Measure these workers' links to home and back, and the scheduler's time for a task. Emits them as an event.
 
-    The slower direction counts. Home's own link is as good as the best. Links are measured one after the other, because
-    all of them share home's. Raises Lost, and WorkersLost, also for a worker whose results do not arrive within the
+    The slower direction counts. Home's own link, if it is one of them, is as good as the best. Links are measured one
+    after the other, because all of them share home's. Raises Lost, and WorkersLost, also for a worker whose results do not arrive within the
     stall timeout.
     """
-    others = [worker for worker in context.workers.alive if worker != home]
+    others = [worker for worker in workers if worker != home]
     if not others:
         return WorkerLinks()
     begun = context.connection.scheduler_seconds()
@@ -58,11 +58,12 @@ def measure_links(context: RunContext, home: str) -> WorkerLinks:
         ways = [_way(partial(_transfer, context, worker, *ends)) for ends in ((home, worker), (worker, home))]
         bandwidth, latency = min(way.bandwidth for way in ways), max(way.latency for way in ways)
         links[worker] = WorkerLink(bandwidth, latency, max(0.0, turn - here - latency))
-    links[home] = WorkerLink(
-        max(each.bandwidth for each in links.values()),
-        min(each.latency for each in links.values()),
-        min(each.handover for each in links.values()),
-    )
+    if home in workers:
+        links[home] = WorkerLink(
+            max(each.bandwidth for each in links.values()),
+            min(each.latency for each in links.values()),
+            min(each.handover for each in links.values()),
+        )
     rows = [LinkSpeed(name=worker, **asdict(own)) for worker, own in links.items()]
     context.emit(LinkSpeeds(home=home, task=task, workers=rows))
     return WorkerLinks(links, task)

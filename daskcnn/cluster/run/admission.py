@@ -42,6 +42,7 @@ from daskcnn.training.coordinator.facts import Calibrated, CalibrationFailed, Fa
 
 MOMENT = 3.0  # seconds without an answer, after which it is said that the job waits
 LOOK_AT_DATA = 60.0  # seconds within which a worker opens the data set; it may have to import this package first
+LOOK_AT_NEWCOMER = 3.0  # seconds within which a worker that came in mid-run answers: the driver waits meanwhile
 MISSING = "missing"
 PACKAGES = ("daskcnn", "dask", "distributed", "numpy", "pydantic", "zarr")
 
@@ -137,10 +138,12 @@ def _silent_members(
     return {a: unanswering(a, LOOK_AT_DATA) for a in answers.silent}
 
 
-def check_versions(client: Client, members: Iterable[Member], check: Check = no_check) -> calls.Answers:
+def check_versions(
+    client: Client, members: Iterable[Member], check: Check = no_check, *, within: float | None = None
+) -> calls.Answers:
     """Raise ClusterError where a worker runs other versions than the driver. Returns their answers."""
     asked = {m.address: m for m in members}
-    answers = ask_workers(client, versions_by_value(), asked, within=ANSWER, check=check)
+    answers = ask_workers(client, versions_by_value(), asked, within=within or ANSWER, check=check)
     for address, found in _sound(answers, asked).items():
         require_same(f"worker {asked[address].name} ({address})", found)
     return answers
@@ -270,6 +273,23 @@ def unseen(source: Path, target: str) -> tuple[str, str] | None:
     if "://" not in target and not os.access(target, os.W_OK | os.X_OK):
         return f"cannot write beside the output ({target})", WRITE
     return None
+
+
+def refused(context: RunContext, worker: str, at: float) -> CalibrationFailed | None:
+    """Return why a worker that came in mid-run cannot be used: its versions, as of those that were there at the start.
+
+    Raises Lost, and Interrupted.
+    """
+    member, connection = context.workers.alive[worker], context.connection
+    if member in context.workers.members.workers:
+        return None
+    try:
+        with connection.reached():
+            answers = check_versions(connection.client, [member], connection.heed, within=LOOK_AT_NEWCOMER)
+    except ClusterError as error:
+        return CalibrationFailed(worker, told(error.value, error.reason, ""), error.remedy, at)
+    silent = f"no answer within {LOOK_AT_NEWCOMER:g} s"
+    return CalibrationFailed(worker, silent, "is it stopped? Restart it", at) if answers.silent else None
 
 
 def submit_calibration(context: RunContext, worker: str) -> Future:

@@ -28,7 +28,7 @@ from daskcnn.cluster.worker.session import forget_run, in_turn
 from daskcnn.cluster.worker.tasks import score_weights
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.events import Event, Warned
-from daskcnn.job.tables import LAYER, Job
+from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
 from daskcnn.partition.proportions import as_counted, proportional
 from daskcnn.runs.state import TrainingState
@@ -347,9 +347,7 @@ class RunContext:
         interrupted: gives the number of the signal that came, if one did. hold: the run's, which has the members.
         """
         connection, cluster = Connection(client, heed_signals(interrupted)), job.cluster
-        fixed = (
-            cluster.workers.given or job.train.reproducible or job.train.strategy == LAYER or job.train.replica_size > 1
-        )
+        fixed = cluster.workers.given or job.train.reproducible or job.train.replica_size > 1
         leases: dict[str, Any] = {"hold": hold, "only": tuple(cluster.only or ()), "grows": not fixed}
         workers = RunWorkers(connection, members, emit, **leases)
         workers.news.subscribe(client, name)

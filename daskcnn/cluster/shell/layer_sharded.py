@@ -184,8 +184,8 @@ class LayerSharded:
             self._shell.watch(kind, future)
 
     def _measure_links(self, order: orders.MeasureLinks) -> None:
-        self.context.links = measure_links(self.context, order.home)
-        self._shell.tell(facts.LinksMeasured(order.life, self.context.links, self._shell.now))
+        links = measure_links(self.context, order.home, order.workers)
+        self._shell.tell(facts.LinksMeasured(order.life, links, self._shell.now))
 
     def _place(self, order: orders.Place) -> None:
         graph, balance = self._graph, order.shares.balance
@@ -239,12 +239,13 @@ class LayerSharded:
         def counted(found: dict[str, Counters], at: float) -> Fact:
             return facts.Counted(order.ask, {w: Spent(name=w, **asdict(own)) for w, own in found.items()}, at)
 
-        asked = {worker: self._placed.counters(worker) for worker in self.context.workers.alive}
+        asked = {worker: self._placed.counters(worker) for worker in self.coordinator.roster.alive}
         self._gather(facts.Counted, asked, counted)
 
     def _ask_waiting(self, order: orders.AskWaiting) -> None:
         """Find workers that the scheduler has not heard of meanwhile, and those with tasks: these wait for others."""
         processing = self.context.connection.processing()
-        busy = [name for name, member in self.context.workers.alive.items() if processing.get(member.address)]
+        alive = self.coordinator.roster.alive  # without those that measure themselves
+        busy = [name for name in alive if processing.get(self.context.workers.alive[name].address)]
         silent = tuple(self.context.workers.unheard(self.settings.stall_timeout / 2))
         self._shell.tell(facts.Waits(frozenset(), self._shell.now, {REPLICA: silent or tuple(busy)}, silent))

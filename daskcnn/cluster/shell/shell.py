@@ -18,7 +18,7 @@ from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost
 from daskcnn.cluster.link.members import unique_names
-from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, submit_calibration
+from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, refused, submit_calibration
 from daskcnn.cluster.run.context import Name, RunContext
 from daskcnn.cluster.run.exchange import PendingWork
 from daskcnn.errors import Interrupted, Lost
@@ -201,6 +201,9 @@ class Shell:
             self.tell(facts.CalibrationFailed(order.worker, "another run has taken it meanwhile", "", self.now))
             return
         self.context.workers.alive[order.worker] = self._candidates[order.worker]
+        if (unfit := refused(self.context, order.worker, self.now)) is not None:
+            self.tell(unfit)
+            return
         self._calibrating[order.worker] = future = submit_calibration(self.context, order.worker)
         self.watch(order.worker, future)
 

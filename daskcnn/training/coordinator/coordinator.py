@@ -148,7 +148,10 @@ class Coordinating(ABC):
         if not self.roster.alive:
             lines = [f"  {', '.join(workers)}: {reason}" for reason, workers in self._unfit.items()]
             error = ClusterError("\n".join(["no worker is usable:", *lines]))
-            self._end("lost" if self.life else "unusable", Lost(str(error)) if self.life else error)
+            if self.life:
+                self._give_up(Lost(str(error)))
+            else:
+                self._end("unusable", error)
             return
         self._out.log(WorkersCalibrated(workers=[measured.row for measured in self.roster.alive.values()]))
         self._begin(now)

@@ -12,6 +12,9 @@ Shares. The first go by calibration and measured links. Every `report_every` ste
 counters; the run goes on meanwhile. If other shares would save enough, the segment stops and its snapshot is placed by
 them. A snapshot's pieces are placed anew anyway, so a smaller gain is enough there.
 
+Workers that come. One that becomes ready in mid-run measures itself beside the run. Then the segment stops; the links
+of the new worker are measured, and the snapshot's pieces are placed by shares among all. No step is trained twice.
+
 Going back. A run that loses a worker, or has tasks out of step, goes on from the snapshot. It ends after tasks out of
 step `GO_BACK` times on end from the same one. One that diverges goes back once, with a third of the learning rate. An
 unsaved snapshot is saved before a run ends, unless it diverged.
@@ -24,18 +27,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from daskcnn.errors import Diverged, Lost, UserError
-from daskcnn.sharded.balance import WorkerLinks
+from daskcnn.events import WorkerJoined, WorkersCalibrated
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer_records import REPLICA, LayerRecords, LayerSnapshot
 from daskcnn.training.coordinator.roster import Refusal
 from daskcnn.training.coordinator.settings import PATIENCE, LayerSettings
-from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Sharing
+from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Links, Sharing
 
 GO_BACK = 5
 """A run ends if tasks out of step take it back to the same snapshot this many times on end."""
@@ -49,9 +52,10 @@ class LayerCoordinator(Coordinating):
         self.settings = settings
         self.records = LayerRecords(settings, snapshot or LayerSnapshot(), self._out)
         self.done = self.end = self.snapshot.step  # steps that have ended; the segment's end
-        self.links: WorkerLinks | None = None
+        self.links = Links(wanted=settings.measures_links)
         self.sharing = Sharing(settings.between_moves)
         self._fewer = False  # a worker was lost since kernels were shared
+        self._newcomers: list[str] = []  # calibrated since then
         self._stopping = False  # the segment
         self._gone_back: deque[int] = deque(maxlen=GO_BACK)  # the steps gone back to, last
         self._last_ask = False  # True if the answer that is awaited is the epoch's last
@@ -84,10 +88,20 @@ class LayerCoordinator(Coordinating):
         """The state to go on from."""
         return self.records.snapshot
 
+    # --- workers come ---
+
     def _closed(self) -> Refusal | None:
-        if self.phase is Phase.CALIBRATING:
-            return None
-        return "strategy 'layer' shares out kernels among the workers of its beginning", "stop the run and resume it"
+        over = self._interrupted is not None or self.records.ending(self.done)
+        return ("the run is about to end", "") if over and self.phase is not Phase.CALIBRATING else None
+
+    def _on_calibrated(self, fact: facts.Calibrated) -> None:
+        late = self.phase is not Phase.CALIBRATING and fact.worker in self.roster.calibrating
+        super()._on_calibrated(fact)
+        if late:
+            self._out.log(WorkersCalibrated(workers=[fact.row]))
+            self._newcomers.append(fact.worker)
+            if self.phase is Phase.STEPPING and self._interrupted is None:
+                self._stop_segment()
 
     def _begin(self, now: float) -> None:
         self.records.begin_epoch(now)
@@ -101,21 +115,24 @@ class LayerCoordinator(Coordinating):
     def _go_on_from_snapshot(self) -> None:
         """Share out the network over the workers that are left, once their links are known."""
         self._fewer = False
-        if self.settings.measures_links and self.links is None and len(self.roster.alive) > 1:
+        if (asked := self.links.to_measure(self.roster)) is not None:
             self._enter(Phase.MEASURING)
             self.life += 1
-            self._out.put(orders.MeasureLinks(self.life, self.roster.fastest))
+            self._out.put(orders.MeasureLinks(self.life, *asked))
         else:
             self._share_out()
 
     def _on_links_measured(self, fact: facts.LinksMeasured) -> None:
         if self.phase is Phase.MEASURING and fact.life == self.life:
-            self.links = fact.links
-            self._share_out()
+            self.links.measured(fact.links)
+            self._go_on_from_snapshot()
 
     def _share_out(self) -> None:
         """Cut the kernels over the workers by their present measurements."""
-        balance = self.settings.balancing(self.roster.fastest, self.roster.alive, self.links or WorkerLinks())
+        balance = self.settings.balancing(self.roster.fastest, self.roster.alive, self.links.known)
+        for worker in self._newcomers:
+            self._out.log(WorkerJoined(worker=worker))
+        self._newcomers = []
         for event in self.sharing.make(balance, self.snapshot.step, self.settings.eq2):
             self._out.log(event)
         self.records.report_from(self.snapshot.step, self._now)
@@ -222,13 +239,12 @@ class LayerCoordinator(Coordinating):
         if records.over:
             self._end("done", None)
             return
-        if self._fewer:
+        if not self._fewer:
+            self.sharing.seek(self.done, WORTH_ANYWAY)
+            if (move := self.sharing.move) is not None:
+                self.roster.alive |= move.measured(self.roster.alive)
+        if self._fewer or self._newcomers or self.sharing.move is not None:
             self._go_on_from_snapshot()
-            return
-        self.sharing.seek(self.done, WORTH_ANYWAY)
-        if (move := self.sharing.move) is not None:
-            self.roster.alive |= move.measured(self.roster.alive)
-            self._share_out()
         else:
             self._place()
 
@@ -273,17 +289,19 @@ class LayerCoordinator(Coordinating):
     # --- workers go, and tasks out of step ---
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
-        if self.phase is Phase.CALIBRATING:
-            self._leave_out_lost(fact)
-        elif lost := [worker for worker in fact.workers if worker in self.roster.alive]:
+        self._leave_out_lost(fact)
+        if lost := [worker for worker in fact.workers if worker in self.roster.alive]:
             self._lose(lost, fact.reason)
 
-    def _lose(self, lost: Iterable[str], reason: str) -> None:
+    def _lose(self, lost: Sequence[str], reason: str) -> None:
         """Go on with the workers that are left. A snapshot that is complete does not need the others."""
+        missed = any(worker not in self._newcomers for worker in lost)
         for worker in lost:
             self._drop(worker, reason)
-            if self.ended:
+            if not self.roster.alive:
                 return
+        if not missed and self.phase in (Phase.STEPPING, Phase.COLLECTING):  # they have no kernels yet
+            return
         self._fewer = True
         if self.phase in (Phase.JUDGING, Phase.COUNTING):
             self._out.put(orders.CancelAll())
@@ -294,6 +312,19 @@ class LayerCoordinator(Coordinating):
             count = len(self.roster.alive)
             self._out.warn(f"back to the snapshot of step {self.snapshot.step}, on {count} workers")
             self._go_back()
+
+    def _drop(self, worker: str, reason: str, samples: int = 0) -> None:
+        self.links.forget(worker)
+        self._newcomers = [each for each in self._newcomers if each != worker]
+        super()._drop(worker, reason, samples)
+
+    def _lost_last(self, error: Lost) -> None:
+        """Begin anew with workers that came; without any the run ends."""
+        if self.roster.calibrating and self._interrupted is None:
+            self._out.put(orders.CancelAll())
+            self._enter(Phase.CALIBRATING)
+        else:
+            self._give_up(error)
 
     def _go_back(self) -> None:
         """Train again from the snapshot."""
@@ -319,9 +350,8 @@ class LayerCoordinator(Coordinating):
     # --- silence ---
 
     def _on_tick(self, fact: facts.Tick) -> None:
-        if self.phase is Phase.CALIBRATING:
-            self._leave_out_overdue(fact.at)
-        elif self.phase is not Phase.MEASURING:  # there each transfer has a limit of its own
+        self._leave_out_overdue(fact.at)
+        if self.phase not in (Phase.CALIBRATING, Phase.MEASURING, Phase.ENDED):  # a transfer has a limit of its own
             if self._heard is None:
                 self._heard = fact.at
             if not self._asked and fact.at - self._heard > self._limit:
@@ -397,7 +427,7 @@ class LayerCoordinator(Coordinating):
             assert shares is not None
             assert not self._fewer
             assert self.end - snapshot.step <= settings.snapshot_every
-            assert shares.balance.compute.keys() == alive.keys(), "shares of other workers"
+            assert shares.balance.compute.keys() | {*self._newcomers} == alive.keys(), "shares of other workers"
             shares.validate()
         if self.phase in (Phase.JUDGING, Phase.COUNTING):
             assert snapshot.step == self.done

@@ -127,10 +127,14 @@ class AskWaiting(Order):
 
 @dataclass(frozen=True, slots=True)
 class MeasureLinks(Order):
-    """Measure every worker's link to home. Answer: `LinksMeasured`, or `WorkerGone` of a worker out of reach."""
+    """Measure these workers' links to home, which may be one of them: its link is then taken to be as good as the best.
+
+    Answer: `LinksMeasured`, or `WorkerGone` of a worker out of reach.
+    """
 
     life: int
     home: str
+    workers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from daskcnn.events import Event, KernelsSharded, Spent, Warned
-from daskcnn.sharded.balance import ShareSearch
+from daskcnn.sharded.balance import ShareSearch, WorkerLinks
 from daskcnn.sharded.plan_parts import Kernels
-from daskcnn.training.coordinator.roster import Measured
+from daskcnn.training.coordinator.roster import Measured, Roster
 
 REPORTS = 3
 """The median of the last reports is a worker's speed."""
@@ -143,6 +143,38 @@ class ShareWatch:
         found = self.measured()
         now, then = found.step_seconds(self._kernels), found.step_seconds(found.kernels())
         return Move(found, now, then) if then < (1 - worth) * now else None
+
+
+class Links:
+    """The workers' links as they become known (`known`). wanted: they are to be measured."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted, self.known = wanted, WorkerLinks()
+        self._asked: tuple[str, ...] = ()
+        self._measured: set[str] = set()
+
+    def to_measure(self, roster: Roster) -> tuple[str, tuple[str, ...]] | None:
+        """Return home, and the workers whose links to it are to be measured; None: all are known, or of no use.
+
+        The first time home is one of them. Workers that come later are measured to a worker whose link is known.
+        """
+        new = tuple(worker for worker in roster.alive if worker not in self._measured)
+        if not (self._wanted and new and len(roster.alive) > 1):
+            return None
+        self._asked, seconds = new, roster.seconds
+        known = [worker for worker in seconds if worker in self._measured]
+        return min(known or seconds, key=seconds.__getitem__), new
+
+    def measured(self, found: WorkerLinks) -> None:
+        """Take the answer in."""
+        self._measured.update(self._asked)
+        self.known = WorkerLinks({**self.known.by_worker, **found.by_worker}, self.known.task or found.task)
+
+    def forget(self, worker: str) -> None:
+        """Forget a worker that is gone: it may come back to another place."""
+        self._measured.discard(worker)
+        left = {name: link for name, link in self.known.by_worker.items() if name != worker}
+        self.known = WorkerLinks(left, self.known.task)
 
 
 class Sharing:
