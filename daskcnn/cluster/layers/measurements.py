@@ -44,8 +44,8 @@ def measure_links(context: RunContext, home: str, workers: Collection[str]) -> W
     """Measure these workers' links to home and back, and the scheduler's time for a task. Emits them as an event.
 
     The slower direction counts. Home's own link, if it is one of them, is as good as the best. Links are measured one
-    after the other, because all of them share home's. Raises Lost, and WorkersLost, also for a worker whose results do not arrive within the
-    stall timeout.
+    after the other, because all of them share home's. Raises Lost, and WorkersLost, also for a worker whose results do
+    not arrive within the stall timeout.
     """
     others = [worker for worker in workers if worker != home]
     if not others:
