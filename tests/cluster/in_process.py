@@ -408,7 +408,7 @@ class LocalWorker:
     speed: float = 1.0
     throttle: float = 1.0
     problem: Exception | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     kind: Literal["cpu", "gpu"] = "cpu"
     device: Callable[[], Device] = Device
 
