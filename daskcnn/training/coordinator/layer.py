@@ -313,10 +313,10 @@ class LayerCoordinator(Coordinating):
             self._out.warn(f"back to the snapshot of step {self.snapshot.step}, on {count} workers")
             self._go_back()
 
-    def _drop(self, worker: str, reason: str, samples: int = 0) -> None:
+    def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
         self.links.forget(worker)
         self._newcomers = [each for each in self._newcomers if each != worker]
-        super()._drop(worker, reason, samples)
+        super()._drop(worker, reason, samples, done)
 
     def _lost_last(self, error: Lost) -> None:
         """Begin anew with workers that came; without any the run ends."""
