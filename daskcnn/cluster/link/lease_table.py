@@ -6,10 +6,12 @@ with the run, and with its driver's connection.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+DAY = 86_400.0
 BACK = 30.0  # seconds for which a worker that went is its run's still, if it comes back under its name
 
 
@@ -126,3 +128,8 @@ def others_of(key: str, leases: Iterable[Lease]) -> dict[str, Lease]:
 def named_by(patterns: Collection[str], name: str) -> bool:
     """Return True if one of the patterns (`desk-1`, `desk-*`) is a worker's name, or if there are none."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def clock_text(at: float, now: float) -> str:
+    """Return the time of day, with the day if it is more than a day away."""
+    return time.strftime("%H:%M:%S" if abs(now - at) < DAY else "%Y-%m-%d %H:%M", time.localtime(at))

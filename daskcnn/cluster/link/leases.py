@@ -20,11 +20,10 @@ from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskcnn.cluster.link.calls import Check, ask_scheduler, no_check
-from daskcnn.cluster.link.lease_table import Holder, Lease, LeaseTable, others_of
+from daskcnn.cluster.link.lease_table import Holder, Lease, LeaseTable, clock_text, others_of
 
 NAME = "daskcnn-leases"  # the scheduler's plugin
 FREED = 10.0  # seconds at most that the end of a run waits for the scheduler; it ends the leases with the connection
-DAY = 86_400.0
 
 # --- in the scheduler's process ---
 
@@ -187,5 +186,4 @@ def _workers(own: Iterable[Lease], names: Mapping[str, str]) -> str:
 
 def since(leases: Iterable[Lease]) -> str:
     """Return the time of the oldest of these leases, with the day if it is more than a day ago."""
-    begun = min(lease.since for lease in leases)
-    return time.strftime("%H:%M:%S" if time.time() - begun < DAY else "%Y-%m-%d %H:%M", time.localtime(begun))
+    return clock_text(min(lease.since for lease in leases), time.time())
