@@ -73,3 +73,40 @@ class Spent(Fields):
     conv_samples: Annotated[dict[str, float], "Samples that `conv_seconds` were spent on, by layer."] = {}
     bytes_up: Annotated[NonNegativeInt, "Bytes it sent."] = 0
     bytes_down: Annotated[NonNegativeInt, "Bytes it received."] = 0
+
+
+ALONE = "alone"
+"""The strategy of a worker that trains by itself."""
+
+
+class PricedStep(Fields):
+    """A strategy that was compared, and its step."""
+
+    strategy: Annotated[str, "The strategy; `alone`: a worker by itself."]
+    samples: Annotated[dict[str, NonNegativeInt], "Samples of the step, by worker that would take part."]
+    compute: Annotated[NonNegativeFloat, "Expected seconds until the slowest of them has computed."]
+    exchange: Annotated[NonNegativeFloat, "Expected seconds of their exchange."]
+    seconds: Annotated[NonNegativeFloat, "Expected seconds per sample of progress, by which strategies are compared."]
+
+
+class WorkerGain(Fields):
+    """A worker's part in the choice of a strategy."""
+
+    worker: Annotated[str, "The worker."]
+    used: Annotated[bool, "It takes part."]
+    with_it: Annotated[NonNegativeFloat, "Expected seconds of a step with it."]
+    without: Annotated[NonNegativeFloat, "Expected seconds of a step without it."]
+    brings: Annotated[float, "Seconds of a step by which it shortens the others' computing."]
+    costs: Annotated[float, "Seconds of a step that it adds to the exchange."]
+
+    @property
+    def why_left_out(self) -> str:
+        """The reason why it costs more than it brings, with figures."""
+        saves = "saves no" if self.brings <= 0 else f"saves {step_time(self.brings)} of"
+        times = f"{step_time(self.with_it)} instead of {step_time(self.without)}"
+        return f"with it a step would take {times}: it {saves} computing and adds {step_time(self.costs)} of exchange"
+
+
+def step_time(seconds: float) -> str:
+    """Return the seconds of a step in words: 24.1 ms."""
+    return f"{1e3 * seconds:.3g} ms" if abs(seconds) < 1 else f"{seconds:.3g} s"

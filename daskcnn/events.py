@@ -15,12 +15,16 @@ from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError, model_va
 
 from daskcnn.documents import first_problem
 from daskcnn.errors import told
+from daskcnn.event_base import ALONE as ALONE
 from daskcnn.event_base import DamagedEvent as DamagedEvent
 from daskcnn.event_base import Event as Event
 from daskcnn.event_base import Fields as Fields
 from daskcnn.event_base import Judged as Judged
+from daskcnn.event_base import PricedStep as PricedStep
 from daskcnn.event_base import Spent as Spent
 from daskcnn.event_base import UnknownEvent as UnknownEvent
+from daskcnn.event_base import WorkerGain as WorkerGain
+from daskcnn.event_base import step_time as step_time
 
 _REMEDY = "remove that line to read the rest, or give the log of a run of this version"
 
@@ -175,43 +179,6 @@ class KernelsSharded(Event):
     eq2: Annotated[int | None, "Numbers that a step would exchange by Marques et al., eq. 2."] = None
 
 
-ALONE = "alone"
-"""The strategy of a worker that trains by itself."""
-
-
-class PricedStep(Fields):
-    """A strategy that was compared, and its step."""
-
-    strategy: Annotated[str, "The strategy; `alone`: a worker by itself."]
-    samples: Annotated[dict[str, NonNegativeInt], "Samples of the step, by worker that would take part."]
-    compute: Annotated[NonNegativeFloat, "Expected seconds until the slowest of them has computed."]
-    exchange: Annotated[NonNegativeFloat, "Expected seconds of their exchange."]
-    seconds: Annotated[NonNegativeFloat, "Expected seconds per sample of progress, by which strategies are compared."]
-
-
-class WorkerGain(Fields):
-    """A worker's part in the choice of a strategy."""
-
-    worker: Annotated[str, "The worker."]
-    used: Annotated[bool, "It takes part."]
-    with_it: Annotated[NonNegativeFloat, "Expected seconds of a step with it."]
-    without: Annotated[NonNegativeFloat, "Expected seconds of a step without it."]
-    brings: Annotated[float, "Seconds of a step by which it shortens the others' computing."]
-    costs: Annotated[float, "Seconds of a step that it adds to the exchange."]
-
-    @property
-    def why_left_out(self) -> str:
-        """The reason why it costs more than it brings, with figures."""
-        saves = "saves no" if self.brings <= 0 else f"saves {step_time(self.brings)} of"
-        times = f"{step_time(self.with_it)} instead of {step_time(self.without)}"
-        return f"with it a step would take {times}: it {saves} computing and adds {step_time(self.costs)} of exchange"
-
-
-def step_time(seconds: float) -> str:
-    """Return the seconds of a step in words: 24.1 ms."""
-    return f"{1e3 * seconds:.3g} ms" if abs(seconds) < 1 else f"{seconds:.3g} s"
-
-
 class StrategyChosen(Event):
     """Strategies were compared by their expected seconds, and the one with the least was chosen."""
 
@@ -275,6 +242,23 @@ class WorkerLeft(Event):
     reason: Annotated[str, "Why."] = ""
     samples_done: Annotated[NonNegativeInt, "Samples of its last round that it trained on, and that count."] = 0
     samples_moved: Annotated[NonNegativeInt, "Samples that went to the others."] = 0
+
+
+class RunPaused(Event):
+    """Fewer workers are there than the job's least: no more work is given out until others come."""
+
+    kind = "paused"
+    workers: Annotated[NonNegativeInt, "Workers that are there."]
+    missing: Annotated[dict[str, NonNegativeInt], 'Workers that are missing, by kind, "cpu" or "gpu".']
+    wait: Annotated[NonNegativeFloat, "Seconds after which the run ends if none comes."]
+
+
+class RunContinued(Event):
+    """Enough workers are there again after a pause."""
+
+    kind = "continued"
+    workers: Annotated[NonNegativeInt, "Workers that are there."]
+    seconds: Annotated[NonNegativeFloat, "Seconds of the pause."]
 
 
 # --- training ---
@@ -402,7 +386,7 @@ EVENTS: dict[str, type[Event]] = {
         *(RunStarted, RunResumed, Calibrating, WorkersCalibrated, LinkSpeeds, GroupsFormed, KernelsSharded),
         *(StrategyChosen, SamplesAllocated),
         *(RoundEnded, StepsEnded, EpochEnded, ServerCounted, CheckpointWritten, Warned),
-        *(WorkerLost, WorkerLeft, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunEnded),
+        *(WorkerLost, WorkerLeft, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunPaused, RunContinued, RunEnded),
     )
 }
 """Every event by its kind, in the order in which a reader meets them."""

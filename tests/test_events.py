@@ -27,7 +27,9 @@ from daskcnn.events import (
     LinkSpeeds,
     PricedStep,
     RoundEnded,
+    RunContinued,
     RunEnded,
+    RunPaused,
     RunResumed,
     RunStarted,
     SamplesAllocated,
@@ -89,6 +91,8 @@ EXAMPLES: list[Event] = [
     WorkerLeft(worker="w5", reason="it is shut down", samples_done=7, samples_moved=5),
     WorkerIgnored(address="tcp://10.0.0.9:1"),
     WorkerJoined(worker="w3", samples=25),
+    RunPaused(workers=1, missing={"cpu": 1}, wait=60.0),
+    RunContinued(workers=2, seconds=12.5),
     WorkerLeftOut(worker="w4", reason="out of memory", remedy="lower train.batch_size"),
     RunEnded(status="done", seconds=4.0, test=Judged(accuracy=0.5, loss=1.0, auc=0.75)),
 ]

@@ -107,9 +107,8 @@ def scheduler_in(tables: Mapping[str, Any]) -> str | None:
 def beyond_one_worker(job: Job) -> Iterator[str]:
     """Yield a line for each demand that the one worker of this process cannot meet."""
     one = "a fit without a client has one CPU worker, in this process; give client, or cluster.scheduler in job"
-    if job.cluster.workers.given not in ({}, {"cpu": 1}, {"cpu": 1, "gpu": 0}):
-        wanted = ",".join(f"{kind}={count}" for kind, count in job.cluster.workers.given.items())
-        yield f"cluster.workers = {wanted}: {one}"
+    if job.cluster.workers.most not in ({}, {"cpu": 1}, {"cpu": 1, "gpu": 0}):
+        yield f"cluster.workers = {job.cluster.workers.text}: {one}"
     if job.train.replica_size > 1:
         yield f"train.replica_size = {job.train.replica_size}: {one}"
     if job.rule is not None and job.rule.fewest > 1:

@@ -30,8 +30,7 @@ def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterat
     yield from _of_model(job.model)
     if job.cluster.scheduler and job.cluster.scheduler_file:
         yield "cluster.scheduler and cluster.scheduler_file: each names the scheduler; keep one"
-    if job.cluster.workers.given and not any(job.cluster.workers.given.values()):
-        yield "cluster.workers = 0: a run needs at least one; raise cpu or gpu"
+    yield from _of_workers(job)
     if job.cluster.only == []:
         yield "cluster.only = []: no worker may train; name some, or leave it out"
     yield from _of_training(job.train)
@@ -40,6 +39,18 @@ def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterat
     if job.rule is not None and not any(key[0] == "rule" for key in wrong):
         yield from job.rule.problems(job.train.epochs)
         yield from _of_rule(job.rule, job)
+
+
+def _of_workers(job: Job) -> Iterator[str]:
+    workers = job.cluster.workers
+    if workers.given and not any(workers.given.values()):
+        value = workers.text if workers.ranged else 0
+        yield f"cluster.workers = {value}: a run needs at least one; raise cpu or gpu"
+    if workers.ranged and job.train.reproducible:
+        yield (
+            f"cluster.workers = {workers.text}: train.reproducible promises the same numbers for the same workers, and "
+            "a range lets these change; give numbers, or remove that"
+        )
 
 
 def _unknown_names(job: Job) -> Iterator[str]:

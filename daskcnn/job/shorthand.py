@@ -36,10 +36,25 @@ def counted_workers(value: Any) -> Any:
     """Read the flag's form `cpu=2,gpu=1`; anything else is left to the model."""
     if isinstance(value, dict | BaseModel):
         return value
-    if not re.fullmatch(r"\s*\w+\s*=\s*\d+\s*(,\s*\w+\s*=\s*\d+\s*)*", str(value)):
-        raise ValueError("write cpu=2, gpu=1 or cpu=2,gpu=1")
+    if not re.fullmatch(r"\s*\w+\s*=\s*\d[\d. ]*(,\s*\w+\s*=\s*\d[\d. ]*)*", str(value)):
+        raise ValueError("write cpu=2, gpu=1 or cpu=2,gpu=1, or a range such as cpu=2..8")
     pairs = (part.split("=") for part in value.split(","))
-    return {kind.strip(): int(count) for kind, count in pairs}
+    return {kind.strip(): int(count) if count.strip().isdigit() else count.strip() for kind, count in pairs}
+
+
+def number_or_range(value: Any) -> Any:
+    """Read a number of workers, or a range such as "2..8", which is returned without spaces."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    found = re.fullmatch(r"\s*(\d{1,9})\s*\.\.\s*(\d{1,9})\s*", value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError('write a number such as 2, or a range such as "2..8"')
+    least, most = map(int, found.groups())
+    if least > most:
+        raise ValueError(f'the least comes first: write "{most}..{least}"')
+    if not most:
+        raise ValueError("write 0 for no workers of this kind")
+    return f"{least}..{most}"
 
 
 def listed(value: Any) -> Any:

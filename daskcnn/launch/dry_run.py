@@ -78,15 +78,15 @@ def readable_plan(prepared: Prepared, before: Sequence[str] = ()) -> str:
 
 
 def _workers(job: Job) -> str:
-    cluster, given = job.cluster, job.cluster.workers.given
-    counts = ", ".join(f"{n} {kind}" for kind, n in given.items())
+    cluster, workers = job.cluster, job.cluster.workers
+    counts = ", ".join(f"{number} {kind}" for kind, number in workers.named.items())
     if where := cluster.scheduler or cluster.scheduler_file:
         return f"{counts or 'all there are'}, of the scheduler {where}"
     return f"{counts or f'{cpu_count()} cpu'}, and 1 for the parameter server, as processes on this machine"
 
 
 def _worker_count(job: Job) -> int | None:
-    """Return the number of workers that the job will have; None if it takes all that a scheduler has."""
+    """Return the number of workers that the job begins with; None if it takes all that a scheduler has."""
     if given := sum(job.cluster.workers.given.values()):
         return given
     return None if job.cluster.scheduler or job.cluster.scheduler_file else cpu_count()

@@ -9,7 +9,7 @@ from daskcnn.errors import told
 from daskcnn.show.strategy_table import choice_lines
 from daskcnn.show.text import clean, count, duration, measured, noise_text, number, percent, plural, size
 
-WARNINGS = (events.Warned, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut)
+WARNINGS = (events.Warned, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut, events.RunPaused)
 """Events that are shown where nothing but warnings is."""
 
 
@@ -122,14 +122,6 @@ def _line(e: events.Event) -> str | None:
     match e:
         case events.Calibrating():
             return f"worker {e.worker}: calibrating, {e.doing}" + (f" ({e.done} of {e.of} done)" if e.of else "")
-        case events.WorkerLost() | events.WorkerLeft():
-            return _gone(e)
-        case events.WorkerJoined():
-            return f"worker {e.worker} joined" + (f" and takes over {count(e.samples)} samples" if e.samples else "")
-        case events.WorkerLeftOut():
-            return f"warning: {told(f'worker {e.worker} is left out', e.reason, e.remedy)}"
-        case events.WorkerIgnored():
-            return f"warning: {told(f'worker {e.address} joined late and is ignored', e.reason, e.remedy)}"
         case events.Warned():
             return f"warning: {e.text}"
         case events.CheckpointWritten():
@@ -139,4 +131,23 @@ def _line(e: events.Event) -> str | None:
             return f"resumed from step {count(e.step)}{epoch}: {e.path}"
         case events.RunEnded():
             return f"end: {e.status}" + (f", {clean(e.reason)}" if e.reason else "")
+    return _line_of_presence(e)
+
+
+def _line_of_presence(e: events.Event) -> str | None:
+    """The line of an event that is about who is there."""
+    match e:
+        case events.WorkerLost() | events.WorkerLeft():
+            return _gone(e)
+        case events.WorkerJoined():
+            return f"worker {e.worker} joined" + (f" and takes over {count(e.samples)} samples" if e.samples else "")
+        case events.WorkerLeftOut():
+            return f"warning: {told(f'worker {e.worker} is left out', e.reason, e.remedy)}"
+        case events.WorkerIgnored():
+            return f"warning: {told(f'worker {e.address} joined late and is ignored', e.reason, e.remedy)}"
+        case events.RunPaused():
+            more = " and ".join(f"{n} more {kind}" for kind, n in e.missing.items())
+            return f"warning: paused with {plural(e.workers, 'worker')}: waiting {e.wait:g} s at most for {more}"
+        case events.RunContinued():
+            return f"continued with {plural(e.workers, 'worker')} after {duration(e.seconds)}"
     return None

@@ -46,7 +46,7 @@ def tune_convolutions(replica: Replica, seconds: float = TUNING, *, begun: Begun
 
 def shares_steps(job: Job) -> bool:
     """Return True if several replicas may share the samples of a step, as where all meet every few steps."""
-    rule, workers = job.rule, job.cluster.workers.given
+    rule, workers = job.rule, job.cluster.workers.most
     alone = bool(workers) and sum(workers.values()) <= job.train.replica_size
     return rule is not None and rule.barrier and rule.period is not None and not (alone or rule.steps_by_speed)
 

@@ -179,6 +179,14 @@ def test_a_job_without_numbers_takes_those_that_are_free() -> None:
         assert names_of(taken(client, two)) == ["d2", "d3"]
 
 
+def test_a_range_takes_those_that_are_free_up_to_its_most() -> None:
+    with fake_client(there("d1", "d2", "d3")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        assert names_of(taken(client, one, cpu="1..2")) == ["d1", "d2"]
+        assert names_of(taken(client, two, cpu="1..4")) == ["d3"]
+        with pytest.raises(ClusterError, match="2 more with CPU=1"):
+            taken(client, two, cpu="3..4")
+
+
 def test_a_job_waits_for_workers_of_another_and_says_which_run_has_them() -> None:
     with fake_client(there("d1", "d2", "d3")) as client, holding(client, "first") as one, holding(client, "b") as two:
         taken(client, one, cpu=2)

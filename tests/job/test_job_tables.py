@@ -162,7 +162,11 @@ def test_a_whole_number_will_do_where_a_fraction_may_be() -> None:
         ("cluster.workers", 3, "write cpu=2"),
         ("cluster.workers", "cpu", "write cpu=2"),
         ("cluster.workers", "cpu=-1", "write cpu=2"),
-        ("cluster.workers.cpu", -1, "greater than or equal to 0"),
+        ("cluster.workers.cpu", -1, "write a number such as 2"),
+        ("cluster.workers.cpu", True, "write a number such as 2"),
+        ("cluster.workers.cpu", "2..", 'or a range such as "2..8"'),
+        ("cluster.workers", "cpu=8..2", 'the least comes first: write "2..8"'),
+        ("cluster.workers.gpu", "0..0", "write 0 for no workers of this kind"),
         ("cluster.wait", -1, "greater than or equal to 0"),
         ("cluster.stall_timeout", 0, "greater than 0"),
         ("cluster.wire", "float8", "'float32' or 'float16'"),
@@ -545,6 +549,21 @@ def test_values_of_flags_are_read_as_toml(text: str, value: object) -> None:
     found = parse_value(text)
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("given", ["cpu=2..8,gpu=1", "cpu = 2 .. 8 , gpu = 1", {"cpu": "2..8", "gpu": 1}])
+def test_workers_may_be_a_range(given: Any) -> None:
+    workers = parse_job({"cluster": {"workers": given}}).cluster.workers
+    assert (workers.given, workers.most, workers.ranged) == ({"cpu": 2, "gpu": 1}, {"cpu": 8, "gpu": 1}, True)
+    assert workers.text == "cpu=2..8,gpu=1"
+    assert parse_job({"cluster": {"workers": workers.model_dump(mode="json")}}).cluster.workers == workers
+
+
+def test_a_range_begins_with_a_worker_and_is_not_reproducible() -> None:
+    with pytest.raises(JobError, match=r"cluster\.workers = cpu=0\.\.4: a run needs at least one"):
+        parse_job({"cluster": {"workers": "cpu=0..4"}})
+    with pytest.raises(JobError, match=r"cpu=1\.\.4: train\.reproducible promises the same numbers"):
+        parse_job({"cluster": {"workers": "cpu=1..4"}, "train": {"reproducible": True, "strategy": "bsp"}})
 
 
 def test_override_makes_tables_on_its_way() -> None:

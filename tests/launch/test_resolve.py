@@ -459,3 +459,9 @@ def test_plan_and_first_line_say_the_rate_that_replicas_step_by(
         assert "learning rate 0.08 (0.02 for one replica)" in line
     else:
         assert "learning rate 0.02, 32 samples a step, shared by 4 workers by speed" in line
+
+
+def test_a_plan_names_a_range_of_workers(path: str) -> None:
+    words = "workers   2..8 cpu, 1 gpu, of the scheduler tcp://host:8786"
+    cluster = {"workers": "cpu=2..8,gpu=1", "scheduler": "tcp://host:8786"}
+    assert words in readable_plan(prepared(tiny_job(path, cluster=cluster)))

@@ -157,7 +157,7 @@ class Shell:
             case orders.Dismiss(worker):
                 self._forget(lambda other: isinstance(other, orders.Calibrate) and other.worker == worker)
             case orders.CancelAll():
-                self._forget(lambda other: not isinstance(other, orders.Calibrate))
+                self._forget(lambda other: not isinstance(other, orders.Calibrate | orders.Save))
                 self.server = None
 
     def _expect(self, order: Order, answer: Callable[[float], Fact]) -> None:

@@ -13,6 +13,7 @@ from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator_machine import EPOCHS, EXCHANGES, SAMPLES, STALL, settings_of
 
 SEEDS = 300
+WAIT = 100 * STALL
 STEPS = 60
 
 
@@ -23,7 +24,12 @@ class Course:
         self.random = draw = random.Random(seed)
         which, partition = draw.choice(EXCHANGES), draw.choice(sorted(PARTITIONERS))
         size = 1 if which[1] else draw.choice([1, 1, 2])
-        self.shell = Shell(settings_of(which, partition, replica_size=size, patience=draw.choice([None, None, 2])))
+        more = {
+            "patience": draw.choice([None, None, 2]),
+            "least": {} if size > 1 else draw.choice([{}, {"cpu": 2}]),
+            "wait": WAIT,
+        }
+        self.shell = Shell(settings_of(which, partition, replica_size=size, **more))
         self.shell.probes_at_once = draw.choice([True, False])
         slow = {f"cpu-{i}": WorkerLink(draw.choice([1e3, 1e9])) for i in range(20)}
         self.shell.links = draw.choice([{}, slow])
@@ -46,13 +52,25 @@ class Course:
         for _ in range(STEPS):
             if self.coordinator.ended:
                 break
-            assert self.shell.pending, f"nobody goes on; phase {self.coordinator.phase}"
             self.shell.now += 0.5
             (happening,) = self.random.choices([*happenings], [*happenings.values()])
             happening()
-        return self.shell.finish()
+        while not self.coordinator.ended:
+            self.answer_first_or_come()
+        return self.shell.end
+
+    def answer_first_or_come(self) -> None:
+        """Nobody goes on while the run pauses."""
+        if self.shell.pending:
+            self.shell.answer(0)
+        else:
+            assert self.coordinator.settings.least, f"nobody goes on; phase {self.coordinator.phase}"
+            self.come()
 
     def answer(self) -> None:
+        if not self.shell.pending:
+            self.answer_first_or_come()
+            return
         self.shell.answer(self.random.randrange(len(self.shell.pending)))
 
     def report_again(self) -> None:
@@ -66,7 +84,7 @@ class Course:
 
     def go(self) -> None:
         workers = [*self.coordinator.roster.alive, *self.coordinator.roster.calibrating]
-        if len(workers) > 1:
+        if len(workers) > 1 or (workers and self.coordinator.settings.least):
             self.shell.tell(facts.WorkerGone((self.random.choice(workers),), "gone", self.shell.now))
 
     def lose_server(self) -> None:

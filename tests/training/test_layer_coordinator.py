@@ -14,6 +14,8 @@ from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.events import (
     EpochEnded,
     KernelsSharded,
+    RunContinued,
+    RunPaused,
     StepsEnded,
     Warned,
     WorkerIgnored,
@@ -363,6 +365,32 @@ def test_a_run_that_loses_its_last_worker_goes_on_with_one_that_measures_itself(
     else:
         end = end_of(shell.then(facts.CalibrationFailed, "c", "out of memory", ""))
         assert (end.status, shell.saved) == ("lost", 3)
+
+
+@pytest.mark.parametrize("left", [1, 0])
+def test_a_run_with_too_few_workers_pauses_behind_its_snapshot(left: int) -> None:
+    shell = begun(snapshot_every=3, least={"cpu": 2}, wait=10.0)
+    shell.steps(3)
+    shell.pieces()
+    shell.steps(1)
+    out = shell.lose(*("a", "b")[left:])
+    assert (kinds(out)[-1], orders.CancelAll in map(type, out)) == (RunPaused, True)
+    assert shell.then(facts.Tick, after=9.0) == []
+    for worker in ("c", "d")[left:]:
+        out = shell.come(worker, 1.0)
+    assert kinds(out)[:2] == [RunContinued, WorkersCalibrated]
+    shell.go_on()
+    assert shell.saved == 20
+
+
+def test_a_run_that_has_paused_for_too_long_ends_with_its_snapshot_saved() -> None:
+    shell = begun(snapshot_every=3, least={"cpu": 2}, wait=10.0)
+    shell.steps(3)
+    shell.pieces()
+    shell.lose("b")
+    end = end_of(shell.then(facts.Tick, after=11.0))
+    assert (end.status, shell.saved) == ("lost", 3)
+    assert "at least 2 cpu (cluster.workers): 1 left, and no other came within 10 s" in str(end.error)
 
 
 # --- going back ---

@@ -350,7 +350,10 @@ _GUARD = 'if this is a script, put what it does under `if __name__ == "__main__"
 def _local(settings: Cluster, server: bool) -> Iterator[Client]:
     if getattr(process.current_process(), "_inheriting", False):  # as multiprocessing asks before it starts a process
         raise ClusterError("this script", "it starts workers, and each worker imports it", _GUARD)
-    wanted = settings.workers.given or {"cpu": cpu_count()}
+    least, most = settings.workers.given, settings.workers.most
+    wanted = least or {"cpu": cpu_count()}
+    if "cpu" in wanted:  # of a range as many as there are cores
+        wanted["cpu"] = max(wanted["cpu"], min(most.get("cpu", 0), cpu_count()))
     names = [f"{kind}-{i}" for kind, count in wanted.items() for i in range(count)]
     if settings.only and not any(named_by(settings.only, name) for name in names):
         reason = f"no worker of a local cluster has such a name, but {names[0]} to {names[-1]}"

@@ -210,9 +210,9 @@ def wait_for_members(
 
     Parameters
     ----------
-    wanted : their numbers by kind; where none is given, any number will do
+    wanted : their numbers or ranges by kind; where none is given, any number will do
     check, say, begun : see `Patience`
-    settle : seconds without a new worker after which any number will do
+    settle : seconds without a new worker after which any number will do, or one within the ranges
     silent : reports on workers that do not answer, by address; these are not chosen
     only : patterns of the names of workers that may train; any if there are none
     hold : the run's hold, which takes the workers; those of other runs are not chosen. None: all may be chosen
@@ -224,7 +224,7 @@ def wait_for_members(
         check()
         before, found = found, look.free()
         since = since if found == before else time.monotonic()
-        settled = bool(wanted.given) or patience.over or time.monotonic() >= since + settle
+        settled = _enough(found, wanted) or patience.over or time.monotonic() >= since + settle
         if (missing := missing_members(found, wanted)) and patience.over:
             raise look.refusal(found, wanted, wait)
         if settled and not missing and look.taken(members := chosen(found, wanted)):
@@ -323,12 +323,18 @@ def missing_members(found: list[Member], wanted: Workers) -> dict[Kind, int]:
     return {kind: n - have[kind] for kind, n in wanted.given.items() if have[kind] < n}  # type: ignore[index, misc]
 
 
+def _enough(found: list[Member], wanted: Workers) -> bool:
+    """Return True if no more workers are of use than those that are there, or that are missing."""
+    have = Counter(str(m.kind) for m in found)
+    return bool(wanted.given) and (not wanted.ranged or all(have[kind] >= n for kind, n in wanted.most.items()))
+
+
 def chosen(found: list[Member], wanted: Workers) -> Members:
     """Return the members that a job takes of those found, where none is missing."""
     workers: list[Member] = []
     for kind in ("cpu", "gpu"):
         of_kind = [m for m in found if m.kind == kind]
-        workers += of_kind[: wanted.given.get(kind, 0)] if wanted.given else of_kind
+        workers += of_kind[: wanted.most.get(kind, 0)] if wanted.given else of_kind
     servers = [m for m in found if m.kind == "ps"]
     used = {m.address for m in workers}
     spare = [m for m in found if m.kind == "cpu" and m.address not in used]

@@ -347,7 +347,8 @@ class RunContext:
         interrupted: gives the number of the signal that came, if one did. hold: the run's, which has the members.
         """
         connection, cluster = Connection(client, heed_signals(interrupted)), job.cluster
-        fixed = cluster.workers.given or job.train.reproducible or job.train.replica_size > 1
+        numbered = cluster.workers.given and not cluster.workers.ranged
+        fixed = numbered or job.train.reproducible or job.train.replica_size > 1
         leases: dict[str, Any] = {"hold": hold, "only": tuple(cluster.only or ()), "grows": not fixed}
         workers = RunWorkers(connection, members, emit, **leases)
         workers.news.subscribe(client, name)

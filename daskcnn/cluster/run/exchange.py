@@ -186,6 +186,7 @@ class ServerExchange:
 
     def close(self) -> None:
         """The server goes with its futures."""
+        self._context.workers.needs_server = False
         if self._hosted is not None:
             self._hosted.close()
             self._hosted = None

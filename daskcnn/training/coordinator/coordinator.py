@@ -1,15 +1,23 @@
-"""The part of a coordinator that every strategy has: calibrating, leaving workers out, a signal, and the end."""
+"""The part of a coordinator that every strategy has: calibrating, leaving workers out, pauses, a signal, the end."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any
 
 from daskcnn import errors
 from daskcnn.errors import ClusterError, Lost, UserError
-from daskcnn.events import WorkerIgnored, WorkerLeft, WorkerLeftOut, WorkerLost, WorkersCalibrated
+from daskcnn.events import (
+    RunContinued,
+    RunPaused,
+    WorkerIgnored,
+    WorkerLeft,
+    WorkerLeftOut,
+    WorkerLost,
+    WorkersCalibrated,
+)
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order, Outbox
@@ -47,6 +55,8 @@ class Coordinating(ABC):
     def __init__(self, settings: RunSettings, remedy: str = "start it again") -> None:
         self.roster, self._out = Roster(settings.wanted), Outbox()
         self._calibration_limit, self._remedy = settings.stall_timeout, remedy
+        self._least, self._wait = settings.least, settings.wait
+        self._paused: float | None = None  # the time since when too few workers are there
         self.phase = Phase.CALIBRATING
         self.life = 0
         self._interrupted: errors.Interrupted | None = None
@@ -125,6 +135,11 @@ class Coordinating(ABC):
         calibrating = [worker for worker in fact.workers if worker in self.roster.calibrating]
         self._leave_out(calibrating, fact.reason, "", fact.at)
 
+    def _tend_workers(self, now: float) -> None:
+        """Look after workers as time passes."""
+        self._leave_out_overdue(now)
+        self._end_long_pause(now)
+
     def _leave_out_overdue(self, now: float) -> None:
         """Go on without workers that do not answer."""
         limit = self._calibration_limit
@@ -145,7 +160,7 @@ class Coordinating(ABC):
         """Begin the run, if it has not begun, with the workers that have measured themselves."""
         if self.phase is not Phase.CALIBRATING or self.roster.calibrating:
             return
-        if not self.roster.alive:
+        if not self.roster.alive and not (self.life and self._least):
             lines = [f"  {', '.join(workers)}: {reason}" for reason, workers in self._unfit.items()]
             error = ClusterError("\n".join(["no worker is usable:", *lines]))
             if self.life:
@@ -153,8 +168,46 @@ class Coordinating(ABC):
             else:
                 self._end("unusable", error)
             return
+        if self._is_short(now):
+            return
         self._out.log(WorkersCalibrated(workers=[measured.row for measured in self.roster.alive.values()]))
         self._begin(now)
+
+    # --- too few are there ---
+
+    def _spared(self) -> Iterable[str]:
+        """Return the kinds of workers that are there and left out, because the run is faster without them."""
+        return ()
+
+    def _is_short(self, now: float) -> bool:
+        """Return True if fewer workers are there than the job's least: the run pauses until others come."""
+        missing = self.roster.missing(self._least, self._spared())
+        if missing and self._paused is None:
+            self._paused = now
+            self._out.log(RunPaused(workers=len(self.roster.alive), missing=missing, wait=self._wait))
+        elif not missing and self._paused is not None:
+            self._out.log(RunContinued(workers=len(self.roster.alive), seconds=now - self._paused))
+            self._paused = None
+        return bool(missing)
+
+    def _end_long_pause(self, now: float) -> None:
+        """End the run if it has paused for too long. Workers that measure themselves are waited for."""
+        if self._paused is None or self.phase not in (Phase.CALIBRATING, Phase.TRAINING):
+            return
+        if self.roster.calibrating or now - self._paused <= self._wait:
+            return
+        least = " and ".join(f"{number} {kind}" for kind, number in self._least.items())
+        there = f"{len(self.roster.alive)} {'left' if self.life else 'usable'}"
+        told = f"at least {least} (cluster.workers)", f"{there}, and no other came within {self._wait:g} s"
+        remedy = "start more workers, wait longer (--wait), or ask for fewer"
+        if self.life:
+            self._stop_short(Lost(*told, remedy))
+        else:
+            self._end("unusable", ClusterError(*told, remedy))
+
+    def _stop_short(self, error: Lost) -> None:
+        """End a run that has paused for too long; what was trained is kept."""
+        self._give_up(error)
 
     # --- workers go ---
 

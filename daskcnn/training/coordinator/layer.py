@@ -113,8 +113,11 @@ class LayerCoordinator(Coordinating):
     # --- shares ---
 
     def _go_on_from_snapshot(self) -> None:
-        """Share out the network over the workers that are left, once their links are known."""
+        """Share out the network over the workers that are left, once there are enough and their links are known."""
         self._fewer = False
+        if self._is_short(self._now):
+            self._enter(Phase.CALIBRATING)
+            return
         if (asked := self.links.to_measure(self.roster)) is not None:
             self._enter(Phase.MEASURING)
             self.life += 1
@@ -319,10 +322,11 @@ class LayerCoordinator(Coordinating):
         super()._drop(worker, reason, samples, done)
 
     def _lost_last(self, error: Lost) -> None:
-        """Begin anew with workers that came; without any the run ends."""
-        if self.roster.calibrating and self._interrupted is None:
+        """Begin anew with workers that came, or that come while the run pauses; without any the run ends."""
+        if (self.roster.calibrating or self._least) and self._interrupted is None:
             self._out.put(orders.CancelAll())
             self._enter(Phase.CALIBRATING)
+            self._is_short(self._now)
         else:
             self._give_up(error)
 
@@ -350,7 +354,7 @@ class LayerCoordinator(Coordinating):
     # --- silence ---
 
     def _on_tick(self, fact: facts.Tick) -> None:
-        self._leave_out_overdue(fact.at)
+        self._tend_workers(fact.at)
         if self.phase not in (Phase.CALIBRATING, Phase.MEASURING, Phase.ENDED):  # a transfer has a limit of its own
             if self._heard is None:
                 self._heard = fact.at

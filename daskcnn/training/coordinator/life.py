@@ -98,7 +98,8 @@ class Sessions:
 class Life:
     """Gives the replicas work while all goes well.
 
-    logs: give `Log` orders for rounds. newcomers: workers calibrated in mid-run, without samples yet.
+    logs: give `Log` orders for rounds. newcomers: workers calibrated in mid-run, without samples yet. paused: no round
+    is given out, as too few workers are there.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Life:
         self.rounds = self._first_rounds()
         self.newcomers: list[str] = []
         self.closing = False  # no round starts any more
+        self.paused = False
         self._scored: set[str] = set()  # replicas that judge the center after their round
         self._told: Allocation | None = None  # what was logged last
         self._said: dict[str, int] = {}  # samples of a step that a line was shown of
@@ -141,7 +143,8 @@ class Life:
     @property
     def over(self) -> bool:
         """True if no replica has anything left to do."""
-        return not self.sessions.running and not self.sessions.joining
+        waits = self.paused and not (self.rounds.ended or self._records.evaluations.stopping)
+        return not (self.sessions.running or self.sessions.joining or waits)
 
     # --- rounds are given out ---
 
@@ -157,7 +160,7 @@ class Life:
                 self.teams.add(worker)
                 self._out.log(WorkerJoined(worker=worker, samples=rounds.allocation.size(worker)))
             self.newcomers = []
-        due = [] if self._records.evaluations.stopping or self.closing else rounds.due()
+        due = [] if self._records.evaluations.stopping or self.closing or self.paused else rounds.due()
         if rounds.allocation is not self._told and not rounds.ended:  # given out, or left by a replica that is lost
             self._told = rounds.allocation
             if self._logs:
@@ -365,6 +368,6 @@ class Life:
         under_way = sum(round_.samples for round_ in rounds.running.values())
         assert rounds.done + under_way + rounds.unmerged + rounds.budget.left == rounds.presentations
         if training:
-            assert sessions.running or sessions.joining, "nobody goes on"
+            assert sessions.running or sessions.joining or self.paused, "nobody goes on"
             assert bool(sessions.due) == bool(sessions.joining), f"{sessions.due} wait for {sessions.joining}"
             assert not sessions.held or sessions.joining, "a report waits for nobody"

@@ -43,6 +43,9 @@ class Recovering(Coordinating):
         self._present: Life | None = None  # the life of that number
         self._moved_from: int | None = None  # merges that the lost server had
         self._choosing, self._anew = Choosing(settings), False  # True once all that were chosen were lost
+        self._lacks: Lost | None = None  # the end of a run that has paused for too long
+        if settings.replica_size > 1:  # groups take no workers that come, so there is nothing to pause for
+            self._least = {}
 
     @property
     def rounds(self) -> Rounds | None:
@@ -87,8 +90,26 @@ class Recovering(Coordinating):
         self._records.saving.clear()
         self._records.save(None, self._alive.rounds, self.life, judged=False)
 
-    def _end_interrupted(self) -> None:
-        self._end("interrupted", self._interrupted)
+    def _end_stopped(self) -> None:
+        """End the run after a signal, or after too long a pause."""
+        if self._interrupted is None and self._lacks is not None:
+            self._end("lost", self._lacks)
+        else:
+            self._end("interrupted", self._interrupted)
+
+    def _spared(self) -> Iterable[str]:
+        return self._choosing.spared.values()
+
+    def _stop_short(self, error: Lost) -> None:
+        if self.phase is _TRAINING:
+            self._lacks = error
+            self._keep_and_stop()
+        else:
+            self._give_up(error)
+
+    def _await_workers(self) -> None:
+        """Go on from the state kept last once enough workers are there."""
+        self._present, self._anew, self.phase = None, True, Phase.CALIBRATING
 
     def _give_up(self, error: UserError) -> None:
         self._end("lost", error)
@@ -138,12 +159,15 @@ class Recovering(Coordinating):
         super()._drop(worker, reason, samples, done)
 
     def _lost_last(self, error: Lost) -> None:
-        """Begin anew with workers that were left out, from the state kept last; without any the run ends."""
-        if self.settings.chooses_workers and self.roster.calibrating:
-            self._out.put(orders.CancelAll())
-            self._present, self._anew, self.phase = None, True, Phase.CALIBRATING
-        else:
+        """Begin anew with workers that were left out, or that come while the run pauses; without any the run ends."""
+        spared = self.settings.chooses_workers and self.roster.calibrating
+        if not (self._least or spared) or self._interrupted is not None or self.phase is Phase.CLOSING:
             self._give_up(error)
+            return
+        if self.phase in (Phase.TRAINING, Phase.JUDGING) and not self.settings.peers:  # the server may have a center
+            self._records.save(None, self._alive.rounds, self.life, judged=False)
+        self._out.put(orders.CancelAll())
+        self._await_workers()
 
     def _lose_replica(self, replica: str, last: str = "") -> None:
         """Give the replica's samples to the others."""
@@ -163,7 +187,10 @@ class Recovering(Coordinating):
             self._begin(now)
         elif self.phase in (Phase.TRAINING, Phase.RESCUING) and self.settings.peers:
             self._rescue()
+        elif self.phase is Phase.CALIBRATING:
+            self._is_short(now)
         elif self.phase is _TRAINING:
+            self._alive.paused = self._is_short(now)
             self._alive.go_on_without(now)
             self._go_on_from_reports(now)
 
@@ -181,12 +208,14 @@ class Recovering(Coordinating):
         if fact.version is not None:
             self._records.rescued(fact.version, self._alive.rounds, self.life)
         if self._interrupted is None:
-            if fact.version is not None:
+            if fact.version is not None and self._is_short(fact.at):
+                self._records.save(None, self._alive.rounds, self.life, judged=False)
+            elif fact.version is not None:
                 count = len(self.roster.alive)
                 self._out.warn(f"the round is begun again from version {fact.version}, by {count} workers")
             self._begin_life(fact.at)
         elif fact.version is None:
-            self._end_interrupted()
+            self._end_stopped()
         else:
             self._keep_and_stop()
 
@@ -194,7 +223,7 @@ class Recovering(Coordinating):
 
     def _on_tick(self, fact: facts.Tick) -> None:
         now, limit = fact.at, self.settings.stall_timeout
-        self._leave_out_overdue(now)
+        self._tend_workers(now)
         if self.phase is not _TRAINING:
             return
         sessions, members = self._alive.sessions, self._alive.teams.members

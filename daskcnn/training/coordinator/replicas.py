@@ -79,6 +79,7 @@ class Coordinator(Departures):
     def _take_newcomer(self, worker: str, now: float) -> None:
         self._alive.newcomers.append(worker)
         if self.phase is _TRAINING:
+            self._alive.paused = self._is_short(now)
             self._alive.issue(now)
 
     def _begin(self, now: float) -> None:
@@ -117,6 +118,9 @@ class Coordinator(Departures):
         if there < size:
             self._end("lost", Lost(f"{there} workers are left, and train.replica_size = {size}"))
             return
+        if self._is_short(now):
+            self._await_workers()
+            return
         self.life = max(self.life, self.kept.life) + 1
         self._records.begin_life(now)
         self._present = Life(self.life, self.settings, self.roster, self._records, self._out, logs=self._logs)
@@ -142,6 +146,7 @@ class Coordinator(Departures):
 
     def _begin_training(self, now: float) -> None:
         self.phase = Phase.TRAINING
+        self._alive.paused = self._is_short(now)
         self._alive.issue(now)
         if self._alive.over:
             self._finish()
@@ -150,7 +155,7 @@ class Coordinator(Departures):
         if fact.life != self.life or self.settings.peers:
             return
         if self.phase is Phase.STOPPING:  # the state kept last stands
-            self._end_interrupted()
+            self._end_stopped()
         elif self.phase is not Phase.CALIBRATING:
             self._moved_from = self._records.version - self.kept.step
             self._restart(fact.at)
@@ -227,7 +232,7 @@ class Coordinator(Departures):
             return
         self._records.saved(fact.step)
         if self.phase is Phase.STOPPING:
-            self._end_interrupted()
+            self._end_stopped()
         elif self.phase is Phase.CLOSING and not self._records.saving:
             self._close()
         elif self.phase is Phase.MOVING and not self._records.saving:
@@ -257,7 +262,7 @@ class Coordinator(Departures):
 
     def _stop(self) -> None:
         if self.phase in (Phase.CALIBRATING, Phase.MEASURING, Phase.STARTING):
-            self._end_interrupted()
+            self._end_stopped()
         elif self.settings.peers:
             self._rescue()
         else:

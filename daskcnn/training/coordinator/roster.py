@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias
@@ -57,6 +57,11 @@ class Roster:
         asked = f"{kind} = {most}, and the run has as many" if most else f"no {kind}"
         remedy = "name as many as there will be, or leave it out to use all; a resumed run may name others"
         return f"cluster.workers (--workers) asks for {asked}", remedy
+
+    def missing(self, least: Mapping[str, int], besides: Iterable[str] = ()) -> dict[str, int]:
+        """Return the number of workers of each kind that are missing to these. besides: kinds of others that count."""
+        there = Counter([*(self._kinds[worker] for worker in self.alive), *besides])
+        return {kind: number - there[kind] for kind, number in least.items() if there[kind] < number}
 
     def calibrate(self, worker: str, kind: str, now: float) -> None:
         """Let the worker measure itself."""

@@ -34,7 +34,9 @@ class RunSettings:
     patience : Evaluations without a better center after which the run stops early; None: never.
     checkpoint_every : Epochs between two checkpoints.
     stall_timeout : Seconds without a sign of life, on top of what a round or a step should take.
-    wanted : Workers of each kind that the job asks for; empty: all there are.
+    wanted : Workers of each kind that the job asks for at most; empty: all there are.
+    least : Workers of each kind with fewer of which the run pauses; empty: it goes on with any. wait: seconds at most
+        that it pauses.
     measures_links : Links are measured, and kernels shared out by what transfers take too.
     lowers : A run that diverges goes back once, with a lower learning rate.
     guess : The guess on the validation samples; None: it has no accuracy.
@@ -50,6 +52,8 @@ class RunSettings:
     checkpoint_every: float = 1.0
     stall_timeout: float = 300.0
     wanted: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
+    wait: float = 60.0
     measures_links: bool = True
     lowers: bool = False
     guess: Guessing | None = None
@@ -67,7 +71,9 @@ def _of_any(job: Job, samples: int, guess: Guessing | None) -> dict[str, Any]:
         "patience": job.train.early_stopping,
         "checkpoint_every": job.run.checkpoint_every,
         "stall_timeout": job.cluster.stall_timeout,
-        "wanted": job.cluster.workers.given,
+        "wanted": job.cluster.workers.most,
+        "least": job.cluster.workers.given if job.cluster.workers.ranged else {},
+        "wait": job.cluster.wait,
         "measures_links": job.train.kernel_shares == "measured",
         "lowers": job.train.on_divergence == "lower",
         "guess": guess,

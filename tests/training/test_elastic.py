@@ -1,0 +1,132 @@
+"""Numbers of workers that change in mid-run: a job with a range of them pauses, and goes on with those that come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from daskcnn.errors import ClusterError, Lost
+from daskcnn.events import RunContinued, RunPaused, WorkerIgnored, WorkerJoined
+from daskcnn.training.coordinator import facts, orders
+from tests.training.coordinator_shell import Shell
+from tests.training.test_coordinator import PEERS
+from tests.training.test_coordinator_faults import every_rule
+from tests.training.test_coordinator_machine import EPOCHS, SAMPLES, settings_of
+
+RANGE: dict[str, Any] = {"wanted": {"cpu": 3}, "least": {"cpu": 2}, "wait": 10.0}
+
+
+def begun(which: Any, workers: int = 2, **more: Any) -> Shell:
+    """A run of a range of workers, in the middle of its first rounds."""
+    shell = Shell(settings_of(which, "udpa", **{**RANGE, **more}))
+    shell.start(*(f"cpu-{i}" for i in range(workers)))
+    if not shell.settings.peers:
+        shell.answer_to(orders.StartServer)
+    for _ in range(workers):
+        shell.answer_to(orders.Join)
+    return shell
+
+
+def drain(shell: Shell) -> None:
+    """Answer all that is under way."""
+    for _ in range(100):
+        if not shell.pending:
+            return
+        shell.answer(0)
+    raise AssertionError("it goes on and on")
+
+
+@every_rule
+def test_a_run_with_too_few_workers_pauses_and_goes_on_with_those_that_come(which: Any) -> None:
+    shell = begun(which)
+    shell.tell(facts.WorkerGone(("cpu-1",), "gone", shell.now))
+    drain(shell)
+    (paused,) = shell.of(RunPaused)
+    assert (paused.workers, paused.missing, paused.wait) == (1, {"cpu": 1}, 10.0)
+    assert not shell.coordinator.ended
+    assert shell.tell(facts.Tick(shell.now)) == []
+    shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+    assert shell.finish().status == "done"
+    (continued,) = shell.of(RunContinued)
+    assert continued.workers == 2
+    assert continued.seconds > 0
+    assert shell.coordinator.rounds is not None
+    assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
+
+
+@every_rule
+def test_a_run_whose_last_worker_is_lost_pauses_too(which: Any) -> None:
+    """What the server has by then is kept, and a new server begins from it."""
+    shell = begun(which)
+    while shell.reported < SAMPLES:
+        shell.answer(0)
+    for worker in ("cpu-0", "cpu-1"):
+        shell.tell(facts.WorkerGone((worker,), "gone", shell.now))
+    drain(shell)
+    assert not shell.coordinator.ended
+    if not shell.settings.peers:
+        assert shell.coordinator.kept.epoch > 0
+    for worker in ("cpu-0", "cpu-5"):
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    assert shell.finish().status == "done"
+    assert len(shell.of(RunPaused)) == len(shell.of(RunContinued)) == 1
+
+
+@every_rule
+@pytest.mark.parametrize("left", [1, 0])
+def test_a_run_that_has_paused_for_too_long_keeps_its_state_and_ends_resumably(which: Any, left: int) -> None:
+    shell = begun(which)
+    while shell.reported < SAMPLES:
+        shell.answer(0)
+    lost_at = shell.now
+    shell.tell(facts.WorkerGone(("cpu-0", "cpu-1")[left:], "gone", lost_at))
+    drain(shell)
+    shell.tell(facts.Tick(lost_at + 10.0))
+    assert not shell.coordinator.ended
+    shell.tell(facts.Tick(shell.now + 11.0))
+    drain(shell)
+    assert shell.end.status == "lost"
+    assert isinstance(shell.end.error, Lost)
+    assert f"{left} left, and no other came within 10 s" in str(shell.end.error)
+    if which != PEERS:
+        assert shell.coordinator.kept.epoch > 0
+
+
+def test_a_worker_that_measures_itself_is_waited_for() -> None:
+    shell = begun(("sgwu", {}))
+    shell.tell(facts.WorkerGone(("cpu-1",), "gone", shell.now))
+    drain(shell)
+    shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+    shell.tell(facts.Tick(shell.now + 20.0))
+    assert shell.finish().status == "done"
+
+
+def test_a_range_grows_to_its_most() -> None:
+    shell = begun(("agwu", {}))
+    for worker in ("cpu-2", "cpu-3"):
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    shell.answer_to(orders.Calibrate)
+    assert [event.worker for event in shell.of(WorkerJoined)] == ["cpu-2"]
+    assert [event.address for event in shell.of(WorkerIgnored)] == ["cpu-3"]
+
+
+def test_too_few_that_can_be_used_are_told_of_before_anything_starts() -> None:
+    shell = Shell(settings_of(("sgwu", {}), "udpa", **RANGE))
+    for worker in ("cpu-0", "cpu-1"):
+        shell.tell(facts.WorkerReady(worker, "cpu", 0.0))
+    shell.answer_to(orders.Calibrate)
+    shell.tell(facts.CalibrationFailed("cpu-1", "needs 3 GB, has 2", "give it more memory", 1.0))
+    shell.tell(facts.Tick(20.0))
+    assert shell.end.status == "unusable"
+    assert isinstance(shell.end.error, ClusterError)
+    assert "1 usable" in str(shell.end.error)
+
+
+def test_a_signal_ends_a_pause() -> None:
+    shell = begun(("bsp", {}))
+    shell.tell(facts.WorkerGone(("cpu-1",), "gone", shell.now))
+    drain(shell)
+    shell.tell(facts.Interrupted(15, shell.now))
+    drain(shell)
+    assert shell.end.status == "interrupted"
