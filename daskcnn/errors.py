@@ -131,7 +131,14 @@ class NotKept(UserError):
         return type(self), (str(self), self.place)
 
 
-_SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C (SIGINT)", signal.SIGTERM: "a request to end (SIGTERM)"}
+_SIGNALS: dict[int, str] = {
+    signal.SIGINT: "Ctrl-C (SIGINT)",
+    signal.SIGTERM: "a request to end (SIGTERM)",
+    signal.SIGHUP: "its terminal, which was closed (SIGHUP)",
+    signal.SIGUSR1: "a batch system's warning (SIGUSR1)",
+    signal.SIGUSR2: "a batch system's warning (SIGUSR2)",
+    signal.SIGXCPU: "its limit of processor time (SIGXCPU)",
+}
 
 
 class Interrupted(UserError):
@@ -146,6 +153,11 @@ class Interrupted(UserError):
     def by(cls, signum: int, more: str = "") -> Self:
         """Return the error of a signal, in words. more: what follows them."""
         return cls(f"interrupted by {_SIGNALS.get(signum, f'signal {signum}')}{more}", signum)
+
+    @classmethod
+    def at_limit(cls, seconds: float, more: str = "") -> Self:
+        """Return the error of a run whose time is over, with the exit code of a request to end."""
+        return cls(f"interrupted by its time limit (run.time_limit = {seconds:g} s){more}", signal.SIGTERM)
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int]]:
         return type(self), (str(self), self.signum)

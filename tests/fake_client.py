@@ -20,6 +20,7 @@ class FakeScheduler:
     def __init__(self, client: FakeClient) -> None:
         self._client, self.plugins = client, dict[str, Any]()
         self.clients = {client.id: client}
+        self.idle_timeout: float | None = None
 
     def add_plugin(self, plugin: Any, *, name: str) -> None:
         self.plugins[name] = plugin

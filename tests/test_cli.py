@@ -26,6 +26,7 @@ from PIL import Image
 
 from daskcnn import __version__
 from daskcnn.cli import main as daskcnn
+from daskcnn.cli.command import tell
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import jobs
@@ -427,7 +428,7 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_its_job(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
     place = tiny_run(tmp_path, tiny_job(path))
     told = refused(2, run, "--resume", place, "--lr", "9", "--epochs", "9", "--data", "x", "--wait", "3")
-    may = "only train.epochs, [cluster] and data.path may change"
+    may = "only train.epochs, run.time_limit, [cluster] and data.path may change"
     assert f"train.lr = 9.0: the run {place} has 0.02; {may}" in told
     assert "[cluster]:" not in told
     assert "train.epochs:" not in told
@@ -439,6 +440,24 @@ def test_what_the_run_has_may_be_given_again(tmp_path: Path, path: str, nothing_
     place = tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)), status="stopped")
     refused(3, run, *flags(raw), "--resume", place, "--scheduler", "tcp://a:1")
     assert len(nothing_starts) == 1, "as far as the cluster"
+
+
+def test_each_life_of_a_run_may_have_a_time_limit_of_its_own(tmp_path: Path, path: str) -> None:
+    raw = tiny_job(path, run={"name": "run", "dir": str(tmp_path / "runs"), "time_limit": "2h"})
+    place = tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)), status="stopped")
+    for given, seconds in ((), 7200.0), (("--time-limit", "90m"), 5400.0):
+        planned = invoke(run, "--resume", place, *given, "--dry-run").stdout
+        assert json.loads(planned.partition("\n\ndata ")[0])["run"]["time_limit"] == seconds
+
+
+@pytest.mark.parametrize("end", ["stdout", "stderr"])
+def test_a_terminal_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    own, terminal = os.openpty()
+    os.close(own)
+    with open(terminal, "w") as stream:
+        monkeypatch.setattr(sys, end, stream)
+        tell("trained", err=end == "stderr")
+        stream.flush()
 
 
 def test_a_run_that_is_done_is_trained_longer(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:

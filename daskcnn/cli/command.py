@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -136,17 +140,27 @@ class CommandGroup(click.Group):
 
 
 def _say(message: str, verbose: Any) -> None:
-    if verbose:
-        traceback.print_exc()
-    click.secho(plain(message), fg="red", err=True)
+    with suppress(OSError):  # the terminal is gone, and the exit code says how it ended
+        if verbose:
+            traceback.print_exc()
+        click.secho(plain(message), fg="red", err=True)
 
 
 def tell(text: object, *, nl: bool = True, err: bool = False) -> None:
-    """Print a result. Names in it may come from outside: control characters are escaped."""
+    """Print a result. Names in it may come from outside: control characters are escaped.
+
+    A terminal that was closed is no error: the command may have been left running without it.
+    """
     try:
         click.echo(plain(text), nl=nl, err=err)
     except BrokenPipeError as error:
         raise NobodyReads(error.errno, error.strerror) from error
+    except OSError as error:
+        stream = (sys.stderr if err else sys.stdout).fileno()
+        if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(stream).st_mode):
+            raise
+        with open(os.devnull, "wb") as nowhere:  # what is left in Python's buffer goes there
+            os.dup2(nowhere.fileno(), stream)
 
 
 def terminal_width() -> int | None:

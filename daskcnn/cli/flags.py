@@ -30,6 +30,7 @@ FLAGS = {
     "wait": ("cluster.wait", "SECONDS"),
     "name": ("run.name", "NAME"),
     "run-dir": ("run.dir", "PATH"),
+    "time-limit": ("run.time_limit", "TIME"),
 }
 """The flags that stand for keys of the job, and what their values look like."""
 

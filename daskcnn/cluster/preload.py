@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from typing import Any
 
 from daskcnn.cluster.link.own_process import quiet_refusals
+from daskcnn.cluster.link.signals import HEEDED
 
 
 def dask_setup(worker: Any) -> None:
     """Set a worker's process up. Dask calls it there; the nanny, in the driver, still ends the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for signum in HEEDED:
+        signal.signal(signum, signal.SIG_IGN)
+    # the limit of processor time is each process's own, and workers reach theirs first
+    signal.signal(signal.SIGXCPU, lambda signum, _: os.kill(os.getppid(), signum))
     logging.getLogger("distributed.worker").addFilter(worth_a_line)
     quiet_refusals()
 

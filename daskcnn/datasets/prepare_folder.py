@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from distributed import Client
 
-from daskcnn.cluster.link.calls import Check, Signals, no_check
+from daskcnn.cluster.link.calls import Check, no_check
 from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.link.connect import check_scheduler, connect
+from daskcnn.cluster.link.signals import Signals
 from daskcnn.cluster.run.admission import require_sight
 from daskcnn.cluster.spread.spread import spread
 from daskcnn.datasets.names import check_name, name_of

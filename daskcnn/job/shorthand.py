@@ -57,6 +57,23 @@ def number_or_range(value: Any) -> Any:
     return f"{least}..{most}"
 
 
+_UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+
+
+def duration(value: Any) -> Any:
+    """Read a time such as 2h, 1h30m, 1.5h, 1:30:00 or 1-12:00:00 as seconds; numbers are seconds already."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace(" ", "").lower()
+    if clock := re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)", text):
+        days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
+        return seconds + 60 * (minutes + 60 * (hours + 24 * days))
+    parts = re.findall(r"(\d+(?:\.\d+)?)(d|h|m|s)[a-z]*", text)
+    if not re.fullmatch(r"(\d+(\.\d+)?(d|days?|h|hours?|m|mins?|minutes?|s|secs?|seconds?))+", text):
+        raise ValueError("write a time with its unit, such as 2h, 90m, 1h30m or 1:30:00 (hours, minutes, seconds)")
+    return float(sum(float(count) * _UNITS[unit] for count, unit in parts))
+
+
 def listed(value: Any) -> Any:
     """Let values that are separated by commas stand for a list of them, and so one alone."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value

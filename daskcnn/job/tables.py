@@ -21,6 +21,7 @@ from daskcnn.job.data_table import Data
 from daskcnn.job.options import Location, Options
 from daskcnn.job.shorthand import (
     counted_workers,
+    duration,
     listed,
     module_names,
     named,
@@ -324,6 +325,9 @@ class Run(Options):
     """Epochs between two checkpoints."""
     report_every: int = Field(25, ge=1)
     """Steps between two reports of steps in the log (strategy `layer`)."""
+    time_limit: Annotated[float | None, BeforeValidator(duration)] = Field(None, gt=0)
+    """Time after which the run is saved and ends with exit code 143, early enough to be done by then: 2h, 90m, 1h30m,
+    1:30:00, or a number of seconds. It counts anew when the run is resumed. Default: none."""
     keep: int = Field(3, ge=1)
     """Newest checkpoints that are kept; the best one is kept besides."""
     dashboard: bool = True

@@ -98,7 +98,8 @@ def train(
     Raises
     ------
     daskcnn.errors.UserError : the job, its data or the cluster is not usable, or the run ended early.
-    KeyboardInterrupt, SystemExit : Ctrl-C or SIGTERM, once the run is kept; it can be resumed.
+    KeyboardInterrupt, SystemExit : Ctrl-C, or another signal or the time limit, once the run is kept; it can be
+        resumed.
 
     Examples
     --------

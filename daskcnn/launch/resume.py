@@ -27,6 +27,7 @@ _LONGEST = 160
 _ALIKE = 1e-6
 """Largest relative difference of the statistics of the same images: sums over other chunks round otherwise."""
 _IMPORTS = "run.imports"
+_TIME_LIMIT = "run.time_limit"
 _EPOCHS = "train.epochs"
 """The key that may change when a run is resumed by its folder: epochs in all, more than were trained."""
 
@@ -53,8 +54,9 @@ def begins(earlier: EarlierRun | None) -> bool:
 def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = False) -> tuple[Job, EarlierRun | None]:
     """Return the job, and the run to go on with if any.
 
-    A resumed run keeps its job, but for `[cluster]`, the places of its data, and its epochs. Every other key that is
-    given has to be as the run has it. `auto` keeps the job whatever is given, but for more epochs of the same job.
+    A resumed run keeps its job, but for `[cluster]`, the places of its data, its time limit, and its epochs. Every
+    other key that is given has to be as the run has it. `auto` keeps the job whatever is given, but for more epochs of
+    the same job.
 
     own_data : whether `[data]` is that of arrays, of which the path alone counts for a resumed run.
     """
@@ -66,7 +68,7 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
     kept = earlier.kept
     keys = {f"{section}.{key}" for section, table in raw.items() if section != "cluster" for key in table}
     keys = {key for key in keys if not (own_data and key.startswith("data."))} - {f"data.{key}" for key in _PLACES}
-    keys.discard(_IMPORTS)  # they are imported; the run keeps its own
+    keys -= {_IMPORTS, _TIME_LIMIT}  # modules are imported, and the run keeps its own
     others = {key: values for key in sorted(keys) if (values := _differing(key, kept, asked))}
     epochs = others.pop(_EPOCHS, None)
     if epochs and (resume != "auto" or (asked.train.epochs > kept.train.epochs and not others)):
@@ -74,7 +76,7 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
     elif epochs:
         others[_EPOCHS] = epochs
     if others and resume != "auto":
-        may = f"only {_EPOCHS}, [cluster] and data.path may change"
+        may = f"only {_EPOCHS}, {_TIME_LIMIT}, [cluster] and data.path may change"
         raise JobError(
             [f"{key} = {_short(new)}: the run {path} has {_short(own)}; {may}" for key, (own, new) in others.items()]
         )
@@ -85,7 +87,8 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
     given = {key: getattr(asked.cluster, key) for key in asked.cluster.model_fields_set}
     if given.keys() & {"scheduler", "scheduler_file"}:  # one replaces the other
         given = {"scheduler": None, "scheduler_file": None} | given
-    return kept.model_copy(update={"data": data, "cluster": kept.cluster.model_copy(update=given)}), earlier
+    run = kept.run if asked.run.time_limit is None else kept.run.model_copy(update={"time_limit": asked.run.time_limit})
+    return kept.model_copy(update={"data": data, "cluster": kept.cluster.model_copy(update=given), "run": run}), earlier
 
 
 def _of_epochs(earlier: EarlierRun, epochs: int) -> Job:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client
 
-from daskcnn.cluster.link.calls import Signals
 from daskcnn.cluster.link.client import lend_client
 from daskcnn.cluster.link.connect import await_scheduler, check_scheduler, connect
+from daskcnn.cluster.link.kept_open import kept_open
 from daskcnn.cluster.link.leases import holding
+from daskcnn.cluster.link.signals import Signals
 from daskcnn.cluster.run.admission import admit
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.shell.data_parallel import DataParallel
@@ -104,8 +105,8 @@ def train_job(
 ) -> Result:
     """Run a resolved job, or go on with the run in `resume`, on the client's cluster or the job's own.
 
-    handle_signals : the process is a command's, which SIGINT and SIGTERM end. In Python code, where they are
-        KeyboardInterrupt and SystemExit, the run is kept first, too.
+    handle_signals : the process is a command's, which signals end. In Python code, where they are KeyboardInterrupt
+        and SystemExit, the run is kept first, too.
     heard : is told every fact of the run's coordinator with the orders that it led to: what a replay needs.
     kept : the run directory stays: errors name it, and how to go on.
     on_event : is told every event. Where it raises, the run keeps its state and ends: with status "stopped" for `Stop`.
@@ -113,7 +114,7 @@ def train_job(
     Raises UserError for bad data or a bad job (nothing has started then), an unusable cluster, or a run that ended
     early: then the run directory has its summary, and the message names the last checkpoint.
     """
-    signals = Signals(of_command=handle_signals)
+    signals = Signals(of_command=handle_signals, limit=job.run.time_limit)
     with ExitStack() as stack:
         stack.enter_context(signals.installed())
         if client is None:
@@ -135,7 +136,7 @@ def train_job(
         job = prepared.job
         if prepared.start is not None and not prepared.start.new:
             say(f"weights: {prepared.start}")
-        there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
+        there = stack.enter_context(kept_open(client) if client else connect(job.cluster, signals.check, say))
         lend_client(there)
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint, index = prepared.dataset.fingerprint, prepared.dataset.index
@@ -173,6 +174,7 @@ def train_job(
             interrupted=lambda: listener.signal if signals.first is None else signals.first,
             hold=hold,
         )
+        context.ends = signals.ends
         return _train(context, recorder, checkpoint, listener, heard, kept=kept)
 
 
@@ -246,7 +248,8 @@ def _train(
         test = context.scoring.score(handed.weights, "test", JudgedPart(0, len(context.dataset.test)))
     except BaseException as error:
         reached = shell.state if shell else _reached(recorder, checkpoint)
-        recorder.finish(_status_of(error), reached, recorder.seconds, None)
+        why = str(error) if isinstance(error, Interrupted) else None
+        recorder.finish(_status_of(error), reached, recorder.seconds, None, why)
         if not kept:
             raise
         if error is listener.error:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from daskcnn.cluster.link import calls, members
 from daskcnn.cluster.link import client as connection
-from daskcnn.cluster.link import members
 from daskcnn.cluster.link.calls import (
     ServerLost,
     Unanswered,
@@ -72,6 +74,32 @@ def test_an_error_of_a_worker_is_its_answer() -> None:
         assert (dict(answers.given), list(answers.failed), answers.silent) == ({A: 0}, [B], ())
         client.change = spoil
         assert isinstance(ask_workers(client, int, [A]).failed[A], ValueError)
+
+
+def test_the_time_in_which_this_process_was_stopped_is_not_the_scheduler_s_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Ctrl-Z and `fg` have it: the clock makes a leap while a call is under way."""
+    clock = itertools.count(0.0, 100.0)
+    with fake_client({}, hang={"scheduler"}) as client:
+        monkeypatch.setattr(calls, "wait", lambda waiting, timeout: SimpleNamespace(not_done=waiting))
+        monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        with pytest.raises(Unanswered):
+            ask_scheduler(client, int, within=5.0)
+        assert next(clock) >= 2 * 5 * 100, "each leap counts as a second"
+
+
+def test_a_scheduler_that_did_not_answer_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "LAST", 0.1)
+    with fake_client({}, hang={"scheduler"}) as client:
+        link = connection.Connection(client, connection.no_check)
+        monkeypatch.setattr(calls, "_limit", lambda client, within: 0.1)
+        with pytest.raises(Lost, match=r"no answer within 0\.1 s; is its process stopped"):
+            link.workers()
+        monkeypatch.undo()
+        monkeypatch.setattr(calls, "LAST", 0.1)
+        with pytest.raises(Unanswered, match=r"no answer within 0\.1 s"):
+            ask_scheduler(client, int, within=1000.0)
 
 
 def test_nobody_to_ask() -> None:

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 
 import pytest
 from distributed.comm import CommClosedError
 
+from daskcnn.cluster import preload
+from daskcnn.cluster.link.signals import HEEDED
 from daskcnn.cluster.preload import worth_a_line
+
+
+def test_signals_to_the_group_leave_a_worker_alone_and_the_driver_is_told_of_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *to: sent.append(to))
+    monkeypatch.setattr(preload, "quiet_refusals", lambda: None)
+    before = {signum: signal.getsignal(signum) for signum in HEEDED}
+    try:
+        preload.dask_setup(None)
+        for signum in HEEDED:
+            signal.raise_signal(signum)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    assert sent == [(os.getppid(), signal.SIGXCPU)]
 
 
 @pytest.mark.parametrize(

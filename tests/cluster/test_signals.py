@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import signal
+import subprocess
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import psutil
 import pytest
 from distributed import Client
 
-from tests.cluster.by_hand import daskcnn_run, finish, job_file, process, wait_for_checkpoint
+from tests.cluster.by_hand import daskcnn_run, finish, hand_made_cluster, job_file, process, wait_for_checkpoint
 from tests.cluster.cluster_jobs import run as run_here
 from tests.cluster.cluster_jobs import small_job
 
@@ -22,7 +25,14 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize(
-    ("signum", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+    ("signum", "code"),
+    [
+        (signal.SIGTERM, 143),
+        *(
+            pytest.param(signum, 128 + signum, marks=pytest.mark.slow)
+            for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU)
+        ),
+    ],
 )
 def test_signal_to_the_whole_group_saves_and_ends(tmp_path: Path, synthetic: str, signum: int, code: int) -> None:
     """As Ctrl-C at a terminal does it: the local workers get the signal too."""
@@ -35,6 +45,59 @@ def test_signal_to_the_whole_group_saves_and_ends(tmp_path: Path, synthetic: str
     assert run.returncode == code, told
     assert "--resume" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left_running", [False, True])
+def test_a_terminal_that_is_closed_ends_a_run_and_not_one_that_was_left_running(
+    tmp_path: Path, synthetic: str, left_running: bool
+) -> None:
+    """The display is that of a terminal. One that is left running, as `setsid` has it, ends with 0 without it."""
+    workers, epochs = {"workers": {"cpu": 1}}, 40 if left_running else 4000
+    job = job_file(tmp_path, synthetic, train={"epochs": epochs}, run={"name": "it"}, cluster=workers)
+    own, terminal = os.openpty()
+
+    def take_terminal() -> None:
+        if not left_running:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    how: dict[str, Any] = {"start_new_session": True, "preexec_fn": take_terminal}
+    with subprocess.Popen(daskcnn_run(job), stdin=terminal, stdout=terminal, stderr=terminal, **how) as run:
+        os.close(terminal)
+        deadline = time.monotonic() + 100
+        while not list(tmp_path.glob("runs/it/checkpoints/step-*")):
+            os.read(own, 65536)
+            assert time.monotonic() < deadline
+        os.close(own)
+        assert run.wait(100) == (0 if left_running else 129)
+    summary = json.loads((tmp_path / "runs/it/summary.json").read_text())
+    assert summary["reason"] == (None if left_running else "interrupted by its terminal, which was closed (SIGHUP)")
+
+
+@pytest.mark.slow
+def test_a_run_is_kept_before_its_time_limit_is_over(tmp_path: Path, synthetic: str) -> None:
+    job = job_file(tmp_path, synthetic, train={"epochs": 4000}, run={"name": "it"}, cluster={"workers": {"cpu": 1}})
+    begun = time.monotonic()
+    ended = finish(daskcnn_run(job, "--time-limit", "60s"))
+    assert (ended.returncode, time.monotonic() - begun < 60) == (143, True), ended.stderr
+    assert "interrupted by its time limit (run.time_limit = 60 s)" in ended.stderr
+    assert "--resume" in ended.stderr
+    assert list(tmp_path.glob("runs/it/checkpoints/step-*"))
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_stopped_for_good_ends_the_run_resumably(tmp_path: Path, synthetic: str) -> None:
+    with hand_made_cluster(tmp_path, ["CPU=1"]) as (file, scheduler):
+        job = job_file(
+            tmp_path, synthetic, train={"epochs": 4000}, cluster={"scheduler_file": file}, run={"name": "it"}
+        )
+        with process(*daskcnn_run(job)) as run:
+            wait_for_checkpoint(tmp_path / "runs/it", run)
+            os.kill(scheduler.pid, signal.SIGSTOP)
+            _, told = run.communicate(timeout=30)
+    assert run.returncode == 5, told
+    assert "is its process stopped" in told
+    assert "--resume" in told
 
 
 def test_signal_to_the_whole_group_while_the_workers_start(tmp_path: Path, synthetic: str) -> None:

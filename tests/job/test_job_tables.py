@@ -197,7 +197,7 @@ def test_a_value_out_of_range_is_refused_with_the_bound(key: str, value: object,
         (
             "run.qqq",
             "run.qqq: unknown key; known: checkpoint_every, dashboard, dir, imports, keep, mlflow, name, "
-            "prometheus, report_every, tensorboard",
+            "prometheus, report_every, tensorboard, time_limit",
         ),
     ],
 )

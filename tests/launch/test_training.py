@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.link.calls import Signals
+from daskcnn.cluster.link.signals import HEEDED, Signals
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import CheckpointWritten, Warned
 from daskcnn.job.resolve import resolve
@@ -31,7 +31,7 @@ from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 # --- signals ---
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", HEEDED)
 def test_before_training_a_signal_interrupts_at_once(signum: signal.Signals) -> None:
     before = signal.getsignal(signum)
     with pytest.raises(Interrupted, match=rf"\({signum.name}\) before training") as caught, Signals().installed():
@@ -50,6 +50,41 @@ def test_during_training_the_first_signal_is_remembered_and_the_second_ends(monk
         assert (signals.first, ended) == (signal.SIGTERM, [])
         signal.raise_signal(signal.SIGINT)
     assert ended == [130]
+
+
+@pytest.mark.parametrize(
+    "came", [(signal.SIGHUP, signal.SIGHUP), (signal.SIGXCPU,) * 9, (signal.SIGUSR1, signal.SIGTERM)]
+)
+def test_signals_that_come_again_by_themselves_do_not_end_the_save(
+    monkeypatch: pytest.MonkeyPatch, came: tuple[signal.Signals, ...]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    signals = Signals()
+    signals.polled = True
+    with signals.installed():
+        for signum in came:
+            signal.raise_signal(signum)
+    assert (signals.first, ended) == (came[0], [])
+
+
+@pytest.mark.parametrize("of_command", [True, False])
+def test_a_signal_that_is_ignored_stays_so(of_command: bool) -> None:
+    """As `nohup` has it for SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals(of_command=of_command).installed() as signals:
+            signal.raise_signal(signal.SIGHUP)
+        assert signals.first is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_before_training_the_time_limit_ends_the_run_as_a_request_to_end() -> None:
+    Signals(limit=1000.0).check()
+    with pytest.raises(Interrupted, match=r"run\.time_limit = 1e-09 s\) before training") as caught:
+        Signals(limit=1e-9).check()
+    assert caught.value.exit_code == 143
 
 
 @pytest.mark.parametrize(("signum", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])

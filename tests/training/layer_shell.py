@@ -202,7 +202,7 @@ class Shell:
                 self.saved = self.kept
             case orders.Restore():
                 self.kept = self.saved
-            case orders.Log() | orders.End():
+            case orders.Log() | orders.End() | orders.IgnoreSignals():
                 pass
             case _:
                 self._begin(order)

@@ -7,23 +7,18 @@ after minutes, if at all.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import Future as Pending
 from concurrent.futures import wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from types import FrameType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from distributed import Client
 
-from daskcnn.errors import Interrupted, PushRefused, UserError
+from daskcnn.errors import PushRefused, UserError
 
 
 class WorkersLost(Exception):
@@ -66,77 +61,18 @@ def returns_refusals(task: Callable[P, R]) -> Callable[P, R | Refusal]:
     return made
 
 
-class Signals:
-    """The first SIGINT or SIGTERM, which is raised at once, or by `check` once `polled`. A second ends the process.
-
-    Signals are polled while threads run: an exception as one is started would leave threads or print a traceback.
-
-    Parameters
-    ----------
-    of_command : whether the process is a command's. In other Python code a signal ends in KeyboardInterrupt or
-        SystemExit, a second one at once, and handlers that are not Python's own stay.
-    """
-
-    def __init__(self, *, of_command: bool = True) -> None:
-        self.first: int | None = None
-        self.polled = False
-        self._of_command = of_command
-
-    def _handle(self, signum: int, _: FrameType | None) -> None:
-        if self.first is not None:
-            if not self._of_command:
-                raise _in_python(Interrupted.by(signum))
-            os._exit(128 + signum)
-        self.first = signum
-        if not self.polled:
-            self.check()
-
-    def check(self) -> None:
-        """Raise Interrupted if there was a signal."""
-        if self.first is not None:
-            raise Interrupted.by(self.first, " before training began")
-
-    @contextmanager
-    def installed(self) -> Iterator[Self]:
-        """Handle signals inside, where this is the main thread."""
-        handled: Sequence[signal.Signals] = ()
-        if threading.current_thread() is threading.main_thread():
-            handled = [signum for signum in _USUAL if self._of_command or _is_nobody_s(signum)]
-        before = {signum: signal.signal(signum, self._handle) for signum in handled}
-        try:
-            yield self
-        except Interrupted as error:
-            if self._of_command:
-                raise
-            raise _in_python(error) from None
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-
-
-_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-"""Handlers that Python has by itself."""
-
-
-def _is_nobody_s(signum: signal.Signals) -> bool:
-    """Return True if no code of the user's handles the signal: dask-jobqueue sets a handler when it is imported."""
-    handler = signal.getsignal(signum)
-    return handler is _USUAL[signum] or getattr(handler, "__module__", "").startswith("dask_jobqueue")
-
-
-def _in_python(error: Interrupted) -> BaseException:
-    """Return the exception that a signal is in Python: no `except Exception` of a loop or a search takes it."""
-    text = str(error)
-    if error.signum == signal.SIGINT:
-        return KeyboardInterrupt(text)
-    print(text, file=sys.stderr, flush=True)
-    return SystemExit(error.exit_code)
-
-
 Check = Callable[[], None]
 ANSWER = 20.0  # seconds within which a worker answers a question that costs it next to nothing
-SCHEDULER = 60.0  # seconds within which the scheduler answers
+SCHEDULER = 20.0  # seconds within which the scheduler answers
 TURN = 0.1  # seconds between two checks for a signal
+STOPPED = 1.0  # seconds of a turn from which on this process was stopped, or its machine asleep
+LAST = 1.0  # seconds for calls through a scheduler that is given up
+_GIVEN_UP: WeakSet[Client] = WeakSet()
+
+
+def give_up(client: Client) -> None:
+    """Wait no longer than a moment for anything through this client's scheduler, which does not answer any more."""
+    _GIVEN_UP.add(client)
 
 
 class Unanswered(TimeoutError):
@@ -173,7 +109,7 @@ def ask_workers(
     """
     options = {"on_error": "return", "asynchronous": True}
     begun = {a: begin(client, client.run(function, *arguments, workers=[a], **options)) for a in workers}
-    waiting = _wait(begun.values(), within, check)
+    waiting = _wait(begun.values(), _limit(client, within), check)
     ended = {a: _result(pending, a) for a, pending in begun.items() if pending not in waiting}
     return Answers(
         {a: found for a, found in ended.items() if not isinstance(found, Exception)},
@@ -202,6 +138,7 @@ def answer_to(client: Client, call: Awaitable[Any], *, within: float = SCHEDULER
     Raises Unanswered, what the call raises, and what `check` raises.
     """
     pending = begin(client, call)
+    within = _limit(client, within)
     if _wait([pending], within, check):
         silence = f"no answer within {within:g} s; is its process stopped, or its machine overloaded?"
         raise Unanswered(f"scheduler {client.scheduler.address}: {silence}")
@@ -236,15 +173,24 @@ def begin(client: Client, call: Awaitable[Any]) -> Pending[Any]:
         raise ConnectionError("the connection to the scheduler is closed") from error
 
 
+def _limit(client: Client, within: float) -> float:
+    return min(within, LAST) if client in _GIVEN_UP else within
+
+
 def _wait(calls: Collection[Pending[Any]], within: float, check: Check) -> set[Pending[Any]]:
-    """Wait until all have ended, at most `within` seconds. Returns those that have not, cancelled."""
-    deadline, waiting = time.monotonic() + within, set(calls)
+    """Wait until all have ended, at most `within` seconds. Returns those that have not, cancelled.
+
+    Time in which this process did not run does not count.
+    """
+    left, waiting = within, set(calls)
     try:
         while waiting:
             check()
-            if (left := deadline - time.monotonic()) <= 0:
+            if left <= 0:
                 break
+            begun = time.monotonic()
             waiting = wait(waiting, timeout=min(TURN, left)).not_done
+            left -= min(time.monotonic() - begun, STOPPED)
     finally:
         for pending in waiting:
             pending.cancel()

@@ -16,7 +16,7 @@ from weakref import WeakSet
 from distributed import Client, default_client, get_worker, utils
 from distributed.comm import CommClosedError
 
-from daskcnn.cluster.link.calls import Check, answer_to, ask_scheduler, no_check, silent_among
+from daskcnn.cluster.link.calls import Check, Unanswered, answer_to, ask_scheduler, give_up, no_check, silent_among
 from daskcnn.cluster.link.members import present
 from daskcnn.errors import ClusterError, Interrupted, Lost
 
@@ -51,6 +51,9 @@ class Connection:
         """Raise Lost inside where the scheduler is gone."""
         try:
             yield
+        except Unanswered as error:
+            give_up(self.client)
+            raise Lost(str(error)) from error
         except OSError as error:
             raise self._lost() from error
 
@@ -79,7 +82,9 @@ class Connection:
             return silent_among(self.client, dict.fromkeys(addresses), check=self.heed)
 
     def _lost(self) -> Lost:
-        return Lost(f"scheduler {self.client.scheduler.address}: connection lost")
+        give_up(self.client)
+        where = f"scheduler {self.client.scheduler.address}"
+        return Lost(where, "connection lost", "if it has ended, start it and its workers again, then go on")
 
 
 def given_or_default(client: Any) -> Client | None:

@@ -29,8 +29,10 @@ from tornado.ioloop import IOLoop
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.link.calls import Check, Unanswered, answer_to, no_check
 from daskcnn.cluster.link.client import quiet_lost_connections
+from daskcnn.cluster.link.kept_open import kept_open
 from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.members import Patience, Say
+from daskcnn.cluster.link.signals import HEEDED
 from daskcnn.errors import ClusterError, DataError, similar
 from daskcnn.files import read_regular
 from daskcnn.job.tables import Cluster
@@ -221,7 +223,7 @@ def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
             if hopeless or patience.over:
                 raise _unreachable(where, reason if hopeless else f"{reason}, {patience.seconds:g} s long") from error
             patience.wait_for(f"scheduler {where} ({reason})")
-    with client, client.as_current():
+    with client, client.as_current(), kept_open(client):
         yield client
 
 
@@ -394,9 +396,11 @@ def _own_loop() -> Iterator[IOLoop]:
     A worker inherits the mask. Without it Ctrl-C would end a worker that does not yet ignore signals by itself.
     """
     runner = LoopRunner(asynchronous=False)
-    resource_tracker.ensure_running()  # if a worker's thread started it, that thread would get signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
     try:
+        # it has the mask too, but for SIGINT and SIGTERM, which it ignores and lets this thread have again
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
         runner.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

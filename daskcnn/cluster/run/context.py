@@ -313,6 +313,7 @@ class RunContext:
     save : takes a state that is to be kept.
     calibrations : measurements of each calibrated worker.
     links : the workers' links, once a layer-sharded run has measured them.
+    ends : the monotonic clock's time at which the run's time limit is over, if it has one.
     """
 
     name: str
@@ -327,6 +328,7 @@ class RunContext:
     calibrations: dict[str, Calibration]
     scoring: Scoring
     links: WorkerLinks | None = None
+    ends: float | None = None
 
     @classmethod
     def of(

@@ -89,6 +89,7 @@ class Shell:
             orders.Dismiss: self._dismiss,
             orders.Cancel: lambda order: self.give_up(order.replica),
             orders.CancelAll: lambda order: self._cancel_all(),
+            orders.IgnoreSignals: lambda order: context.connection.ignore_signals(),
             orders.Log: lambda order: context.emit(order.event),
             orders.End: self._end,
             **strategy.actions(self),
@@ -110,6 +111,9 @@ class Shell:
         Raises Diverged, Lost, ClusterError or Interrupted where the run ends early; what was to be saved is saved.
         """
         self.context.workers.alive.clear()  # until they are calibrated
+        limit, ends = self.context.job.run.time_limit, self.context.ends
+        if limit is not None and ends is not None:
+            self.tell(facts.TimeLimited(limit, ends, self.now))
         for name, member in self._candidates.items():
             self.tell(facts.WorkerReady(name, member.kind, self.now))
         try:

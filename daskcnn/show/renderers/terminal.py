@@ -276,8 +276,9 @@ WARNING = "warning: "
 
 
 def say(message: str) -> None:
-    """Write a line to stderr. Names in it may come from outside."""
-    print(plain(message), file=sys.stderr, flush=True)
+    """Write a line to stderr, unless its terminal is gone. Names in it may come from outside."""
+    with suppress(OSError):
+        print(plain(message), file=sys.stderr, flush=True)
 
 
 def say_warnings(message: str) -> None:

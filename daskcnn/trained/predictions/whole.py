@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import compile_here
-from daskcnn.cluster.link.calls import Signals
 from daskcnn.cluster.link.client import heed_signals
 from daskcnn.cluster.link.connect import check_scheduler, connect
 from daskcnn.cluster.link.members import wait_for_members
 from daskcnn.cluster.link.sent import require_modules, sent_function
+from daskcnn.cluster.link.signals import Signals
 from daskcnn.cluster.run.admission import check_versions
 from daskcnn.cluster.spread.spread import spread
 from daskcnn.errors import DataError, Interrupted, Lost, UserError

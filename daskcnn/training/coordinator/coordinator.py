@@ -23,6 +23,7 @@ from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order, Outbox
 from daskcnn.training.coordinator.roster import Measured, Refusal, Roster
 from daskcnn.training.coordinator.settings import RunSettings
+from daskcnn.training.coordinator.time_limit import TimeLimit
 
 
 class Phase(Enum):
@@ -60,6 +61,7 @@ class Coordinating(ABC):
         self.phase = Phase.CALIBRATING
         self.life = 0
         self._interrupted: errors.Interrupted | None = None
+        self._time_limit: TimeLimit | None = None
         self._unfit: dict[str, list[str]] = {}  # workers that were left out, by the reason and the remedy
         self._handlers: dict[type[Fact], Callable[[Any], None]] = {
             facts.WorkerReady: self._on_worker_ready,
@@ -67,7 +69,8 @@ class Coordinating(ABC):
             facts.CalibrationFailed: self._on_calibration_failed,
             facts.WorkerLeaving: self._on_worker_leaving,
             facts.SchedulerGone: lambda fact: self._give_up(fact.error),
-            facts.Interrupted: self._on_interrupted,
+            facts.Interrupted: lambda fact: self._interrupt(errors.Interrupted.by(fact.signum)),
+            facts.TimeLimited: self._on_time_limited,
             **self._own_handlers(),
         }
 
@@ -97,6 +100,8 @@ class Coordinating(ABC):
             return []
         found = self._out.renew()
         self._handlers[type(fact)](fact)
+        if self._time_limit is not None:
+            self._keep_to(self._time_limit, fact, found)
         return found
 
     @property
@@ -230,10 +235,20 @@ class Coordinating(ABC):
 
     # --- the end ---
 
-    def _on_interrupted(self, fact: facts.Interrupted) -> None:
+    def _interrupt(self, error: errors.Interrupted) -> None:
         if self._interrupted is None:
-            self._interrupted = errors.Interrupted.by(fact.signum)
+            self._interrupted = error
             self._stop()
+
+    def _on_time_limited(self, fact: facts.TimeLimited) -> None:
+        self._time_limit = TimeLimit(fact.seconds, fact.ends)
+
+    def _keep_to(self, limit: TimeLimit, fact: Fact, found: list[Order]) -> None:
+        """End the run if it must be kept now to be done within the limit."""
+        limit.note(fact, found)
+        if limit.near(fact.at) and self._interrupted is None and self.phase is not _ENDED:
+            self._out.put(orders.IgnoreSignals())
+            self._interrupt(errors.Interrupted.at_limit(limit.seconds))
 
     def _end(self, status: orders.Status, error: UserError | None) -> None:
         if self._interrupted is not None and status == "lost":  # nothing more can be kept

@@ -273,6 +273,15 @@ class Interrupted(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class TimeLimited(Fact):
+    """The run is to be kept, and its process at its end, within `seconds` of its begin: at `ends`."""
+
+    seconds: float
+    ends: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick(Fact):
     """Time has passed."""
 

@@ -31,6 +31,11 @@ class Calibrate(Order):
 
 
 @dataclass(frozen=True, slots=True)
+class IgnoreSignals(Order):
+    """Let no signal interrupt what follows: the run ends already, and is being kept."""
+
+
+@dataclass(frozen=True, slots=True)
 class FormGroups(Order):
     """Make these groups of workers, by the name of the replica that each has.
 

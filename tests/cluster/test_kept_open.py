@@ -1,0 +1,23 @@
+"""A scheduler that closes when it is idle, under a job that waits."""
+
+from __future__ import annotations
+
+import time
+
+from distributed import Client, LocalCluster
+
+from daskcnn.cluster.link.kept_open import kept_open
+
+IDLE = 0.5  # seconds until it closes
+
+
+def test_a_scheduler_does_not_close_for_being_idle_while_a_job_waits_and_does_so_later() -> None:
+    options = {"n_workers": 0, "processes": False, "dashboard_address": None, "protocol": "inproc://"}
+    with LocalCluster(**options, scheduler_kwargs={"idle_timeout": f"{IDLE} s"}) as cluster, Client(cluster) as client:
+        with kept_open(client):
+            time.sleep(3 * IDLE)  # the length of the wait is the test's subject
+            assert cluster.scheduler.status.name == "running"
+        deadline = time.monotonic() + 60
+        while cluster.scheduler.status.name == "running":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
