@@ -53,7 +53,7 @@ def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
 
     workers = SimpleNamespace(look_round=look, alive={}, newcomers=[], members=SimpleNamespace(workers=()))
     connection = SimpleNamespace(ignore_signals=found.clear)
-    context: Any = SimpleNamespace(workers=workers, connection=connection, calibrations={}, emit=None)
+    context: Any = SimpleNamespace(workers=workers, connection=connection, calibrations={}, emit=None, ends=None)
     context.results = Results(context.workers, 1.0)
     strategy: Any = Noting()
     return Shell(context, strategy), strategy
@@ -71,6 +71,13 @@ def test_losses_and_signals_are_told(broken: Exception, told: Any) -> None:
     shell, strategy = shell_of(broken)
     shell.train()
     assert strategy.told == [told]
+
+
+def test_a_time_limit_is_told_first() -> None:
+    shell, strategy = shell_of()
+    shell.context.ends, shell.context.job = 1e9, SimpleNamespace(run=SimpleNamespace(time_limit=60.0))  # type: ignore[assignment]
+    shell.train()
+    assert strategy.told == [facts.TimeLimited.match(seconds=60.0, ends=1e9)]
 
 
 def test_a_signal_is_told_once() -> None:

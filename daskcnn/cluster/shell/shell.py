@@ -111,9 +111,8 @@ class Shell:
         Raises Diverged, Lost, ClusterError or Interrupted where the run ends early; what was to be saved is saved.
         """
         self.context.workers.alive.clear()  # until they are calibrated
-        limit, ends = self.context.job.run.time_limit, self.context.ends
-        if limit is not None and ends is not None:
-            self.tell(facts.TimeLimited(limit, ends, self.now))
+        if (ends := self.context.ends) is not None:
+            self.tell(facts.TimeLimited(self.context.job.run.time_limit or 0.0, ends, self.now))
         for name, member in self._candidates.items():
             self.tell(facts.WorkerReady(name, member.kind, self.now))
         try:
