@@ -92,7 +92,7 @@ def test_the_time_in_which_this_process_was_stopped_is_not_the_scheduler_s_silen
 def test_a_scheduler_that_did_not_answer_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "LAST", 0.1)
     with fake_client({}, hang={"scheduler"}) as client:
-        link = connection.Connection(client, connection.no_check)
+        link = connection.Connection(client, calls.no_check)
         monkeypatch.setattr(calls, "_limit", lambda client, within: 0.1)
         with pytest.raises(Lost, match=r"no answer within 0\.1 s; is its process stopped"):
             link.workers()
