@@ -46,6 +46,9 @@ class RunStarted(Event):
     model: Annotated[str | None, "The network's name, or its number of layers."] = None
     epochs: Annotated[float | None, "Epochs to train."] = None
     batch_size: Annotated[int | None, "Samples in a minibatch."] = None
+    largest_batch: Annotated[
+        NonNegativeInt | None, "Samples that a step may grow to (`train.largest_batch`); 0: as memory allows."
+    ] = None
     optimizer: Annotated[str | None, "The optimizer (`train.optimizer`)."] = None
     lr: Annotated[float | None, "The learning rate at the start (`train.lr`)."] = None
     replicas: Annotated[int | None, "Replicas that step together, or whose number scales the learning rate."] = None
@@ -111,6 +114,7 @@ class CalibratedWorker(Fields):
     step_fixed: Annotated[
         NonNegativeFloat | None, "Seconds of a step, however few its samples are; measured where workers share a step."
     ] = None
+    largest_step: Annotated[NonNegativeInt | None, "Samples of the largest step that its memory has room for."] = None
 
 
 class Calibrating(Event):
@@ -345,8 +349,24 @@ class EpochEnded(Event):
     lr: Annotated[float | None, "The learning rate of the last step."] = None
     noise_scale: Annotated[NonNegativeFloat | None, "Gradient noise scale in samples; none where unknown."] = None
     noise_error: Annotated[NonNegativeFloat | None, "Standard error of `noise_scale`."] = None
+    noise_within_error: Annotated[
+        bool, "True where the noise scale was measured, and is unknown because the gradient is within its error."
+    ] = False
+    step_samples: Annotated[NonNegativeInt | None, "Samples of a step since then, where they may grow."] = None
     seconds: Annotated[NonNegativeFloat, "Seconds since the last such event."] = 0.0
     workers: Annotated[tuple[EpochWorker, ...], "A row per worker of a layer-sharded run."] = ()
+
+
+class StepResized(Event):
+    """Steps have other samples from here on, by the gradient noise scale (`train.batch_size = "auto"`)."""
+
+    kind = "step-samples"
+    samples: Annotated[NonNegativeInt, "Samples of a step of all workers."]
+    before: Annotated[NonNegativeInt, "Those of a step until now."]
+    rate: Annotated[NonNegativeFloat, "Factor of the learning rate, which is that of the job's first samples."]
+    fixed: Annotated[NonNegativeFloat, "Seconds of a step that do not depend on its samples."]
+    noise_scale: Annotated[NonNegativeFloat | None, "Gradient noise scale in samples; none where unknown."] = None
+    noise_error: Annotated[NonNegativeFloat | None, "Standard error of `noise_scale`."] = None
 
 
 class ServerCounted(Event):
@@ -385,7 +405,7 @@ EVENTS: dict[str, type[Event]] = {
     for model in (
         *(RunStarted, RunResumed, Calibrating, WorkersCalibrated, LinkSpeeds, GroupsFormed, KernelsSharded),
         *(StrategyChosen, SamplesAllocated),
-        *(RoundEnded, StepsEnded, EpochEnded, ServerCounted, CheckpointWritten, Warned),
+        *(RoundEnded, StepsEnded, EpochEnded, StepResized, ServerCounted, CheckpointWritten, Warned),
         *(WorkerLost, WorkerLeft, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunPaused, RunContinued, RunEnded),
     )
 }

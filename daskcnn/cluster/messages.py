@@ -43,6 +43,7 @@ class Calibration:
     conv_fixed : of `conv_seconds`, those that a shard takes however few its kernels are
     rest_seconds : of the layers that are not divided and the loss; None where kernels are not sharded
     step_fixed : seconds of a step, however few its samples are; None where workers do not share a step's samples
+    planned_step : samples of a step whose convolutions its workspace has room for; None where steps do not grow
     """
 
     seconds_per_sample: float
@@ -53,3 +54,4 @@ class Calibration:
     memory: int
     rest_seconds: float | None = None
     step_fixed: float | None = None
+    planned_step: int | None = None

@@ -106,7 +106,8 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         class. None: "quick", or one convolution where images are smaller than 8×8.
     strategy : how the workers train together, as `train.strategy` of a job.
     epochs, lr, optimizer : as the keys of `[train]`. "sgd" wants another learning rate, such as 0.005.
-    batch_size : samples in a minibatch. "auto": 32, but 16 for up to 1,000 samples to train on, and 8 for up to 200.
+    batch_size : samples of a step of the weights. None: 32, but 16 for up to 1,000 samples to train on, and 8 for up to
+        200. "auto": steps begin with these, and grow with the gradient noise scale, as `train.batch_size` of a job.
     image_shape : (H, W) or (H, W, C) of the images in a two-dimensional X. None: 1 × features × 1.
     client : a client of the cluster to train on. None: the scheduler that `job` names in ``{"cluster": {"scheduler":
         ADDRESS}}``, or one worker in this process, which all fits share.
@@ -125,7 +126,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     Attributes
     ----------
     classes_ : the classes, sorted.
-    batch_size_ : samples in a minibatch of the last fit.
+    batch_size_ : samples of a step that the last fit began with.
     n_features_in_ : features of a sample: for images height × width × channels.
     image_shape_ : (H, W, C) of the images.
     model_ : the trained network, a `daskcnn.TrainedModel`.
@@ -142,7 +143,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     >>> X = rng.normal(np.where(y == "dark", 0, 2)[:, None, None], 1, (40, 8, 8))
     >>> classifier = CNNClassifier(model=[{"layer": "dense"}], epochs=20, lr=0.01).fit(X, y)
     >>> classifier
-    CNNClassifier(model=[{'layer': 'dense'}], strategy='bsp', epochs=20, batch_size='auto', lr=0.01, optimizer='adamw')
+    CNNClassifier(model=[{'layer': 'dense'}], strategy='bsp', epochs=20, batch_size=None, lr=0.01, optimizer='adamw')
     >>> classifier.predict(X[[0, -1]])
     array(['dark', 'light'], dtype='<U5')
     """
@@ -152,7 +153,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         model: str | Sequence[Mapping[str, Any]] | None = None,
         strategy: str = "bsp",
         epochs: int = 10,
-        batch_size: int | Literal["auto"] = "auto",
+        batch_size: int | Literal["auto"] | None = None,
         lr: float = 0.003,
         *,
         optimizer: str | Mapping[str, Any] = "adamw",
@@ -296,7 +297,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     def _tables(self, samples: OwnData) -> dict[str, dict[str, Any]]:
         """Return the tables that the estimator's parameters stand for."""
         train: dict[str, Any] = {"strategy": self.strategy, "epochs": self.epochs, "lr": self.lr}
-        train |= {} if self.batch_size == "auto" else {"batch_size": self.batch_size}
+        train |= {} if self.batch_size is None else {"batch_size": self.batch_size}
         train["optimizer"] = self.optimizer if isinstance(self.optimizer, str) else dict(self.optimizer)
         train["seed"] = seed_of(self.random_state)
         network = network_tables(self.model, len(samples.classes))

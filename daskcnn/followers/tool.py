@@ -97,7 +97,7 @@ class Curves:
                 values = {"epoch": event.epoch, "training/loss": event.loss, "training/accuracy": event.accuracy}
                 values |= _judged("validation", event.validation)
                 values |= {"learning_rate": event.lr, "samples_per_second": event.samples_per_second}
-                values |= {"noise_scale": event.noise_scale}
+                values |= {"noise_scale": event.noise_scale, "step_samples": event.step_samples}
                 for worker in event.workers:
                     values |= {f"workers/{worker.name}/{kind}_seconds": getattr(worker, kind) for kind in _OF_EPOCH}
             case StepsEnded():

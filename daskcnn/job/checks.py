@@ -34,6 +34,7 @@ def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterat
     if job.cluster.only == []:
         yield "cluster.only = []: no worker may train; name some, or leave it out"
     yield from _of_training(job.train)
+    yield from _of_growth(job)
     if ("train", "epochs") not in wrong:
         yield from _too_few_epochs(job.train)
     if job.rule is not None and not any(key[0] == "rule" for key in wrong):
@@ -245,6 +246,28 @@ def _of_rule(rule: UpdateRule, job: Job) -> Iterator[str]:
             f"train.increments = {train.increments}: the rounds of {strategy!r} end before the last one is given; "
             f"use at most {most}, or more rounds"
         )
+
+
+def _of_growth(job: Job) -> Iterator[str]:
+    """Demands of steps whose samples grow."""
+    train, rule = job.train, job.rule
+    if train.largest_batch is None:
+        return
+    given = (
+        'train.batch_size = "auto"'
+        if train.largest_batch == "memory"
+        else f"train.largest_batch = {train.largest_batch}"
+    )
+    if train.strategy == LAYER or train.replica_size > 1:
+        who = "groups" if train.replica_size > 1 else f"strategy {LAYER!r}"
+        yield f"{given}: {who} cut each step by their shards, which stays as it is; give a number, or use 'bsp'"
+    elif rule is not None and not (rule.merges_gradients and rule.shares_steps):
+        reason = "grows by the gradients that a server merges at each step"
+        yield f"{given}: it {reason}, and replicas make steps of their own here; give a number, or use 'bsp'"
+    if train.reproducible:
+        yield f"{given}: it goes by measured seconds, and train.reproducible by none; keep one of the two"
+    if train.largest_batch != "memory" and train.largest_batch < train.batch_size:
+        yield f"{given}: less than train.batch_size = {train.batch_size}; raise it or remove it"
 
 
 def _of_averages(rule: UpdateRule, train: Train) -> Iterator[str]:

@@ -14,7 +14,15 @@ import numpy as np
 from daskcnn.arrays import Array, Device, Pool
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.errors import JobError
-from daskcnn.job.network import center_descent_of, convolutions, layout_of, network_of, reconstructs, training_samples
+from daskcnn.job.network import (
+    center_descent_of,
+    convolutions,
+    layout_of,
+    network_of,
+    reconstructs,
+    replica_bytes,
+    training_samples,
+)
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout, walk
 from daskcnn.nn.layers import BatchNorm, Sigmoid
@@ -154,6 +162,20 @@ def planning_device(job: Job) -> Device:
     """This machine's processor, to plan with as a worker does."""
     pool, limit = Pool(job.train.threads or 1), job.train.workspace_mib << 20
     return Device(pool=pool, workspace_limit=limit, exact=job.train.exact, tuned=not job.train.reproducible)
+
+
+_PASSES = 3
+"""Copies of a network's outputs that a step holds: of the way forth, of the way back, and what layers keep for it."""
+
+
+def largest_step(job: Job, dataset: Dataset, memory: int) -> int:
+    """Return the samples of the largest step that a worker of this memory, in bytes, could make by itself.
+
+    At least the job's own: that they fit is checked otherwise.
+    """
+    network, itemsize = network_of(job, dataset), np.dtype(job.model.dtype).itemsize
+    each = _PASSES * itemsize * sum(prod(shape) for _, _, shape in walk(network, dataset.shape))
+    return max(job.train.batch_size, (memory - replica_bytes(job, dataset)) // each)
 
 
 def conv_specs(job: Job, dataset: Dataset) -> list[tuple[str, ConvSpec]]:

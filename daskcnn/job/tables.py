@@ -14,6 +14,7 @@ from pydantic import (
     ValidationInfo,
     field_serializer,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 
@@ -140,10 +141,16 @@ class Train(Options):
     """Steps in which the samples are given out. Default: up to 4, as partition and rule allow."""
     epochs: int = Field(10, ge=1)
     """Presentations of every sample, on average."""
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(64, ge=1, json_schema_extra={"because": 'or write "auto"'})
     """Samples of one step of the weights. Under `bsp` and `layer`, and within groups, all workers share them by speed.
     With rules whose replicas make steps of their own they are of such a step. Default: 64 for a named network on the
-    published images that it is for; otherwise 32, for up to 1,000 training samples 16, for up to 200 of them 8."""
+    published images that it is for; otherwise 32, for up to 1,000 training samples 16, for up to 200 of them 8. `auto`
+    begins with the default, and lets steps grow up to what the workers' memory has room for (`largest_batch`)."""
+    largest_batch: int | Literal["memory"] | None = None
+    """Samples that a step may grow to in the course of the run, as the gradient noise scale does: `batch_size` times a
+    power of two, where larger steps bring the same progress sooner. The learning rate grows in proportion with `sgd`
+    and `lars`, by the root with `adamw`. `memory`: as many as the smallest worker's memory has room for. With `bsp` and
+    `auto`. Default: it stays as it is."""
     lr: float = Field(0.01, gt=0)
     """Learning rate at the start. Default: that of the optimizer, `adamw` 0.003, `lars` 2, `sgd` 0.005, and twice as
     much with `easgd`; 0.01 with `sgd` for a named network on the published images that it is for."""
@@ -236,6 +243,21 @@ class Train(Options):
     restore_best: bool | None = None
     """The run hands back the weights that were best on the validation samples, not the last: they are tested, loaded,
     evaluated, exported and predicted with. Default: with `early_stopping`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _growing(cls, table: Any) -> Any:
+        """Let `batch_size = "auto"` stand for the default one with `largest_batch = "memory"`."""
+        if not (isinstance(table, dict) and table.get("batch_size") == "auto"):
+            return table
+        return {"largest_batch": "memory"} | {key: value for key, value in table.items() if key != "batch_size"}
+
+    @field_validator("largest_batch", mode="plain")
+    @classmethod
+    def _largest(cls, value: Any) -> int | Literal["memory"] | None:
+        if value is None or value == "memory" or (type(value) is int and value >= 1):
+            return value
+        raise ValueError("input should be 'memory' or a whole number from 1")
 
     @property
     def hands_back(self) -> CheckpointChoice:

@@ -396,6 +396,7 @@ def start_event(prepared: Prepared, workers: int, *, run: str = "") -> RunStarte
         model=job.model.name or f"{len(job.model.layers or ())} layers",
         epochs=job.train.epochs,
         batch_size=job.train.batch_size,
+        largest_batch=0 if job.train.largest_batch == "memory" else job.train.largest_batch,
         optimizer=job.train.optimizer.name,
         lr=job.train.lr,
         **_pace(prepared, workers),

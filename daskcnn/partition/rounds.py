@@ -18,7 +18,8 @@ Usmani §5.1.1). With `batch_size` all workers make the same number of steps in 
 few of them; their minibatches are in proportion to their samples at a round's beginning. With `shares_steps` the
 minibatches of a step have that many samples together, else on average. With `meetings` each has minibatches of
 its own of `batch_size` samples; all meet the same number of times in a round, by the time that a meeting takes. With
-`alone` a single worker does not meet within its rounds. No clock, no I/O.
+`alone` a single worker does not meet within its rounds; with `cuts_alone` they are cut into steps all the same.
+`batch_size` may be set between two rounds. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ class Round:
     samples: how many of them this round presents, unless minibatches change within it. progress: of the whole run, 0 to
     1, at the start and at the end of the round. steps: minibatches to cut it into; None for minibatches of the job's
     size. meetings: of all in this round, at equal distances, where steps differ in number. alone: no other worker has a
-    round before this one ends.
+    round before this one ends. halved: one step in this number is made of both halves of its minibatch, which tell
+    the gradients' noise; 0: none. noise: what was known of that (`ps.gradient_noise`).
     """
 
     worker: str
@@ -131,6 +133,8 @@ class Round:
     steps: int | None = None
     alone: bool = False
     meetings: int | None = None
+    halved: int = 0
+    noise: tuple[float, ...] = ()
 
 
 class Rounds:
@@ -149,6 +153,7 @@ class Rounds:
         batch_size: int | None = None,
         shares_steps: bool = False,
         alone: bool = False,
+        cuts_alone: bool = False,
         resizes_steps: bool = False,
         meetings: Meetings | None = None,
     ) -> None:
@@ -160,7 +165,7 @@ class Rounds:
         self.presentations = total * epochs
         self.budget = Budget.of(total, epochs)
         self.barrier, self.passes, self.swaps, self.batch_size = barrier, passes, swaps, batch_size
-        self.shares_steps, self._may_be_alone = shares_steps, alone
+        self.shares_steps, self._may_be_alone, self._cuts_alone = shares_steps, alone, cuts_alone
         self._meetings, self._exchanges = meetings, dict[str, float]()  # seconds of each worker's last meetings
         self._resizes_steps, self._shares = resizes_steps, dict[str, float]()  # of the last steps of those that ended
         self._whole: dict[str, float] = {}  # seconds per sample with exchanges, of those that ended a round
@@ -286,7 +291,7 @@ class Rounds:
         sizes, self.budget = self.budget.round({w: self.passes * n for w, n in self.allocation.sizes().items()})
         sizes, presented = {w: n for w, n in sizes.items() if n}, sum(sizes.values())
         alone = self._may_be_alone and len(self.workers) == 1
-        steps, meetings = ({}, None) if alone else self._cut(sizes, presented)
+        steps, meetings = ({}, None) if alone and not self._cuts_alone else self._cut(sizes, presented)
         progress = done / self.presentations, (done + presented) / self.presentations
         how: dict[str, Any] = {"alone": alone, "meetings": meetings}
         return [self._begin(w, n, progress, steps.get(w), **how) for w, n in sizes.items()]

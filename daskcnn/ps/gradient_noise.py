@@ -53,10 +53,18 @@ NOISE: Final = "gradient.noise"
 
 
 class NoiseScale(NamedTuple):
-    """The gradient noise scale and its standard error, in samples."""
+    """The gradient noise scale and its standard error, in samples. Both are infinite where |G|² is within its error."""
 
     scale: float
     error: float
+
+    @property
+    def known(self) -> bool:
+        """True if |G|² is clearly above 0."""
+        return math.isfinite(self.scale)
+
+
+WITHIN_ERROR: Final = NoiseScale(math.inf, math.inf)
 
 
 def takes_norms(meeting: int) -> bool:
@@ -128,12 +136,12 @@ class GradientNoise:
 
     @property
     def scale(self) -> NoiseScale | None:
-        """The noise scale; None as long as |G|² is not clearly above 0."""
+        """The noise scale; None before a second meeting."""
         if self.count < 2:
             return None
         of_mean = self.part / (1 - self.part)  # variance of an average, in those of single estimates about it
         if self.square <= _KNOWN * math.sqrt(of_mean * self.spread):
-            return None
+            return WITHIN_ERROR
         scale = self.trace / self.square
         spread = self.trace_spread - 2 * scale * self.covariance + scale * scale * self.spread
         return NoiseScale(scale, math.sqrt(of_mean * max(0.0, spread)) / self.square)

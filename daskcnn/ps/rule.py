@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from daskcnn.frozen import frozen
+from daskcnn.ps.gradient_noise import GradientNoise
 from daskcnn.ps.messages import Pace, Push, RuleState, Vector
 from daskcnn.ps.versions import Bases, Clocks
 
@@ -43,6 +44,7 @@ class Local:
     memory: dict[str, Vector] = field(default_factory=dict)
     gradients: Vector | None = None
     pace: Pace | None = None
+    noise: GradientNoise | None = None
 
 
 @frozen

@@ -57,6 +57,7 @@ class Board:
     seconds_per_step: float | None = None
     lr: float | None = None
     noise_scale: float | None = None
+    step_samples: int | None = None
     asynchronous: bool = False
     workers: dict[str, WorkerLine] = field(default_factory=dict)
     _divided: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -171,7 +172,7 @@ class Board:
     def _epoch(self, event: events.EpochEnded) -> None:
         self.step, self.loss, self.accuracy = event.step, event.loss, event.accuracy
         self.samples_per_second, self.lr = event.samples_per_second, event.lr
-        self.noise_scale = event.noise_scale
+        self.noise_scale, self.step_samples = event.noise_scale, event.step_samples
         self.epochs = event.epochs or self.epochs
         if event.validation:
             accuracy, loss = event.validation.accuracy, event.validation.loss

@@ -73,7 +73,8 @@ class EvaluationRow:
     """An evaluation of the center. loss, accuracy: of training since the last evaluation.
 
     judged: validation samples, if they are a part of those set apart. validation_error: standard error of the accuracy.
-    noise_scale, noise_error: the gradient noise scale in samples, and its standard error.
+    noise_scale, noise_error: the gradient noise scale in samples, and its standard error. noise_within_error: it is
+    unknown, as the gradient is within its error. step_samples: of a step, where they may grow.
 
     rounds: made until then, the mean of the workers; moved: bytes of all rounds until then, also of those made again.
     """
@@ -93,6 +94,8 @@ class EvaluationRow:
     metrics: Mapping[str, float | None] = field(default_factory=dict, hash=False)
     noise_scale: float | None = None
     noise_error: float | None = None
+    noise_within_error: bool = False
+    step_samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +287,8 @@ class History:
                 metrics=judged.metrics,
                 noise_scale=event.noise_scale,
                 noise_error=event.noise_error,
+                noise_within_error=event.noise_within_error,
+                step_samples=event.step_samples,
             )
         )
         self.epoch = event.epoch

@@ -7,7 +7,7 @@ from datetime import datetime
 from daskcnn import events
 from daskcnn.errors import told
 from daskcnn.show.strategy_table import choice_lines
-from daskcnn.show.text import clean, count, duration, measured, noise_text, number, percent, plural, size
+from daskcnn.show.text import WITHIN_ERROR, clean, count, duration, measured, noise_text, number, percent, plural, size
 
 WARNINGS = (events.Warned, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut, events.RunPaused)
 """Events that are shown where nothing but warnings is."""
@@ -42,6 +42,11 @@ def _told(e: events.Event) -> list[str]:
             ]
         case events.EpochEnded():
             return [_epoch(e)]
+        case events.StepResized():
+            noise = "" if e.noise_scale is None else f"noise scale {noise_text(e.noise_scale, e.noise_error)}, "
+            why = f"{noise}{1e3 * e.fixed:.2g} ms of a step at any size"
+            rate = f"learning rate x {e.rate:.4g} of the schedule's"
+            return [f"{count(e.samples)} samples a step from here on, {count(e.before)} before: {why}; {rate}"]
         case events.StepsEnded():
             pace = f"{number(e.seconds_per_step)} s/step"
             return [f"epoch {e.epoch:.4g}  step {count(e.step)}  loss {number(e.loss)}  {pace}"]
@@ -72,7 +77,14 @@ def _start(e: events.RunStarted) -> list[str]:
 
 
 def step_text(e: events.RunStarted) -> str:
-    """Return the learning rate and the minibatches that a run begins with."""
+    """Return the learning rate and the minibatches that a run begins with, and if these may grow."""
+    if e.largest_batch is None:
+        return _first_step(e)
+    most = "what the workers' memory has room for" if e.largest_batch == 0 else plural(count(e.largest_batch), "sample")
+    return f"{_first_step(e)}, which may grow with the gradient noise scale to {most}"
+
+
+def _first_step(e: events.RunStarted) -> str:
     if e.replicas is None or e.scaled_lr is None:
         of_all = e.step_samples == e.batch_size is not None
         step = f"{plural(count(e.batch_size), 'sample')} a step" if of_all else f"minibatches of {count(e.batch_size)}"
@@ -95,7 +107,9 @@ def _epoch(e: events.EpochEnded) -> str:
         _validation(e.validation) if e.validation else "",
         f"{count(e.samples_per_second)} images/s",
         f"lr {number(e.lr)}",
+        "" if e.step_samples is None else f"{plural(count(e.step_samples), 'sample')} a step",
         "" if e.noise_scale is None else f"noise scale {noise_text(e.noise_scale, e.noise_error)}",
+        f"noise scale {WITHIN_ERROR}" if e.noise_within_error else "",
         duration(e.seconds),
     ]
     return "  ".join(filter(None, parts))

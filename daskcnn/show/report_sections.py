@@ -184,6 +184,7 @@ _LOOKS: list[Column[EvaluationRow]] = [
     _field("validation accuracy", "validation_accuracy", percent),
     _field("standard error", "validation_error", percent),
     _field("AUC", "auc", "{:.3f}".format),
+    _field("samples of a step", "step_samples", count),
     _field("noise scale", "noise_scale", count),
 ]
 _NOTES: list[Column[Note]] = [_field("time", "at", duration), _field("trouble", "text", str)]
@@ -245,13 +246,15 @@ def _server(counted: Counted | None) -> Lines:
 def _noise(report: RunReport) -> Lines:
     """The gradient noise scale that was known last, and what a step gains by it (McCandlish et al., section 2.2)."""
     last = next((look for look in reversed(report.looks) if look.noise_scale is not None), None)
+    hidden = bool(report.looks) and report.looks[-1].noise_within_error
     if last is None or last.noise_scale is None:
-        return ()
+        return (("noise", f"gradient noise scale {texts.WITHIN_ERROR}"),) if hidden else ()
     scale, gain = texts.noise_text(last.noise_scale, last.noise_error), ""
-    if step := report.start.step_samples:
+    if step := last.step_samples or report.start.step_samples:
         share = percent(step / (step + last.noise_scale))
         gain = f"; steps of {count(step)} gain up to {share} of what steps without noise would"
-    return (("noise", f"gradient noise scale {scale} samples{gain}"),)
+    since = f"; from epoch {last.epoch:.4g} on {texts.WITHIN_ERROR}" if hidden else ""
+    return (("noise", f"gradient noise scale {scale} samples{gain}{since}"),)
 
 
 def _sharding(report: RunReport) -> texts.TextTable:

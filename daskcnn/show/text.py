@@ -92,6 +92,10 @@ def count(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) < 10 and value != int(value) else f"{value:,.0f}"
 
 
+WITHIN_ERROR = "unknown (the gradient is within its error)"
+"""A gradient noise scale that was measured, and cannot be told."""
+
+
 def noise_text(scale: float, error: float | None) -> str:
     """Return a gradient noise scale with its standard error: '1,250 ± 90'."""
     return count(scale) if error is None else f"{count(scale)} ± {count(error)}"

@@ -14,7 +14,7 @@ from daskcnn.errors import Diverged
 from daskcnn.ps import Code, Instruction, Join, Leave, ParameterServer, Pull, Push, Reply, Request, Vector
 from daskcnn.sim.cluster import Costs, Server
 from daskcnn.sim.speeds import Line, Link
-from daskcnn.training.replica_exchange import Gain
+from daskcnn.training.exchange_orders import Gain
 
 
 class Agenda:

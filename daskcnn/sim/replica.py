@@ -11,7 +11,7 @@ from daskcnn.sim.host import Agenda, Host
 from daskcnn.sim.learners import Learner
 from daskcnn.sim.speeds import Pace
 from daskcnn.sim.workload import Workload
-from daskcnn.training import replica_exchange
+from daskcnn.training import exchange_orders, replica_exchange
 from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.coordinator.facts import RoundDone
 from daskcnn.training.coordinator.orders import StartRound
@@ -52,8 +52,8 @@ class SimulatedReplica:
         )
         self._busy = 0.0
         self._segment: tuple[TrainSteps, float, float] | None = None  # steps under way, when they begin and end
-        self._sending: replica_exchange.Send | None = None
-        self._answers: list[replica_exchange.Answer] = []
+        self._sending: exchange_orders.Send | None = None
+        self._answers: list[exchange_orders.Answer] = []
         self._told: Callable[[Reply], None] = self._heard
         self._order: StartRound | None = None
         self._reported: Callable[[RoundDone], None] | None = None
@@ -85,25 +85,25 @@ class SimulatedReplica:
         self.learner.begin(order.round, self.local, order.scale, self._exchange.sizes)
         self._train(first)
 
-    def _carry_out(self, order: replica_exchange.Order) -> None:
+    def _carry_out(self, order: exchange_orders.Order) -> None:
         begun = self._agenda.now
         match order:
-            case replica_exchange.JudgeCenter():
+            case exchange_orders.JudgeCenter():
                 end = self._pace.end(begun, order.part.samples * self._judging)
                 self._agenda.at(end, self._judged_center, order, begun)
             case TrainSteps():
                 self._train(order)
-            case replica_exchange.Report():
+            case exchange_orders.Report():
                 self._finish()
-            case replica_exchange.Send():
+            case exchange_orders.Send():
                 self._send(order)
-            case replica_exchange.PullCenter():
+            case exchange_orders.PullCenter():
                 self._told = self._brought_center
                 self._host.pull(self, averaged=order.averaged)
-            case replica_exchange.JudgeLocal():
+            case exchange_orders.JudgeLocal():
                 end = self._pace.end(begun, order.part.samples * self._judging)
                 self._agenda.at(end, self._judge_local, begun)
-            case replica_exchange.Await():
+            case exchange_orders.Await():
                 pass  # the replies come as they come
 
     def _finish(self) -> None:
@@ -134,7 +134,7 @@ class SimulatedReplica:
         stretch, _, end = self._segment
         learnt = self.learner.train(stretch.step)
         order = self._exchange.trained(learnt.score, learnt.lr, busy=self._busy, load=0.0, at=end)
-        if isinstance(order, replica_exchange.Send):
+        if isinstance(order, exchange_orders.Send):
             self._send(order)
         else:
             self._carry_out(order)
@@ -153,12 +153,12 @@ class SimulatedReplica:
         score = self.learner.judge(self._order.q)
         self._send(self._exchange.judged_local(score, begun=begun, at=self._agenda.now))
 
-    def _judged_center(self, order: replica_exchange.JudgeCenter, begun: float) -> None:
+    def _judged_center(self, order: exchange_orders.JudgeCenter, begun: float) -> None:
         score = self.learner.judge(order.part, order.weights)
         self._exchange.judged_center(score, begun=begun, at=self._agenda.now)
         self._finish()
 
-    def _send(self, order: replica_exchange.Send) -> None:
+    def _send(self, order: exchange_orders.Send) -> None:
         self._sending, self._answers, self._told = order, [], self._heard
         if order.push is None:
             self._host.pull(self)

@@ -10,6 +10,7 @@ from daskcnn.partition.allocation import count
 from daskcnn.partition.rounds import Round
 from daskcnn.partition.step_shares import StepSizes
 from daskcnn.ps import Action, Local, UpdateRule
+from daskcnn.ps.gradient_noise import GradientNoise
 from daskcnn.store.loader import BatchPlan, batch_edges
 from daskcnn.training.gradient_parts import TellStep
 from daskcnn.training.replica import Replica, Trained
@@ -114,6 +115,7 @@ def steps_of_round(
     if descends and local.gradients is not None:  # the server has stepped since the own optimizer did
         replica.adopt_optimizer(None)
     local.gradients, local.pace = None if descends else replica.gradients, None
+    local.noise = GradientNoise.of(round_.noise) if round_.halved else None
     steps = replica.training(
         round_.ranges,
         round_.samples,
@@ -126,6 +128,8 @@ def steps_of_round(
         descends=descends,
         sizes=sizes,
         tell=None if descends else tell,
+        halved=round_.halved,
+        noise=local.noise,
     )
     return steps if descends else _noted(steps, local)
 

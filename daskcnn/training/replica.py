@@ -7,8 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from daskcnn.nn import (
     OptimizerState,
     Params,
     Sequential,
+    State,
     StepPace,
     correct,
     first_not_finite,
@@ -35,53 +35,12 @@ from daskcnn.nn.network import Views, predict_views
 from daskcnn.nn.optimizers import Gradients
 from daskcnn.nn.score import Collected, Score
 from daskcnn.partition.step_shares import StepSizes
+from daskcnn.ps.gradient_noise import GradientNoise
 from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
 from daskcnn.training.gradient_parts import GrowingGradients, TellPart, TellStep, parts_of
 from daskcnn.training.judging import JudgedPart
+from daskcnn.training.stopwatch import Clock, Stopwatch
 from daskcnn.training.weighting import Weighting, weighting_of, weights_of
-
-T = TypeVar("T")
-Clock = Callable[[], float]
-
-
-class Stopwatch:
-    """Measures the seconds of a replica's work.
-
-    synchronize: waits until the device has done its work. throttle: factor by which the worker takes longer than its
-    machine would. pause: spends seconds; without it no throttle applies.
-    """
-
-    def __init__(
-        self, clock: Clock, synchronize: Callable[[], Any], throttle: float, pause: Callable[[float], Any] | None
-    ) -> None:
-        self.clock, self._synchronize = clock, synchronize
-        self._throttle, self._pause = throttle, pause
-
-    def seconds(self, work: Callable[[], Any]) -> float:
-        """Return the seconds that the work takes once, throttled."""
-        begun = self.clock()
-        work()
-        self._synchronize()
-        return self.slowed(self.clock() - begun)
-
-    def median_seconds(self, work: Callable[[], Any], times: int) -> float:
-        """Return the median seconds of the work, throttled, without the first time."""
-        return median([self.seconds(work) for _ in range(times + 1)][1:])
-
-    def slowed(self, seconds: float) -> float:
-        """Pause for the throttle. Returns the seconds including the pause."""
-        if self._throttle > 1 and self._pause is not None:
-            self._pause(seconds * (self._throttle - 1))
-            return seconds * self._throttle
-        return seconds
-
-    def waited(self, ready: Iterator[T]) -> Iterator[tuple[float, T]]:
-        """Yield each item with the seconds of waiting for it."""
-        begun = self.clock()
-        for item in ready:
-            yield self.clock() - begun, item
-            begun = self.clock()
-
 
 EVALUATION_BATCH = 500
 """Images scored at once, where they fit."""
@@ -115,6 +74,15 @@ class Trained:
     load: float
     compute: float
     progress: float = 0.0
+
+
+class _TrainingPass(NamedTuple):
+    """The mean loss of a pass, its right answers, and the gradients and state that it leads to."""
+
+    loss: float
+    right: int | None
+    gradients: Params
+    state: State
 
 
 def evaluation_batch(model: Sequential, in_shape: Sequence[int], dtype: str, device: Device, most: int) -> int:
@@ -276,44 +244,70 @@ class Replica:
         *,
         descends: bool = True,
         tell: TellPart | None = None,
+        noise: GradientNoise | None = None,
     ) -> tuple[float, int | None]:
         """Train on one minibatch. Returns its mean weighted loss and its right answers, if any, before the step.
 
         adjust: changes the gradients (parameter_size,) before the descent. descends: step the weights by the gradients;
         if not, they stay, and `gradients` has what others may step them by. tell: is called with the place of each of
-        `gradient_parts` once it is there, while the rest is computed. Raises Diverged if the loss is not finite,
-        with weights and the optimizer's state as they were.
+        `gradient_parts` once it is there, while the rest is computed. noise: takes in the gradients of both halves,
+        whose mean the step goes by. Raises Diverged if the loss is not finite, with weights and the optimizer's state
+        as they were.
         """
-        ctx = Context(self.device, training=True, keys=batch.keys)
         growing = tell and GrowingGradients(self.gradient_parts, self.layout, self.gradients, self.weights, tell)
-        loss, right, grads, new_state = loss_and_gradients(
-            self.model,
-            self._params,
-            self._state,
-            batch.x,
-            batch.labels,
-            self.training_loss,
-            ctx,
-            self.sample_weights(batch),
-            self.partners(batch),
-            growing,
-        )
-        value = self.device.backend.scalar(loss)
+        passed = self._pass_over(batch, slice(None), growing) if noise is None else self._by_halves(batch, noise)
+        value = passed.loss
         if not math.isfinite(value):
+            ctx = Context(self.device, training=True, keys=batch.keys)
             found = first_not_finite(self.model, self._params, self._state, batch.x, ctx) or "loss"
             reason = f"training diverged at learning rate {pace.lr:.3g}, first in the {found}"
             raise Diverged(f"loss = {value}", reason, "lower train.lr")
-        scored = value, None if right is None else int(self.device.backend.scalar(right))
+        grads, new_state = passed.gradients, passed.state
         if not descends:
             there = growing.written if growing else ()
             where: dict[str, Any] = {"xp": self.device.xp, "out": self.gradients, "device": self.device}
             self.layout.flatten(grads, new_state, **where, but=there)
             self.gradients[len(self._grads) :] -= self.weights[len(self._grads) :]
-            return scored
+            return value, passed.right
         self._descend(grads, pace, adjust)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
-        return scored
+        return value, passed.right
+
+    def _pass_over(self, batch: Batch, own: slice, growing: GrowingGradients | None = None) -> _TrainingPass:
+        """Pass once over these samples of a minibatch, forth and back."""
+        whole = own == slice(None)
+        x = batch.x if whole else np.ascontiguousarray(batch.x[:, :, own])
+        weights, partners = self.sample_weights(batch), self.partners(batch)
+        if partners is not None:
+            partners = partners[0][own], None if partners[1] is None else partners[1][own]
+        loss, right, grads, state = loss_and_gradients(
+            self.model,
+            self._params,
+            self._state,
+            x,
+            batch.labels[own],
+            self.training_loss,
+            Context(self.device, training=True, keys=batch.keys[own]),
+            None if weights is None else weights[own],
+            partners,
+            growing,
+        )
+        scalar = self.device.backend.scalar
+        return _TrainingPass(float(scalar(loss)), None if right is None else int(scalar(right)), grads, state)
+
+    def _by_halves(self, batch: Batch, noise: GradientNoise) -> _TrainingPass:
+        """Pass over each half of a minibatch, and take the mean, as that of two workers. Their gradients are noted."""
+        n, where = len(batch.labels), {"xp": self.device.xp, "device": self.device}
+        sizes = n // 2, n - n // 2
+        halves = [self._pass_over(batch, slice(0, sizes[0])), self._pass_over(batch, slice(sizes[0], n))]
+        vectors = [self.layout.flatten(half.gradients, half.state, **where) for half in halves]
+        mean = sizes[0] / n * vectors[0] + sizes[1] / n * vectors[1]
+        gradients = [vector[: len(self._grads)] for vector in (*vectors, mean)]
+        noise.met(sizes, [float(self.device.backend.scalar(self.device.xp.vdot(each, each))) for each in gradients])
+        loss = sum(size / n * half.loss for size, half in zip(sizes, halves, strict=True))
+        right = None if halves[0].right is None else sum(half.right or 0 for half in halves)
+        return _TrainingPass(loss, right, *self.layout.views(mean))
 
     def _descend(self, grads: Params, pace: StepPace, adjust: Adjust | None) -> None:
         """Step the weights by these gradients. Large ones are copied only where all are needed as one vector."""
@@ -360,14 +354,16 @@ class Replica:
         descends: bool = True,
         sizes: StepSizes | None = None,
         tell: TellStep | None = None,
+        halved: int = 0,
+        noise: GradientNoise | None = None,
     ) -> Generator[Trained, None, None]:
         """Present `samples` of the ranges, once or more often. Yields the round's sums after each step.
 
         progress: of the run, from one value to the other. steps: minibatches to cut each pass into, nearly equal; None:
         as many as it takes at the job's batch size. scale: of the learning rate. descends: as for `step`. sizes: of the
         minibatches, where they may change on the way; the learning rate goes on as planned. tell: as for `step`, with
-        the samples of the step and its pace besides. Raises Stopped when `stop` says so before a step. Call `close()`
-        if you stop iterating early.
+        the samples of the step and its pace besides. noise: as for `step`, at one step in `halved`. Raises Stopped when
+        `stop` says so before a step. Call `close()` if you stop iterating early.
         """
         score, load, compute, made = Score(0.0, 0, 0), 0.0, 0.0, 0
         passes = (
@@ -384,7 +380,8 @@ class Replica:
                     done = score.samples if sizes is None else sizes.planned(made)
                     pace = self.pace_at(progress[0] + (progress[1] - progress[0]) * done / samples, scale)
                     told = tell and partial(tell, len(batch.labels), pace)
-                    loss, right = self.step(batch, pace, adjust, descends=descends, tell=told)
+                    taken = noise if halved and made % halved == 0 and len(batch.labels) > 1 else None
+                    loss, right = self.step(batch, pace, adjust, descends=descends, tell=told, noise=taken)
                     score += Score.of_batch(loss, right, batch.labels)
                     made += 1
                     load += seconds

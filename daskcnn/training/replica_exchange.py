@@ -46,81 +46,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol
 
 from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.partition.step_shares import StepSizes
-from daskcnn.ps import Local, NoiseScale, Pace, Reply, UpdateRule, Vector
+from daskcnn.ps import Local, NoiseScale, UpdateRule, Vector
 from daskcnn.training.cadence import Cadence, TrainSteps
+from daskcnn.training.exchange_orders import (
+    Answer,
+    Await,
+    Gain,
+    JudgeCenter,
+    JudgeLocal,
+    Order,
+    PullCenter,
+    Report,
+    Send,
+)
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.round_report import RoundReport
 
 CERTAIN = 1.0
 """The Q of a push whose weights were not judged."""
 
-
-class Gain(NamedTuple):
-    """A push without its sender.
-
-    payload: where the replica computes; it is not written to any more, or is `Local.weights` or `Local.gradients`
-    itself, which rest until the reply is there. pace: of gradients. step: of the round, where minibatches may change;
-    else 0.
-    """
-
-    seq: int
-    base_version: int
-    payload: Vector
-    samples: int
-    accuracy: float
-    pace: Pace | None = None
-    step: int = 0
-
-
-class Send(NamedTuple):
-    """Push, then pull, as far as either is asked for, each once the one before is answered.
-
-    meanwhile: the steps to make during the calls; None: wait for the replies.
-    """
-
-    push: Gain | None
-    pull: bool
-    meanwhile: TrainSteps | None
-
-
-class Await(NamedTuple):
-    """Wait for the replies of the exchange that is under way."""
-
-
-class PullCenter(NamedTuple):
-    """Pull the center, or its average, to judge it."""
-
-    averaged: bool
-
-
-class JudgeLocal(NamedTuple):
-    """Judge the replica's own weights on these validation samples."""
-
-    part: JudgedPart
-
-
-class JudgeCenter(NamedTuple):
-    """Judge these weights on these validation samples."""
-
-    part: JudgedPart
-    weights: Vector
-
-
-class Report(NamedTuple):
-    """The round has ended: ask for its report."""
-
-
-Meet: TypeAlias = JudgeLocal | Send | Await
-"""Orders within a round, around an exchange."""
-Order: TypeAlias = TrainSteps | Meet | PullCenter | JudgeCenter | Report
-Answer: TypeAlias = tuple[Reply, Vector]
-"""A reply, and the vector that it brings, where the replica computes."""
 
 _AWAIT, _REPORT = Await(), Report()
 
@@ -327,7 +277,7 @@ class ReplicaExchange:
         tally = self._tally
         assert tally is not None and self._phase is _REPORTING, self._not_now("a report is asked for")  # noqa: PT018
         self._tally, self._phase = None, _IDLE
-        communication = tally.communication - tally.wait
+        communication, own = tally.communication - tally.wait, self.local.noise
         return RoundReport(
             tally.round,
             tally.score,
@@ -350,7 +300,8 @@ class ReplicaExchange:
             tally.center,
             optimizer,
             sizes=tally.sizes,
-            noise=tally.noise,
+            noise=tally.noise if own is None else own.scale,
+            norms=() if own is None else own.kept(),
         )
 
     def give_up(self) -> None:

@@ -35,7 +35,8 @@ class RoundReport(NamedTuple):
     optimizer : The optimizer's state on the host.
     members : Costs of each worker of a group.
     sizes : Minibatches of a round in which they may have changed; None: as it began.
-    noise : The gradients' noise scale, by the last reply that knew it.
+    noise : The gradients' noise scale, by the last reply that knew it; of a replica alone by its own measurements.
+    norms : These measurements, to go on from.
     cut : Samples presented in a round that ended early, as its worker or the server's was to leave; None: it did not.
     """
 
@@ -63,6 +64,7 @@ class RoundReport(NamedTuple):
     sizes: StepSizes | None = None
     noise: NoiseScale | None = None
     cut: int | None = None
+    norms: tuple[float, ...] = ()
 
     @property
     def worker(self) -> str:

@@ -553,3 +553,15 @@ except daskcnn.errors.UserError as error:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     missing = f"package scikit-learn: it is not installed; {installing('sklearn')}"
     assert told.stdout.splitlines() == ["train True", missing, installing("sklearn")], told.stderr
+
+
+@pytest.mark.parametrize(("given", "first"), [(None, 8), ("auto", 8), (4, 4)])
+def test_an_automatic_batch_begins_as_the_default_does_and_may_grow(
+    given: Any, first: int, images: np.ndarray, y: np.ndarray
+) -> None:
+    seen: list[Event] = []
+    fitted = small(batch_size=given, epochs=1, on_event=seen.append).fit(images, y)
+    assert fitted.batch_size_ == first
+    assert fitted.model_.job.train.largest_batch == ("memory" if given == "auto" else None)
+    (epoch,) = [event for event in seen if isinstance(event, EpochEnded)]
+    assert epoch.step_samples == (first if given == "auto" else None)

@@ -124,6 +124,8 @@ def test_a_whole_number_will_do_where_a_fraction_may_be() -> None:
         ("train.increments", 0, "greater than or equal to 1"),
         ("train.epochs", 0, "greater than or equal to 1"),
         ("train.batch_size", -1, "greater than or equal to 1"),
+        ("train.batch_size", "much", 'or write "auto"'),
+        ("train.largest_batch", 0, "'memory' or a whole number from 1"),
         ("train.lr", 0.0, "greater than 0"),
         ("train.lr", float("inf"), "finite"),
         ("train.lr", float("nan"), "finite"),
@@ -613,3 +615,37 @@ def test_the_keys_of_a_table_are_told_once() -> None:
     told = {problem.partition(":")[0]: problem for problem in refused.value.problems}
     assert ["; known: " in told[key] for key in ("train.qqq", "train.zzz", "run.xxx")] == [True, False, True]
     assert told["train.epoch"].endswith("did you mean 'epochs'?")
+
+
+# --- steps that grow ---
+
+
+def test_an_automatic_batch_begins_with_the_usual_one_and_grows_as_memory_allows() -> None:
+    train = parsed(at("train.batch_size", "auto")).train
+    assert (train.batch_size, train.largest_batch) == (64, "memory")
+    assert "batch_size" not in train.model_fields_set
+    job = parsed({"train": {"batch_size": "auto", "largest_batch": 512}})
+    assert job.train.largest_batch == 512
+    assert parsed(job.model_dump(mode="json")).train == job.train
+    assert parsed(at("train.batch_size", 32)).train.largest_batch is None
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        ({"strategy": "layer"}, "strategy 'layer' cut each step by their shards"),
+        ({"replica_size": 2}, "groups cut each step by their shards"),
+        ({"strategy": "agwu"}, "replicas make steps of their own here"),
+        ({"strategy": "local-sgd"}, "replicas make steps of their own here"),
+        ({"reproducible": True}, "measured seconds"),
+    ],
+)
+def test_steps_do_not_grow_where_their_noise_or_time_is_not_measured(train: dict[str, Any], reason: str) -> None:
+    (problem,) = problems({"train": {"batch_size": "auto", **train}})
+    assert problem.startswith('train.batch_size = "auto": ')
+    assert reason in problem
+
+
+def test_the_largest_step_is_not_below_the_first() -> None:
+    (problem,) = problems({"train": {"batch_size": 64, "largest_batch": 32}})
+    assert problem == "train.largest_batch = 32: less than train.batch_size = 64; raise it or remove it"

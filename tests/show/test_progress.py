@@ -269,6 +269,28 @@ def test_a_known_noise_scale_is_shown() -> None:
     assert "noise scale 1,200 " in Screen().show(*data_parallel()[:-1], known)
 
 
+def test_a_noise_scale_that_cannot_be_told_is_said_to_be_unknown() -> None:
+    (line,) = plain(epoch(noise_within_error=True))
+    assert "  noise scale unknown (the gradient is within its error)  " in line
+
+
+def test_steps_that_grow_are_shown() -> None:
+    grown = {"event": "step-samples", "samples": 128, "before": 64, "rate": 2.0, "fixed": 0.0123}
+    assert plain({**grown, "noise_scale": 1200.4, "noise_error": 35.2}) == [
+        "128 samples a step from here on, 64 before: noise scale 1,200 ± 35, 12 ms of a step at any size; "
+        "learning rate x 2 of the schedule's"
+    ]
+    assert "64 before: 12 ms of a step" in plain(grown)[0]
+    assert "  128 samples a step  " in plain(epoch(step_samples=128))[0]
+    assert "samples a step 128" in Screen().show(*data_parallel()[:-1], epoch(step_samples=128))
+
+
+@pytest.mark.parametrize(("most", "words"), [(0, "what the workers' memory has room for"), (512, "512 samples")])
+def test_a_run_says_that_its_steps_may_grow(most: int, words: str) -> None:
+    begun = start(optimizer="sgd", lr=0.01, largest_batch=most)
+    assert plain(begun)[1].endswith(f", which may grow with the gradient noise scale to {words}")
+
+
 def test_an_epoch_without_validation_leaves_it_out() -> None:
     (line,) = plain(epoch(validation=None, epoch=4.0))
     assert "validation" not in line

@@ -177,6 +177,18 @@ def test_the_noise_that_was_known_last_is_told_with_what_a_step_gains_by_it() ->
         "gradient noise scale 1,200 ± 35 samples; steps of 300 gain up to 20.0 % of what steps without noise would"
     )
     assert [(look.noise_scale, look.noise_error) for look in tables(log).looks] == [(1200.4, 35.2), (None, None)]
+    (grown,) = [
+        line
+        for part in sections(
+            tables([*log[:2], epoch(**noise, step_samples=600), epoch(epoch=4.0, noise_within_error=True)])
+        )
+        for line in part.facts
+        if line[0] == "noise"
+    ]
+    assert grown[1].startswith("gradient noise scale 1,200 ± 35 samples; steps of 600 gain up to 33.3 % of what")
+    assert grown[1].endswith("on unknown (the gradient is within its error)")
+    hidden = [start(), lap("w0", 0), epoch(noise_within_error=True)]
+    assert "gradient noise scale unknown (the gradient is within its error)" in str(sections(tables(hidden)))
     silent = [start(), lap("w0", 0), epoch()]
     assert "noise" not in str(sections(tables(silent)))
 

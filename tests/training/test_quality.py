@@ -16,8 +16,9 @@ from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, Join, Local, ParameterServer, Push, UpdateRule
 from daskcnn.training.cadence import Cadence
 from daskcnn.training.coordinator.evaluations import NOTHING, Evaluations
+from daskcnn.training.exchange_orders import Send
 from daskcnn.training.judging import JudgedPart
-from daskcnn.training.replica_exchange import ReplicaExchange, Send
+from daskcnn.training.replica_exchange import ReplicaExchange
 from tests.training.coordinator_shell import report_of
 
 losses = st.floats(0, 1e30)

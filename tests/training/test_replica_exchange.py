@@ -18,20 +18,9 @@ from daskcnn.partition.step_shares import LAG
 from daskcnn.ps import RULES, AccuracyWeighted, Action, Local, Reply, UpdateRule, Vector
 from daskcnn.store.loader import BatchPlan, batch_edges
 from daskcnn.training.cadence import Cadence, TrainSteps
+from daskcnn.training.exchange_orders import Await, Gain, JudgeCenter, JudgeLocal, Order, PullCenter, Report, Send
 from daskcnn.training.judging import JudgedPart
-from daskcnn.training.replica_exchange import (
-    CERTAIN,
-    Await,
-    ExchangePhase,
-    Gain,
-    JudgeCenter,
-    JudgeLocal,
-    Order,
-    PullCenter,
-    ReplicaExchange,
-    Report,
-    Send,
-)
+from daskcnn.training.replica_exchange import CERTAIN, ExchangePhase, ReplicaExchange
 from daskcnn.training.round_report import RoundReport
 from tests.ps.driving import rule_of
 

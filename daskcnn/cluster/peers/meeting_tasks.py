@@ -27,9 +27,10 @@ from daskcnn.ps import Local, Vector
 from daskcnn.ps.bsp import ASA
 from daskcnn.ps.vectors import cast
 from daskcnn.training.cadence import Cadence, TrainSteps
+from daskcnn.training.exchange_orders import Order, Send
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Stopped
-from daskcnn.training.replica_exchange import Order, ReplicaExchange, Send
+from daskcnn.training.replica_exchange import ReplicaExchange
 from daskcnn.training.round_report import RoundReport
 
 

@@ -36,6 +36,7 @@ from daskcnn.cluster.worker.tasks import calibrate
 from daskcnn.errors import ClusterError, DataUnseen, Interrupted, Lost, UserError, told
 from daskcnn.events import CalibratedWorker, Warned
 from daskcnn.job.network import replica_bytes
+from daskcnn.job.prepared import largest_step
 from daskcnn.job.tables import Job
 from daskcnn.store.array_index import ArrayChanged, ArrayIndex
 from daskcnn.training.coordinator.facts import Calibrated, CalibrationFailed, Fact
@@ -322,7 +323,13 @@ def calibrated(context: RunContext, worker: str, future: Future, at: float) -> F
         reason = f"calibration failed: {type(error).__name__}: {error}"
         return CalibrationFailed(worker, reason, "mend that on the worker, and start it again", at)
     context.calibrations[worker] = found
-    return Calibrated(worker, found.seconds_per_sample, calibration_row(context.workers.alive[worker], found), at)
+    member, largest = context.workers.alive[worker], None
+    if context.job.train.largest_batch is not None:
+        memory = found.memory if member.kind == "gpu" else member.memory_limit or found.memory
+        largest = largest_step(context.job, context.dataset, memory)
+        largest = min(largest, found.planned_step or largest)
+    row = calibration_row(member, found).model_copy(update={"largest_step": largest})
+    return Calibrated(worker, found.seconds_per_sample, row, at)
 
 
 def lost_while_calibrated(context: RunContext, worker: str, at: float) -> CalibrationFailed:

@@ -27,19 +27,11 @@ from daskcnn.ps import Join, Local, Pull, Push, PushPart, Reply, Request
 from daskcnn.ps.vectors import cast
 from daskcnn.store.array_index import ArrayIndex
 from daskcnn.training.cadence import Cadence, TrainSteps, steps_of_round
+from daskcnn.training.exchange_orders import Answer, Await, JudgeCenter, JudgeLocal, Order, PullCenter, Send
 from daskcnn.training.gradient_parts import TellStep
 from daskcnn.training.judging import JudgedPart
-from daskcnn.training.replica import Replica, Stopped, Trained
-from daskcnn.training.replica_exchange import (
-    Answer,
-    Await,
-    JudgeCenter,
-    JudgeLocal,
-    Order,
-    PullCenter,
-    ReplicaExchange,
-    Send,
-)
+from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch
+from daskcnn.training.replica_exchange import ReplicaExchange
 from daskcnn.training.round_report import RoundReport
 from daskcnn.training.worker_calibration import (
     fixed_seconds,
@@ -256,12 +248,22 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Arr
         teller.tell("a step of training")
         seconds, convs = step_seconds(session.replica)
         step_fixed = fixed_seconds(session.replica, seconds) if shares_steps(job) else None
+        planned = None if job.train.largest_batch is None else _planned_step(session.replica)
         fixed, rest = dict[str, float](), None
         if job.train.strategy == LAYER or job.train.replica_size > 1:  # shares go by whole stages
             teller.tell("the layers that are sharded")
             stages = stage_seconds(session.replica)
             convs, fixed, rest = dict(stages.whole), dict(stages.fixed), stages.rest
-    return Calibration(seconds, convs, fixed, profile.threads, profile.name, profile.memory, rest, step_fixed)
+    of_device = profile.threads, profile.name, profile.memory
+    return Calibration(seconds, convs, fixed, *of_device, rest, step_fixed, planned)
+
+
+def _planned_step(replica: Replica) -> int:
+    """Return the samples of a step, far more than there will be or fewer, whose convolutions the workspace holds."""
+    return evaluation_batch(replica.model, replica.dataset.shape, replica.job.model.dtype, replica.device, _MANY)
+
+
+_MANY = 1 << 17
 
 
 @returns_refusals

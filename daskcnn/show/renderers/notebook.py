@@ -91,6 +91,7 @@ class NotebookProgress:
             "" if board.samples_per_second is None else f"{count(board.samples_per_second)} images/s",
             "" if board.seconds_per_step is None else f"{number(board.seconds_per_step)} s/step",
             "" if board.lr is None else f"lr {number(board.lr)}",
+            "" if board.step_samples is None else f"{count(board.step_samples)} samples a step",
             "" if board.noise_scale is None else f"noise scale {count(board.noise_scale)}",
         ]
 

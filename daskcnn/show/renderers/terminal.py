@@ -122,6 +122,8 @@ def _figures(board: Board, *, wide: bool) -> Columns | Text:
         figures.append(("", f"{count(board.samples_per_second)} images/s"))
     if wide and board.lr is not None:
         figures.append(("lr", number(board.lr)))
+    if wide and board.step_samples is not None:
+        figures.append(("samples a step", count(board.step_samples)))
     if wide and board.noise_scale is not None:
         figures.append(("noise scale", count(board.noise_scale)))
     texts = [

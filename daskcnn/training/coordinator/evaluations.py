@@ -149,10 +149,20 @@ class Evaluation:
         return not 0 < self.center.samples < self.validation
 
     def event(
-        self, *, epoch: float, epochs: float, step: int, lr: float | None, noise: NoiseScale | None = None
+        self,
+        *,
+        epoch: float,
+        epochs: float,
+        step: int,
+        lr: float | None,
+        noise: NoiseScale | None = None,
+        step_samples: int | None = None,
     ) -> EpochEnded:
-        """Return the event that is logged."""
-        trained = self.trained.judged
+        """Return the event that is logged. step_samples: of a step, where they may grow."""
+        trained, of_noise = self.trained.judged, dict[str, Any]()
+        if noise is not None:
+            known = {"noise_scale": noise.scale, "noise_error": noise.error}
+            of_noise = known if noise.known else {"noise_within_error": True}
         return EpochEnded(
             epoch=epoch,
             epochs=epochs,
@@ -163,7 +173,8 @@ class Evaluation:
             samples_per_second=self.samples / self.seconds if self.seconds else 0.0,
             lr=lr,
             seconds=self.seconds,
-            **({} if noise is None else {"noise_scale": noise.scale, "noise_error": noise.error}),
+            **of_noise,
+            **({} if step_samples is None else {"step_samples": step_samples}),
         )
 
 

@@ -120,6 +120,7 @@ class Life:
 
     def _first_rounds(self) -> Rounds:
         settings, rule, seconds = self._settings, self._settings.rule, self.teams.seconds
+        growth = self._records.growth
         rounds = Rounds(
             settings.partitioner,
             settings.samples,
@@ -128,9 +129,10 @@ class Life:
             barrier=rule.barrier,
             passes=rule.passes(settings.epochs),
             swaps=rule.swaps,
-            batch_size=settings.batch_size if settings.meets_within_rounds else None,
+            batch_size=growth.samples if settings.meets_within_rounds else None,
             shares_steps=rule.shares_steps,
             alone=settings.may_be_alone,
+            cuts_alone=growth.grows,
             resizes_steps=settings.resizes_steps,
             meetings=rule.meetings if rule.steps_by_speed else None,
         )
@@ -175,7 +177,7 @@ class Life:
             self._start(due, now)
 
     def _log_allocation(self, sizes: dict[str, int]) -> None:
-        step, said = self._settings.step_parts(sizes), self._said
+        step, said = self._settings.step_parts(sizes, self._records.growth.samples), self._said
         least = sum(step.values()) / SHOWN
         alike = step.keys() == said.keys() != set() and all(abs(step[each] - said[each]) < least for each in step)
         self._said = said if alike else step
@@ -195,11 +197,13 @@ class Life:
 
     def _start(self, due: list[Round], now: float) -> None:
         q, scored = self._to_judge(due)
-        scale = self._settings.rate_scale(len(self.rounds.running)) * self._records.divergence.scale
+        records, alive = self._records, self._roster.alive
+        scale = self._settings.rate_scale(len(self.rounds.running)) * records.divergence.scale * records.growth.rate
         self._scored.update(scored)
         for round_ in due:
             worker, session = round_.worker, self.sessions.numbers[round_.worker]
             self.sessions.running[worker] = Running(round_, session, now, self._expected(round_))
+            round_ = records.growth.measuring(round_, alive.get(worker))
             self._out.put(orders.StartRound(self.number, session, round_, scored.get(worker), q, scale))
 
     def _expected(self, round_: Round) -> float:
@@ -317,9 +321,14 @@ class Life:
         )
         if self._logs:
             self._out.log(report.event(records.epoch(rounds)))
+        records.growth.add(report, self._roster.alive.get(report.worker))
         round_ended = not rounds.running if self._barrier else judged
+        resized = records.growth.decide(self._roster.alive.values()) if round_ended else None  # kept by what is saved
         if round_ended and records.evaluations.judged:
             records.evaluated(report, rounds, self.number, now)
+        if resized is not None and not rounds.ended:
+            rounds.batch_size, self._told = resized.samples, None
+            self._out.log(resized)
 
     # --- a replica is lost ---
 

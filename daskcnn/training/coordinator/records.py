@@ -11,6 +11,7 @@ from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.evaluations import Divergence, Evaluations
+from daskcnn.training.coordinator.growth import StepGrowth
 from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.judging import Judging
@@ -46,6 +47,7 @@ class Records:
     saving : States that are being kept, the oldest first.
     version : Version of the newest center that was reported.
     judging : Sizes evaluations.
+    growth : Sizes steps.
     ruined : The error of a center that has diverged without a loss that is not finite, by the last evaluation.
     """
 
@@ -69,6 +71,7 @@ class Records:
         self.judging = Judging(
             book, settings.validation, sized=settings.sized, even=settings.even, keeps_best=settings.keeps_best
         )
+        self.growth = StepGrowth(settings, book)
 
     def epoch(self, rounds: Rounds) -> float:
         """Return the presentations a sample so far."""
@@ -77,12 +80,13 @@ class Records:
     def evaluated(self, report: RoundReport, rounds: Rounds, life: int, now: float) -> None:
         """Log the center's score after a synchronous round, or an epoch; save a checkpoint if due.
 
-        report: of the replica that ended it.
+        report: of the replica that ended it. rounds: with the samples of the steps that were made.
         """
         found, better = self.evaluations.end_interval(now)
         epoch, settings = self.epoch(rounds), self._settings
         of_run: dict[str, Any] = {"epoch": epoch, "epochs": settings.epochs, "step": self.version}
-        self._out.log(found.event(**of_run, lr=report.lr, noise=report.noise))
+        step_samples = rounds.batch_size if self.growth.grows else None
+        self._out.log(found.event(**of_run, lr=report.lr, noise=report.noise, step_samples=step_samples))
         steps = rounds.done / (settings.batch_size * (1 if settings.rule.shares_steps else len(rounds.seconds)))
         if told := self.evaluations.guesses(found, settings.guess, epoch=epoch, steps=steps):
             self._out.warn(told)
@@ -114,5 +118,5 @@ class Records:
         self.kept = Kept(version, self.epoch(rounds), self._book(rounds, life), judged=False)
 
     def _book(self, rounds: Rounds, life: int) -> dict[str, Any]:
-        own = self.evaluations.book() | self.divergence.book() | self.judging.book()
+        own = self.evaluations.book() | self.divergence.book() | self.judging.book() | self.growth.book()
         return {"rounds": rounds.to_dict(), "server_epoch": life, **own}

@@ -88,7 +88,8 @@ class Settings(RunSettings):
     """A data-parallel run.
 
     replica_size: workers of a replica. rate_power: power of the replicas' number that the learning rate grows by, if
-    the rule scales it. averages: an average follows the center.
+    the rule scales it. averages: an average follows the center. largest_step: samples that a step may grow to with the
+    gradient noise scale, as far as memory has room for them; None: it stays as it is.
     """
 
     strategy: str
@@ -97,6 +98,7 @@ class Settings(RunSettings):
     replica_size: int = 1
     rate_power: float = 1.0
     averages: bool = False
+    largest_step: int | None = None
 
     @classmethod
     def of(cls, job: Job, samples: int, guess: Guessing | None = None) -> Settings:
@@ -111,6 +113,7 @@ class Settings(RunSettings):
             replica_size=train.replica_size,
             rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
             averages=train.ema is not None,
+            largest_step=samples if train.largest_batch == "memory" else train.largest_batch,
             **_of_any(job, samples, guess),
         )
 
@@ -129,11 +132,11 @@ class Settings(RunSettings):
         step_samples = self.batch_size * (replicas if together and not self.rule.shares_steps else 1)
         return {"replicas": replicas, "scaled_lr": lr * self.rate_scale(replicas), "step_samples": step_samples}
 
-    def step_parts(self, sizes: Mapping[str, int]) -> dict[str, int]:
+    def step_parts(self, sizes: Mapping[str, int], step: int) -> dict[str, int]:
         """Return each replica's part of a step that all share, in proportion to these samples; else nothing."""
         if not (self.meets_within_rounds and self.rule.shares_steps and any(sizes.values())):
             return {}
-        return dict(zip(sizes, proportional(self.batch_size, list(sizes.values())), strict=True))
+        return dict(zip(sizes, proportional(step, list(sizes.values())), strict=True))
 
     @property
     def chooses_workers(self) -> bool:
