@@ -10,8 +10,9 @@ when a job comes or ends, when a worker comes or goes, and now and then because 
    `aged`, and before other such jobs that have been so for less long. It counts from when it became the oldest:
    otherwise a user with a thousand jobs would always be first.
 3. At its turn a job gets its least or nothing: of free workers, and of those that other jobs have beyond their least,
-   the one whose job loses least by it. Where there are too few, the next job has its turn. The workers that an aged job
-   may have are kept for it as they become free, so that no stream of small jobs keeps a large one waiting.
+   the one by which the time of its job, times that of the new one, grows least. Where there are too few, the next job
+   has its turn. The workers that an aged job may have are kept for it as they become free, so that no stream of small
+   jobs keeps a large one waiting.
 4. Idle workers go to the job that gains most: whose time another worker shortens by the largest part. From one job to
    another a worker goes only where it gains `moves` times what it costs. So everything comes to rest.
 """
@@ -22,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import inf
+from math import inf, log
 from typing import TypeAlias
 
 from daskcnn.batch.past_use import oldest_since, used
@@ -34,6 +35,8 @@ Gain: TypeAlias = Callable[[QueuedJob, Collection[str]], float]
 
 SERVES = "ps"
 """Kind of a worker that holds parameter servers, of as many jobs as its memory has room for, and does not train."""
+_LEAST = 1e-9
+_CLEARLY = 1.25  # times the speed of another worker that make one the faster
 _WHATEVER = {"": Count(1, None)}  # what a job asks for that gives no numbers: one worker will do, all are of use
 
 
@@ -177,7 +180,7 @@ class _Sharing:
         return self._enough(job, chain.from_iterable(self._order[job.id].values()))
 
     def _orders_of_choice(self) -> dict[int, dict[str, list[str]]]:
-        """The workers that each job may have, by kind: those first that fewer others want, then the fastest."""
+        """The workers that each job may have, by kind: the fastest first, of about equal ones the least wanted."""
         alike = dict[tuple[object, ...], dict[str, list[str]]]()
         sorts = {job.id: (tuple(needs_of(job)), job.only) for job in self._jobs.values()}
         for job in self._jobs.values():
@@ -192,7 +195,7 @@ class _Sharing:
             wanted.update({name: number for own in alike[sort].values() for name in own})
         for own in alike.values():
             for names in own.values():
-                names.sort(key=lambda name: (wanted[name], -self._workers[name].speed))
+                names.sort(key=lambda name: (-round(log(self._workers[name].speed, _CLEARLY)), wanted[name]))
         return {job: alike[sort] for job, sort in sorts.items()}
 
     # --- who has what ---
@@ -251,15 +254,14 @@ class _Sharing:
         return found
 
     def _cheapest(self, job: QueuedJob, of: set[str], taken: Collection[str]) -> str | None:
-        """The worker whose job loses least by giving it up."""
-        owners = (self._jobs[owner] for owner in self._given if owner != job.id)
-        options = [
-            (self._saved(owner, name, taken), -self._held[owner.user], name)
-            for owner in owners
-            for name in self._spare(owner, taken)
-            if name in of
-        ]
-        return min(options)[2] if options else None
+        """The worker that lengthens the time of its job, times that of the one that takes it, the least."""
+        options = list[tuple[float, float, int, str]]()
+        for owner in (self._jobs[owner] for owner in self._given if owner != job.id):
+            for name in (name for name in self._spare(owner, taken) if name in of):
+                lost = self._saved(owner, name, taken)
+                new = self._time(job, frozenset((*self._given.get(job.id, ()), *taken, name)))
+                options.append((new / max(1 - lost, _LEAST), lost, -self._held[owner.user], name))
+        return min(options)[-1] if options else None
 
     def _enough(self, job: QueuedJob, workers: Iterable[str]) -> bool:
         """True if a job can start with these."""

@@ -190,7 +190,7 @@ def plan_conv(
 
 
 @click.command(cls=Command)
-@click.argument("job", metavar="JOB.toml|RUN")
+@click.argument("job", metavar="JOB.toml|RUN", required=False)
 @scenario_options
 @click.option(
     "--train", is_flag=True, help="Train for real too, on the job's data, in this process: the result has accuracies."
@@ -198,12 +198,13 @@ def plan_conv(
 @click.option("--figures", metavar="FOLDER", help="Draw the papers' figures for this job in FOLDER.")
 @click.option("--format", "suffix", type=click.Choice(["svg", "png"]), default="svg", show_default=True)
 @click.option("--keep", metavar="FOLDER", help="Write the simulated run to FOLDER, for report and compare.")
+@click.option("--queue", metavar="FILE", help="Play a queue of jobs, from a queue file, in place of a single JOB.")
 @click.option("--write-cluster", metavar="FILE", help="Write the cluster to FILE as a cluster file.")
 @as_json
 @import_option
 @verbose
 def simulate(
-    job: str,
+    job: str | None,
     cluster: str | None,
     settings: tuple[str, ...],
     seed: int,
@@ -211,11 +212,24 @@ def simulate(
     figures: str | None,
     suffix: str,
     keep: str | None,
+    queue: str | None,
     write_cluster: str | None,
     as_json: bool,
     **_: Any,
 ) -> None:
     """Run JOB in simulated time, on a cluster from a file or as measured by a run."""
+    if queue is not None:
+        of_a_job = {
+            "JOB": job,
+            "--train": train,
+            "--figures": figures,
+            "--keep": keep,
+            "--write-cluster": write_cluster,
+        }
+        _simulate_queue(queue, cluster, settings, seed, as_json, [name for name, given in of_a_job.items() if given])
+        return
+    if job is None:
+        raise click.UsageError("Missing argument 'JOB.toml|RUN', or --queue FILE")
     from daskcnn.planning import simulate as simulation
     from daskcnn.reports.plot import draw_paper_figures
 
@@ -232,3 +246,16 @@ def simulate(
     if figures:
         for path in draw_paper_figures(chosen, figures, suffix=suffix, seed=seed):
             say(f"figure {path}")
+
+
+def _simulate_queue(
+    file: str, cluster: str | None, settings: tuple[str, ...], seed: int, as_json: bool, unfit: list[str]
+) -> None:
+    from daskcnn.batch.simulated_queue import format_queue, simulate_queue
+
+    if unfit:
+        raise click.UsageError(f"{' and '.join(unfit)}: not of a queue; leave out --queue, or {' and '.join(unfit)}")
+    if cluster is None:
+        raise click.UsageError("--queue: give --cluster with a cluster file or a run")
+    found = simulate_queue(file, cluster, settings, seed=seed)
+    tell(dumps(found.to_dict(), indent=2) if as_json else format_queue(found))
