@@ -280,7 +280,7 @@ def _measured_steps(study: Study) -> Iterator[Figure]:
         rest = study.rest(model, common[-1])
         bars[f"{model}\n2"] = (max(0.0, found["step"] - found["shards"] - rest), found["shards"], rest)
     title = f"A step's parts measured, batches of {common[-1]}"
-    yield stacked("layer-measured", title, "Marques et al. fig. 6", "network and workers of one thread", bars)
+    yield stacked("layer-measured", title, "thesis, fig. 5.1 to 5.5", "network and workers of one thread", bars)
 
 
 def _simulated_steps(study: Study, kind: str, model: str, batch: int, like: str) -> Iterator[Figure]:

@@ -255,8 +255,12 @@ def verdict(results: Mapping[str, Any]) -> Iterator[str]:
 def plots(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Accuracy by epoch and AUC of every rule (BPT-CNN fig. 11), and accuracy by time of its four strategies.
 
-    Its fig. 14 has the time of a whole run by strategy instead.
+    Its fig. 14 has the time of a whole run by strategy instead. Without a value of its axis a figure is left out.
     """
+    return (figure for figure in _all_plots(results) if any(x for x, _ in figure.curves.values()))
+
+
+def _all_plots(results: Mapping[str, Any]) -> Iterator[Figure]:
     rules = {f"{s} + idpa": _kept(results, Part(s, "idpa", rule=TUNED.get(s, {}))) for s in RULES}
     key = {f"{s} + {p}": _kept(results, Part(s, p)) for s, p in KEY}
     title = "Every rule on CIFAR-10, two workers of speeds 1:3"

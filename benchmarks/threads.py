@@ -2,11 +2,11 @@
 
     python benchmarks/threads.py [--models plain20] [--batches 128] [--threads 1 2] [--json FILE]
 
-BPT-CNN, Fig. 14 d and e, show balance and saving of threads. A step is a row of calls that the threads share; between
-two of them one thread decides what comes next. Balance is the time that the least busy thread works inside calls,
-divided by that of the busiest. A thread that waits for a task of a spectral pass counts as working. A graph of tasks
-over the whole step, without ends of calls and with nothing between them, could at best share out all work evenly:
-`at best` is how long that would take, divided by what a step takes now.
+BPT-CNN shows the time of a run by threads (Fig. 14); their balance and what they save are figures of ours. A step is a
+row of calls that the threads share; between two of them one thread decides what comes next. Balance is the time that
+the least busy thread works inside calls, divided by that of the busiest. A thread that waits for a task of a spectral
+pass counts as working. A graph of tasks over the whole step, without ends of calls and with nothing between them, could
+at best share out all work evenly: `at best` is how long that would take, divided by what a step takes now.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -59,6 +60,13 @@ def _names_of(file: Path) -> set[str]:
             case ast.Assign() | ast.AnnAssign():
                 names |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     return names
+
+
+@pytest.mark.parametrize("file", sorted((FOLDER / "results" / "figures").glob("*.svg")), ids=lambda file: file.stem)
+def test_a_figure_that_is_kept_has_marks(file: Path) -> None:
+    """Lines and bars are clipped by the axes, as the grid is, which is gray."""
+    clipped = re.findall(r'clip-path="url\([^)]*\)"(?: style="([^"]*)")?', file.read_text("utf-8"))
+    assert [style for style in clipped if "#b0b0b0" not in style]
 
 
 def _is_module(package: str, name: str) -> bool:

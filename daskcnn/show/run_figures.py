@@ -213,7 +213,7 @@ def _rounds(reports: Reports) -> Iterator[Figure]:
     balance = {"balance" if one else clean(name): _of_rounds(r, lambda b: b.balance) for name, r in several.items()}
     pooled = [r.balance.balance for r in several.values() if r.balance and r.balance.balance is not None]
     levels = {"of all rounds": pooled[0]} if one and pooled else {}
-    title, like = "Balance of the rounds (mean busy by longest)", "BPT-CNN fig. 15 b"
+    title, like = "Balance of the rounds (mean busy by longest)", "BPT-CNN fig. 15 b, by round"
     yield Figure("balance-by-round", title, like, "round", "balance", balance, levels=levels, counted=True)
     wait: dict[str, Curve] = {}
     for name, report in several.items():
