@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import NUMPY
+from daskcnn.cluster.shell.data_parallel import worth_keeping
 from daskcnn.cluster.worker.session import Session
 from daskcnn.cluster.worker.tasks import ServedRound, join_server
 from daskcnn.nn import OptimizerState
@@ -167,3 +168,11 @@ def test_a_session_after_a_round_that_was_stopped_begins_anew() -> None:
         worker.train(4)
     assert worker.train(4, session=2).pushes == 4
     assert [push.seq for push in worker.link.pushes if push.session == 2] == [1, 2, 3, 4]
+
+
+def test_states_of_lost_replicas_are_kept_for_their_return_but_not_of_all_there_ever_were() -> None:
+    of: Any = {name: object() for name in ("a", "b", "c", "d")}
+    assert [*worth_keeping(of, ("c", "d"))] == ["a", "b", "c", "d"]
+    kept = worth_keeping({**of, "e": of["a"]}, ("d", "f"))
+    assert [*kept] == ["c", "e", "d"]
+    assert kept["e"] is of["a"]

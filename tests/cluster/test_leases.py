@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from daskcnn.cluster.link import members
+from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.lease_table import BACK, Holder, LeaseTable, others_of
@@ -353,3 +354,57 @@ def test_a_worker_that_is_back_is_its_runs() -> None:
         assert come(workers) == ["d1"]
         workers.free(SimpleNamespace(address="tcp://new"))  # type: ignore[arg-type]
         assert two.take(["tcp://new"])
+
+
+# --- workers that come back ---
+
+
+def by_their_names(workers: RunWorkers) -> list[str]:
+    workers.look_round()
+    return [member.name for member in workers.came()]
+
+
+@pytest.mark.parametrize("called", ["d1", 0], ids=["named by its user", "numbered by LocalCluster"])
+def test_a_worker_that_is_back_keeps_its_name(called: Any) -> None:
+    with fake_client(there("d1")) as client, holding(client, "a") as one:
+        client.workers["tcp://d1"]["name"] = called
+        workers, _ = running(client, one)
+        (name,) = workers.alive
+        client.workers = {"tcp://new": {**there("d1")["tcp://d1"], "name": called}, **there("d2")}
+        with pytest.raises(WorkersLost):
+            workers.look_round()
+        assert [member.name for member in workers.came()] == ["d2"], "its loss is told first"
+        del workers.alive[name]
+        assert by_their_names(workers) == [name]
+        assert by_their_names(workers) == []
+
+
+def test_a_worker_that_hung_is_news_once_it_is_heard_of() -> None:
+    with fake_client(there("d1", "d2")) as client, holding(client, "a") as one:
+        workers, _ = running(client, one)
+        for at, heard in ((1.0, []), (1.0, []), (2.0, ["d1"]), (3.0, [])):
+            for info in client.workers.values():
+                info["last_seen"] = at
+            assert by_their_names(workers) == heard
+            if workers.alive:
+                workers.expect(workers.alive.pop("d1"))
+
+
+def test_those_left_over_are_news_to_a_run_that_grows_unless_they_hang() -> None:
+    with fake_client(there("d1", "d2", "d3", s={"PS": 1.0})) as client, holding(client, "a") as one:
+        workers, _ = running(client, one, grows=True)
+        assert by_their_names(workers) == []
+        client.workers["tcp://d2"]["last_seen"] = client.workers["tcp://s"]["last_seen"] = 5.0
+        assert by_their_names(workers) == ["d2"]
+
+
+def test_an_unused_worker_that_is_gone_is_told_of() -> None:
+    with fake_client(there("d1", "d2")) as client, holding(client, "a") as one:
+        workers, _ = running(client, one)
+        client.workers = there("d1", "d3")
+        workers.look_round()
+        (member,) = workers.came()
+        workers.spare[member.name] = member
+        client.workers = there("d1")
+        workers.look_round()
+        assert (workers.left, workers.spare) == (["d3"], {})

@@ -36,7 +36,7 @@ def test_a_worker_behind_a_slow_link_is_left_out_by_name_before_it_trains() -> N
     assert joined(shell) == {"cpu-0", "cpu-1"}
     (out,) = shell.of(WorkerLeftOut)
     assert out.worker == "cpu-2"
-    assert orders.Dismiss("cpu-2") in shell.orders
+    assert orders.Dismiss("cpu-2", for_good=True) in shell.orders
     assert len(shell.of(StrategyChosen)) == 1
 
 

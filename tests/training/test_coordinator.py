@@ -139,7 +139,7 @@ def test_a_calibration_fails() -> None:
     shell.answer_to(orders.Calibrate)
     assert shell.tell(facts.CalibrationFailed("cpu-1", "needs 3 GB, has 2", "give it more memory", 2.0)) == [
         Log(WorkerLeftOut(worker="cpu-1", reason="needs 3 GB, has 2", remedy="give it more memory")),
-        orders.Dismiss("cpu-1"),
+        orders.Dismiss("cpu-1", for_good=True),
         Log(WorkersCalibrated(workers=[row("cpu-0")])),
         orders.StartServer(1, moved=False),
     ]

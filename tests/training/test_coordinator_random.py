@@ -43,6 +43,8 @@ class Course:
             self.answer: 60,
             self.report_again: 10,
             self.come: 6,
+            self.come_back: 4,
+            self.pass_time: 2,
             self.go: 8,
             self.lose_server: 4,
             self.get_out_of_step: 2,
@@ -81,6 +83,15 @@ class Course:
     def come(self) -> None:
         self.shell.tell(facts.WorkerReady(f"cpu-{self.came}", "cpu", self.shell.now))
         self.came += 1
+
+    def come_back(self) -> None:
+        """A worker that was there before is back under its name."""
+        back = self.random.randrange(self.came)
+        self.shell.tell(facts.WorkerReady(f"cpu-{back}", "cpu", self.shell.now))
+
+    def pass_time(self) -> None:
+        self.shell.now += 20.0
+        self.shell.tell(facts.Tick(self.shell.now))
 
     def go(self) -> None:
         workers = [*self.coordinator.roster.alive, *self.coordinator.roster.calibrating]

@@ -48,7 +48,7 @@ def test_a_worker_that_leaves_ends_its_round_and_each_presentation_is_made_once(
     assert shell.finish().status == "done"
     assert shell.reported == SAMPLES * EPOCHS
     assert not shell.of(WorkerLost)
-    assert orders.Dismiss("cpu-1") in shell.orders
+    assert orders.Dismiss("cpu-1", for_good=True) in shell.orders
     assert (Leave("cpu-1", 1, 1) in shell.orders) != shell.settings.peers
     assert all(round_.worker != "cpu-1" for round_ in begun(shell.of(StartRound))[3:])
 

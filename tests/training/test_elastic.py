@@ -9,6 +9,7 @@ import pytest
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.events import RunContinued, RunPaused, WorkerIgnored, WorkerJoined
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.bench import FIRST, FORGIVEN, Bench
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator import PEERS
 from tests.training.test_coordinator_faults import every_rule
@@ -108,7 +109,75 @@ def test_a_range_grows_to_its_most() -> None:
         shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
     shell.answer_to(orders.Calibrate)
     assert [event.worker for event in shell.of(WorkerJoined)] == ["cpu-2"]
-    assert [event.address for event in shell.of(WorkerIgnored)] == ["cpu-3"]
+    assert shell.of(WorkerIgnored) == [], "it is a reserve"
+    assert shell.tell(facts.Tick(shell.now)) == []
+    shell.tell(facts.WorkerGone(("cpu-0",), "gone", shell.now))
+    assert orders.Calibrate("cpu-3") in shell.tell(facts.Tick(shell.now))
+
+
+def test_a_reserve_that_is_gone_is_not_called_up() -> None:
+    shell = begun(("agwu", {}), wanted={"cpu": 2})
+    shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+    shell.tell(facts.WorkerGone(("cpu-2",), "gone", shell.now))
+    shell.tell(facts.WorkerGone(("cpu-0",), "gone", shell.now))
+    assert shell.tell(facts.Tick(shell.now)) == []
+
+
+# --- workers that come back ---
+
+
+@every_rule
+def test_a_worker_that_is_back_has_its_name_a_new_session_and_a_share(which: Any) -> None:
+    """It is measured again: another process may be on other cores."""
+    shell = begun(which, least={})
+    before = max(order.session for order in shell.of(orders.Join) if order.replica == "cpu-1")
+    life = shell.coordinator.life
+    shell.tell(facts.WorkerGone(("cpu-1",), "gone", shell.now))
+    assert orders.Calibrate("cpu-1") in shell.tell(facts.WorkerReady("cpu-1", "cpu", shell.now))
+    assert shell.finish().status == "done"
+    sessions = [order.session for order in shell.of(orders.Join) if (order.replica, order.life) == ("cpu-1", life)]
+    if which[0] != "parallel-sgd" and which != PEERS:  # of one round, and of a new life
+        assert sessions == [before, before + 1]
+    assert shell.coordinator.rounds is not None
+    assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
+
+
+def test_a_worker_that_hangs_may_be_heard_of_again_and_one_that_does_not_fit_may_not() -> None:
+    shell = begun(("sgwu", {}), least={})
+    shell.tell(facts.Tick(shell.now + 1000.0))
+    found = shell.tell(facts.Waits(frozenset({"cpu-0"}), shell.now + 1000.0))
+    assert orders.Dismiss("cpu-1") in found
+    shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+    found = shell.tell(facts.CalibrationFailed("cpu-2", "needs 3 GB, has 2", "", shell.now))
+    assert orders.Dismiss("cpu-2", for_good=True) in found
+
+
+def test_a_worker_that_is_lost_again_and_again_is_left_out_for_a_growing_while() -> None:
+    shell = begun(("agwu", {}), least={})
+    waits = []
+    for _ in range(4):
+        shell.tell(facts.WorkerGone(("cpu-1",), "gone", shell.now))
+        found, begun_at = shell.tell(facts.WorkerReady("cpu-1", "cpu", shell.now)), shell.now
+        while orders.Calibrate("cpu-1") not in found:
+            shell.now += 1.0
+            found = shell.tell(facts.Tick(shell.now))
+        waits.append(shell.now - begun_at)
+        shell.answer_to(orders.Calibrate)
+    assert waits == [0.0, FIRST, 2 * FIRST, 4 * FIRST]
+    told = [event.reason for event in shell.of(WorkerIgnored)]
+    assert told[0] == "it was lost 2 times in a short time, and is left out for 15 s"
+    assert len(told) == 3
+
+
+def test_losses_of_long_ago_are_forgotten() -> None:
+    bench = Bench()
+    for at in (0.0, 10.0):
+        bench.came("a", at)
+        bench.lost("a", at + 1.0)
+    assert bench.barred("a", 12.0)
+    bench.came("a", 100.0)
+    bench.lost("a", 100.0 + 2 * FORGIVEN)
+    assert bench.barred("a", 100.0 + 2 * FORGIVEN) is None
 
 
 def test_too_few_that_can_be_used_are_told_of_before_anything_starts() -> None:

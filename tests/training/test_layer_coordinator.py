@@ -233,7 +233,7 @@ def test_a_worker_that_cannot_calibrate_is_left_out_and_the_run_starts() -> None
     assert shell.then(facts.Calibrated, "a", 1.0, row_of("a", 1.0)) == []
     out = shell.then(facts.CalibrationFailed, "b", "needs 3 GB of memory, has 2 GB", "lower train.batch_size")
     left_out = WorkerLeftOut(worker="b", reason="needs 3 GB of memory, has 2 GB", remedy="lower train.batch_size")
-    assert out[:2] == [orders.Log(left_out), orders.Dismiss("b")]
+    assert out[:2] == [orders.Log(left_out), orders.Dismiss("b", for_good=True)]
     assert kinds(out)[2:] == [WorkersCalibrated, KernelsSharded, orders.Place, orders.RunSegment]
 
 

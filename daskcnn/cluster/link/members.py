@@ -106,7 +106,8 @@ class Member:
     """A worker as the scheduler knows it.
 
     It counts as the first `kind` that it advertises; `also` holds the others. A `plain` one advertises none of our
-    resources and is taken as a CPU worker; only its address pins its tasks.
+    resources and is taken as a CPU worker; only its address pins its tasks. Dask's own name for it (`called`) tells
+    that a worker is back.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Member:
     memory_limit: int
     also: tuple[Kind, ...] = ()
     plain: bool = False
+    called: str = ""
 
     @property
     def declared(self) -> str:
@@ -166,7 +168,8 @@ def advertised(workers: Mapping[str, Mapping[str, Any]], *, plain: bool | None =
             first, *also = kinds[address] or ("cpu",)
             name, host, threads = str(info.get("name", address)), str(info["host"]), int(info["nthreads"])
             limit = int(info.get("memory_limit") or 0)
-            found.append(Member(name, address, host, first, threads, limit, tuple(also), plain=not kinds[address]))
+            plainly = not kinds[address]
+            found.append(Member(name, address, host, first, threads, limit, tuple(also), plain=plainly, called=name))
     found.sort(key=lambda m: (m.kind, _natural(m.name), m.address))
     names = unique_names([given_name(workers[m.address].get("name")) for m in found], [m.kind for m in found])
     return [member.named(name) for member, name in zip(found, names, strict=True)]

@@ -12,7 +12,7 @@ from daskcnn.cluster.link.calls import ServerLost, WorkersLost
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.leases import Hold
-from daskcnn.cluster.link.members import Member, Members, advertised
+from daskcnn.cluster.link.members import Member, Members, advertised, unique_names
 from daskcnn.cluster.link.news import News
 from daskcnn.errors import Lost
 from daskcnn.events import Event, WorkerIgnored, WorkerLost
@@ -31,13 +31,15 @@ class RunWorkers:
     members : the workers that it was admitted with, and those set apart for the server.
     needs_server : True if the run ends without the hosts of its server.
     hosts : addresses of workers that hold a part of the server.
-    newcomers : workers that came, until they are taken from here.
+    newcomers : workers that came, until `came` gives them.
+    spare : workers that came and are of no use now, by name.
+    left : names of spare workers that are gone, until they are taken from here.
 
     Parameters
     ----------
     hold : the run's hold on its workers; None where it needs none
     only : patterns of the names of workers that may come; any if there are none
-    grows : workers that other runs had are of use when they are free
+    grows : workers that other runs had are of use when they are free, as are those that are left over now
     """
 
     def __init__(
@@ -58,7 +60,14 @@ class RunWorkers:
         self.newcomers: list[Member] = []
         self.news = News()
         others = {*hold.others} if hold is not None else set[str]()
-        self._known = {*connection.workers()} - (others if grows else set())  # addresses that are no news
+        there = connection.workers()
+        self._known = {*there} - (others if grows else set())  # addresses that are no news
+        self._names = {member.called: member.name for member in members.workers}  # by what Dask calls them
+        self.spare: dict[str, Member] = {}
+        self.left: list[str] = []
+        self._heard = {address: float(info.get("last_seen", 0.0)) for address, info in there.items()}
+        ours = {member.address for member in (*members.workers, members.server, *members.servers)}
+        self._quiet = {address: self._heard[address] for address in self._known - ours} if grows else {}
         self._others, self._look_again = set[str](), 0.0  # workers of other runs, as of the last look at them
         self._plain = any(member.plain for member in members.workers)
         self._looked = 0.0
@@ -75,12 +84,28 @@ class RunWorkers:
             return False
         self._looked = time.monotonic()
         now = self.connection.workers()
+        self._note_those_awake(now)
         self._note_newcomers(now)
+        self._note_spares(now)
         if gone := [name for name, member in self.alive.items() if member.address not in now]:
             raise WorkersLost(gone)
         if self.needs_server and not {self.members.server.address, *self.hosts} <= now.keys():
             raise ServerLost
         return True
+
+    def _note_those_awake(self, now: Mapping[str, Mapping[str, Any]]) -> None:
+        """Make those news that are heard of again: they hung, or were left over."""
+        self._known &= now.keys()
+        self._heard = {address: float(info.get("last_seen", 0.0)) for address, info in now.items()}
+        awake = {address for address, last in self._quiet.items() if self._heard.get(address, last) > last}
+        self._quiet = {address: last for address, last in self._quiet.items() if address in now.keys() - awake}
+        self._known -= awake
+
+    def _note_spares(self, now: Mapping[str, Mapping[str, Any]]) -> None:
+        gone = [name for name, member in self.spare.items() if member.address not in now]
+        for name in gone:
+            del self.spare[name]
+        self.left += gone
 
     def _note_newcomers(self, now: Mapping[str, Mapping[str, Any]]) -> None:
         """Note workers that came, and that no other run has."""
@@ -103,6 +128,25 @@ class RunWorkers:
                 self._hold.look(self.connection.heed)
             self._others, self._look_again = {*self._hold.others}, time.monotonic() + LOOK_AT_OTHERS
         return self._others
+
+    def came(self) -> list[Member]:
+        """Take the workers that came, each by its name in the run: the one that it had, if it is back."""
+        waiting, self.newcomers, found = self.newcomers, [], []
+        for member in waiting:
+            name = self._names.get(member.called)
+            if name in self.alive:  # its loss is told first
+                self.newcomers.append(member)
+                continue
+            if name is None:
+                (name,) = unique_names([member.name], [member.kind], self._names.values())
+                self._names[member.called] = name
+            found.append(member.named(name))
+        return found
+
+    def expect(self, member: Member) -> None:
+        """Make the worker news again once it gives a sign of life."""
+        if member.address in self._heard:
+            self._quiet[member.address] = self._heard[member.address]
 
     def take(self, member: Member) -> bool:
         """Take a worker that came. Returns False where another run was faster. Raises Lost."""

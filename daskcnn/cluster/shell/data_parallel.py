@@ -5,6 +5,7 @@ The kind of replicas (a worker, a group) and the way that merges travel (a serve
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,8 @@ class DataParallel:
     def _save(self, order: orders.Save) -> None:
         snapshot = self._exchange.snapshot()
         self._count(snapshot)
-        optimizers = {name: self._optimizers[name] for name in order.replicas if name in self._optimizers}
+        optimizers = worth_keeping(self._optimizers, order.replicas)
+        self._optimizers = dict(optimizers)
         weights, rule_state = exchanged(snapshot.center, snapshot.state or {})
         if snapshot.noise:
             rule_state[NOISE] = np.array(snapshot.noise)
@@ -156,3 +158,10 @@ class DataParallel:
         if isinstance(error, UserError):
             return facts.RoundFailed(name, self.life, error, self._shell.now)
         raise error
+
+
+def worth_keeping(optimizers: Mapping[str, OptimizerState], replicas: Collection[str]) -> dict[str, OptimizerState]:
+    """Return the states of these replicas, behind those of as many lost ones, which may come back; the last ones."""
+    gone = [name for name in optimizers if name not in replicas]
+    there = [name for name in replicas if name in optimizers]
+    return {name: optimizers[name] for name in (*gone[max(0, len(gone) - len(replicas)) :], *there)}

@@ -17,7 +17,6 @@ from distributed import Future
 from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost
-from daskcnn.cluster.link.members import unique_names
 from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, refused, submit_calibration
 from daskcnn.cluster.run.context import Name, RunContext
 from daskcnn.cluster.run.exchange import PendingWork
@@ -156,11 +155,12 @@ class Shell:
         with self._losses_told():
             if workers.look_round() and self.now >= self._awake:
                 self.tell(facts.Tick(self.now))
-        while workers.newcomers:
-            member = workers.newcomers.pop()
-            (name,) = unique_names([member.name], [member.kind], self._candidates)
-            self._candidates[name] = member.named(name)
-            self.tell(facts.WorkerReady(name, member.kind, self.now))
+        if workers.left:
+            gone, workers.left = tuple(workers.left), []
+            self.tell(facts.WorkerGone(gone, "connection lost", self.now))
+        for member in workers.came():
+            self._candidates[member.name] = member
+            self.tell(facts.WorkerReady(member.name, member.kind, self.now))
 
     @contextmanager
     def _losses_told(self) -> Iterator[None]:
@@ -194,12 +194,14 @@ class Shell:
                 self._actions[orders.StartRound](started)
 
     def _free_unused(self, worker: str) -> None:
-        """Let other runs have a worker that is of no use, if this run has a hold on it since it was here before."""
+        """Let other runs have a worker that is of no use now, if this run has a hold on it since it was here before."""
         if worker not in self.context.workers.alive:
+            self.context.workers.spare[worker] = self._candidates[worker]
             with self._losses_told():
                 self.context.workers.free(self._candidates[worker])
 
     def _calibrate(self, order: orders.Calibrate) -> None:
+        self.context.workers.spare.pop(order.worker, None)
         if not self.context.workers.take(self._candidates[order.worker]):
             self.tell(facts.CalibrationFailed(order.worker, "another run has taken it meanwhile", "", self.now))
             return
@@ -215,6 +217,8 @@ class Shell:
         self.give_up(order.worker)
         if (member := self.context.workers.alive.pop(order.worker, None)) is not None:
             self.context.workers.free(member)
+            if not order.for_good:
+                self.context.workers.expect(member)
 
     def _give_up_calibrating(self, worker: str) -> None:
         if (future := self._calibrating.pop(worker, None)) is not None:

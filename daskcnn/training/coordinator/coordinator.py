@@ -19,6 +19,7 @@ from daskcnn.events import (
     WorkersCalibrated,
 )
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.bench import Bench
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order, Outbox
 from daskcnn.training.coordinator.roster import Measured, Refusal, Roster
@@ -54,7 +55,8 @@ class Coordinating(ABC):
     """
 
     def __init__(self, settings: RunSettings, remedy: str = "start it again") -> None:
-        self.roster, self._out = Roster(settings.wanted), Outbox()
+        self.roster, self.bench, self._out = Roster(settings.wanted), Bench(), Outbox()
+        self._now = 0.0  # of the last fact
         self._calibration_limit, self._remedy = settings.stall_timeout, remedy
         self._least, self._wait = settings.least, settings.wait
         self._paused: float | None = None  # the time since when too few workers are there
@@ -98,7 +100,7 @@ class Coordinating(ABC):
         """Take a fact in; return the orders that follow, in turn."""
         if self.phase is _ENDED:
             return []
-        found = self._out.renew()
+        found, self._now = self._out.renew(), fact.at
         self._handlers[type(fact)](fact)
         if self._time_limit is not None:
             self._keep_to(self._time_limit, fact, found)
@@ -112,14 +114,29 @@ class Coordinating(ABC):
     # --- workers come ---
 
     def _on_worker_ready(self, fact: facts.WorkerReady) -> None:
+        """Have the worker measure itself, at once or as soon as it has a place."""
         if self.roster.knows(fact.worker):
             return
-        if (refusal := self._closed() or self.roster.full(fact.kind)) is not None:
+        closed, barred, full = self._closed(), self.bench.barred(fact.worker, fact.at), self.roster.full(fact.kind)
+        if (refusal := closed or barred or full) is None:
+            self._let_measure(fact.worker, fact.kind, fact.at)
+            return
+        if closed is None:
+            self.bench.waiting[fact.worker] = fact.kind
+        if refusal is not full or not self._least:  # those beyond a range are a reserve, and no surprise
             reason, remedy = refusal
             self._out.log(WorkerIgnored(address=fact.worker, reason=reason, remedy=remedy))
-        else:
-            self.roster.calibrate(fact.worker, fact.kind, fact.at)
-            self._out.put(orders.Calibrate(fact.worker))
+
+    def _let_measure(self, worker: str, kind: str, now: float) -> None:
+        self.bench.came(worker, now)
+        self.roster.calibrate(worker, kind, now)
+        self._out.put(orders.Calibrate(worker))
+
+    def _call_up(self, now: float) -> None:
+        """Have workers measure themselves that waited for a place, or were left out for a while."""
+        for worker, kind in [*self.bench.waiting.items()]:
+            if not (self._closed() or self.bench.barred(worker, now) or self.roster.full(kind)):
+                self._let_measure(worker, kind, now)
 
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
         if fact.worker in self.roster.calibrating:
@@ -133,7 +150,10 @@ class Coordinating(ABC):
     def _leave_out_lost(self, fact: facts.WorkerGone) -> None:
         """Go on without workers that were lost while they measured themselves, or before the run began."""
         known = {*self.roster.calibrating, *(self.roster.alive if self.phase is Phase.CALIBRATING else ())}
-        self._leave_out([worker for worker in fact.workers if worker in known], fact.reason, self._remedy, fact.at)
+        for worker in fact.workers:
+            self.bench.waiting.pop(worker, None)
+        lost = [worker for worker in fact.workers if worker in known]
+        self._leave_out(lost, fact.reason, self._remedy, fact.at, lost=True)
 
     def _on_worker_leaving(self, fact: facts.WorkerLeaving) -> None:
         """Go on without workers that are to leave while they measure themselves; others go on until they are gone."""
@@ -144,20 +164,24 @@ class Coordinating(ABC):
         """Look after workers as time passes."""
         self._leave_out_overdue(now)
         self._end_long_pause(now)
+        if self.phase is not _ENDED and self.bench.waiting:
+            self._call_up(now)
 
     def _leave_out_overdue(self, now: float) -> None:
         """Go on without workers that do not answer."""
         limit = self._calibration_limit
         remedy = "is it busy with other tasks, such as predictions? Let them end, or raise cluster.stall_timeout"
-        self._leave_out(self.roster.overdue(now, limit), f"not calibrated within {limit:g} s", remedy, now)
+        self._leave_out(self.roster.overdue(now, limit), f"not calibrated within {limit:g} s", remedy, now, lost=True)
 
-    def _leave_out(self, workers: Sequence[str], reason: str, remedy: str, now: float) -> None:
-        """Go on without workers that were not calibrated."""
+    def _leave_out(self, workers: Sequence[str], reason: str, remedy: str, now: float, *, lost: bool = False) -> None:
+        """Go on without workers that were not calibrated. lost: they may come back."""
         for worker in workers:
+            if lost:
+                self.bench.lost(worker, now)
             self.roster.drop(worker)
             self._unfit.setdefault(errors.told("", reason, remedy), []).append(worker)
             self._out.log(WorkerLeftOut(worker=worker, reason=reason, remedy=remedy))
-            self._out.put(orders.Dismiss(worker))
+            self._out.put(orders.Dismiss(worker, for_good=not lost))
         if workers:
             self._begin_if_calibrated(now)
 
@@ -222,10 +246,12 @@ class Coordinating(ABC):
         samples: those that move to others. done: those of its last round, if it leaves in good order.
         """
         address = self.roster.alive[worker].row.address
+        if done is None:
+            self.bench.lost(worker, self._now)
         self.roster.drop(worker)
         gone: dict[str, Any] = {"worker": worker, "reason": reason, "samples_moved": samples}
         self._out.log(WorkerLost(**gone) if done is None else WorkerLeft(**gone, samples_done=done))
-        self._out.put(orders.Dismiss(worker))
+        self._out.put(orders.Dismiss(worker, for_good=done is not None))
         if not self.roster.alive and self.phase is not _ENDED:
             self._lost_last(Lost(f"worker {worker} ({address}): {reason}, and it was the last of the run"))
 

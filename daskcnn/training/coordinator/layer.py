@@ -61,7 +61,6 @@ class LayerCoordinator(Coordinating):
         self._last_ask = False  # True if the answer that is awaited is the epoch's last
         self._heard: float | None = None  # since when there is no result
         self._asked = False  # it was asked for whom the run waits, and the answer is to come
-        self._now = 0.0
 
     def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
         return {
@@ -77,11 +76,6 @@ class LayerCoordinator(Coordinating):
             facts.Saved: lambda fact: None,  # nothing waits for it: orders are carried out in turn
             facts.Tick: self._on_tick,
         }
-
-    def handle(self, fact: Fact) -> list[orders.Order]:
-        """Take a fact in; return what is to be done now, in order."""
-        self._now = fact.at
-        return super().handle(fact)
 
     @property
     def snapshot(self) -> LayerSnapshot:

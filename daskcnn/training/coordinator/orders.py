@@ -118,9 +118,10 @@ class CancelAll(Order):
 
 @dataclass(frozen=True, slots=True)
 class Dismiss(Order):
-    """Let the worker go: it is no longer part of the run."""
+    """Let the worker go: it is no longer part of the run. for_good: it is of no use if it gives a sign of life."""
 
     worker: str
+    for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,5 +271,6 @@ class Coordinator(Departures):
     def validate(self) -> None:
         """Assert every invariant that holds between two facts."""
         self.roster.validate()
+        assert not any(self.roster.knows(worker) for worker in self.bench.waiting), "it has a place"
         if self._present and self.phase not in (Phase.ENDED, Phase.CALIBRATING):
             self._present.validate(training=self.phase is _TRAINING)
