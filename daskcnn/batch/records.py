@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 State: TypeAlias = Literal["queued", "held", "running", "waiting", "done", "failed", "cancelled"]
 """State of a job. `waiting`: it has been tried, and is tried again when its time has come."""
@@ -44,7 +44,8 @@ class QueuedJob:
     attempts : times that it was started. exit_code : of the last one that ended.
     sweep : name of the sweep that it is part of; empty for a job by itself.
     why : why it waits, is held or has failed, in words.
-    cancelling : it was asked to end and has not yet.
+    cancelling : times that it was asked to end while it ran; signalled : times that its driver was told so.
+    epoch, accuracy : how far it had trained when its last attempt ended, and what it reached on validation samples.
     """
 
     id: int
@@ -64,7 +65,36 @@ class QueuedJob:
     exit_code: int | None = None
     sweep: str = ""
     why: str = ""
-    cancelling: bool = False
+    cancelling: int = 0
+    signalled: int = 0
+    epoch: float = 0.0
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job on its way into the queue.
+
+    Attributes
+    ----------
+    token : the submitter's own mark of it; the same one again is the same job.
+    folder : that holds its run; empty for the one of the service. name : of the run; empty for one by its number.
+    content : the job's tables. modules : paths and sources of the modules of its `run.imports`.
+    The other ones are those of `QueuedJob`.
+    """
+
+    token: str
+    user: str
+    content: Mapping[str, Any]
+    folder: str = ""
+    name: str = ""
+    priority: int = 0
+    after: tuple[int, ...] = ()
+    workers: Mapping[str, Count] = field(default_factory=lambda: MappingProxyType({}))
+    only: tuple[str, ...] = ()
+    sweep: str = ""
+    modules: tuple[tuple[str, str], ...] = ()
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +146,10 @@ CREATE TABLE jobs (
     exit_code INTEGER,
     sweep TEXT NOT NULL DEFAULT '',
     why TEXT NOT NULL DEFAULT '',
-    cancelling INTEGER NOT NULL DEFAULT 0,
+    cancelling INTEGER NOT NULL DEFAULT 0,    -- times that somebody has asked it to end
+    signalled INTEGER NOT NULL DEFAULT 0,     -- times that its driver was told so
+    epoch REAL NOT NULL DEFAULT 0,            -- trained when its last attempt ended
+    accuracy REAL,
     content TEXT NOT NULL,                    -- JSON: the tables of the job as they were submitted
     modules TEXT NOT NULL DEFAULT '[]'        -- JSON: [[path, source], ...] of the modules of run.imports
 ) STRICT;
