@@ -4,6 +4,7 @@ The names for use from Python. Each is imported when it is first used:
 
 CNNClassifier   a network as an estimator of scikit-learn's kind; listed where scikit-learn is installed
 train           train a job on a cluster
+submit          queue a job with the service of a cluster
 dry_run         say what a job would do
 prepare         write images and labels as a data set
 prepare_folder  write a folder of image files as a data set
@@ -24,6 +25,7 @@ from warnings import warn
 
 if TYPE_CHECKING:
     from daskcnn import errors, events
+    from daskcnn.batch.handle import submit
     from daskcnn.datasets.prepare_arrays import prepare
     from daskcnn.datasets.prepare_folder import prepare_folder
     from daskcnn.errors import Stop
@@ -46,6 +48,7 @@ __all__ = [
     "load",
     "prepare",
     "prepare_folder",
+    "submit",
     "train",
 ]
 if find_spec("sklearn") is None:  # what walks over the names, as completion and `help` do, would end there
@@ -61,6 +64,7 @@ _HOMES = {
     "load": "daskcnn.trained.trained_model",
     "prepare": "daskcnn.datasets.prepare_arrays",
     "prepare_folder": "daskcnn.datasets.prepare_folder",
+    "submit": "daskcnn.batch.handle",
     "train": "daskcnn.launch.jobs",
 }
 

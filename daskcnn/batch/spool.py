@@ -7,11 +7,13 @@ import os
 import re
 import sqlite3
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
+
+from platformdirs import user_state_path
 
 from daskcnn.batch.records import (
     ACTIVE,
@@ -31,6 +33,7 @@ from daskcnn.files import check_regular
 
 FILE = "jobs.sqlite"
 BUSY = 30.0  # seconds that a change waits for another process's
+DURABLE = "FULL"  # a change is on the disk before it counts
 NETWORK = re.compile(
     r"nfs4?|cifs|smb3|smbfs|ncpfs|afs|coda|9p|ceph|lustre|gpfs|beegfs\w*|glusterfs|orangefs|pvfs2|panfs|wekafs|gfs2?|ocfs2"
     r"|davfs|fuse\.(?!fuse-overlayfs|overlay|mergerfs|ext|ntfs).+"
@@ -40,6 +43,11 @@ _COLUMNS = (
     "id, user, submitted, state, since, name, run, priority, after, workers, only, again_at, attempts, exit_code, "
     "sweep, why, cancelling, signalled, epoch, accuracy"
 )
+
+
+def usual_folder() -> Path:
+    """Return the folder of a spool for which none is given: of the user's state, on this machine."""
+    return user_state_path("daskcnn", appauthor=False) / "queue"
 
 
 class SpoolError(DataError):
@@ -64,7 +72,7 @@ class Spool:
             self._db = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute(f"PRAGMA synchronous = {DURABLE}")
             with self._change():
                 if (version := self._db.execute("PRAGMA user_version").fetchone()[0]) == 0:
                     for statement in filter(str.strip, SCHEMA.split(";")):
@@ -263,6 +271,27 @@ class Spool:
             )
             return True
         return False
+
+    def never_begun(self, number: int, now: float) -> None:
+        """Take back an attempt whose driver was never started, as where the service was killed before it could."""
+        with self._change():
+            job = self.job(number)
+            if job.state != "running":
+                return
+            self._db.execute("DELETE FROM attempts WHERE job = ? AND number = ?", (number, job.attempts))
+            self._db.execute("DELETE FROM grants WHERE job = ? AND ended IS NULL", (number,))
+            self._db.execute("UPDATE jobs SET attempts = attempts - 1 WHERE id = ?", (number,))
+            state: State = "cancelled" if job.cancelling else "queued"
+            self._set(number, Outcome(state, "cancelled before it ran" if job.cancelling else ""), now)
+            if job.cancelling:
+                self._dependants_held(number, now)
+
+    def explain(self, why: Mapping[int, str]) -> None:
+        """Note why jobs wait."""
+        known = {job.id: job.why for job in self.jobs(STARTABLE)}
+        if new := [(text, number) for number, text in why.items() if known.get(number, text) != text]:
+            with self._change():
+                self._db.executemany("UPDATE jobs SET why = ? WHERE id = ? AND state IN ('queued', 'waiting')", new)
 
     def signalled(self, number: int, times: int) -> None:
         """Note that a job's driver was told to end so many times."""

@@ -14,13 +14,24 @@ _HOMES = {
     "doctor": ["doctor"],
     "model": ["evaluate", "export", "model", "models", "predict"],
     "plan": ["plan", "plan-conv", "simulate"],
+    "queue": ["cancel", "hold", "jobs", "release", "serve"],
     "run": ["run"],
     "runs": ["compare", "logs", "plot", "report", "runs"],
+    "submit": ["submit"],
 }
 COMMANDS = {command: home for home, commands in _HOMES.items() for command in commands}
 """Every command by its name, with its file in this folder. The function there has the command's name."""
 
-MEANT = {"train": "run", "fit": "run", "test": "evaluate", "prepare": "data", "ls": "runs"}
+MEANT = {
+    "train": "run",
+    "fit": "run",
+    "test": "evaluate",
+    "prepare": "data",
+    "ls": "runs",
+    "sbatch": "submit",
+    "squeue": "jobs",
+    "queue": "jobs",
+}
 """Commands by words that other programs have for them."""
 
 

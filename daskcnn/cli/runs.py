@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from daskcnn.batch.asking import asking, printed
 from daskcnn.cli.command import Command, as_json, tell, verbose
+from daskcnn.cli.queue_options import queue_options, scheduler_of
 from daskcnn.documents import dumps
 from daskcnn.reports import report as reporting
 from daskcnn.reports.report import list_runs, log_lines
@@ -29,11 +32,20 @@ def runs(folder: str, as_json: bool, **_: Any) -> None:
 @click.command(cls=Command)
 @click.argument("run")
 @click.option("-f", "--follow", is_flag=True, help="Go on printing until the run ends.")
+@queue_options
 @verbose
-def logs(run: str, follow: bool, **_: Any) -> None:
-    """Print the log of RUN: epochs, checkpoints, and what is out of the ordinary."""
-    for line in log_lines(run, follow=follow):
-        tell(line)
+def logs(run: str, follow: bool, spool: str | None, verbose: bool, **scheduler: str | None) -> None:
+    """Print the log of RUN: epochs, checkpoints, and what is out of the ordinary.
+
+    A number is that of a job of a queue: what its drivers have printed.
+    """
+    if not run.isdecimal() or Path(run).exists():
+        for line in log_lines(run, follow=follow):
+            tell(line)
+        return
+    with asking(spool, scheduler_of(scheduler)) as ask:
+        for text in printed(ask, int(run), follow=follow):
+            tell(text, nl=False)
 
 
 @click.command(cls=Command)

@@ -34,6 +34,19 @@ INTERACTIVE = "__main__"
 
 def modules_of(job: Job) -> Iterator[str]:
     """Yield the modules of the members that the job names and that are neither this package's nor interactive."""
+    yield from filter(None, map(module_of, job.train.metrics or ()))
+    for _, module in _named_members(job):
+        if module != INTERACTIVE and module in sys.modules:
+            yield module
+
+
+def interactive_names(job: Job) -> list[str]:
+    """Return the members that the job names and that a notebook or a script has added."""
+    return [name for name, module in _named_members(job) if module == INTERACTIVE]
+
+
+def _named_members(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield the members that the job names and that are not this package's, each with its module."""
     train, names = job.train, layers_in(job.model.layers)
     pairs: list[tuple[dict[str, Any], str | None]] = [
         (RULES, train.strategy),
@@ -45,11 +58,9 @@ def modules_of(job: Job) -> Iterator[str]:
         *((STEPS, step.name) for step in steps_of(job.data.augment or "none")),
         *((ALGORITHMS, name) for name in ALGORITHMS),
     ]
-    yield from filter(None, map(module_of, train.metrics or ()))
     for registry, name in pairs:
-        module = _module_of(registry.get(name or ""))
-        if _is_own(module) and module != INTERACTIVE and module in sys.modules:
-            yield module
+        if _is_own(module := _module_of(registry.get(name or ""))):
+            yield name or "", module
 
 
 def interactive_members() -> dict[tuple[str, str], Any]:

@@ -23,6 +23,7 @@ from daskcnn.launch.recorder import OnEvent, check_listener
 from daskcnn.launch.resume import EarlierRun, job_to_run
 from daskcnn.launch.training import Result, Silent, train_job
 from daskcnn.markup import as_lines
+from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.summary import checked_summary
 from daskcnn.show.lines import WARNINGS, describe
 from daskcnn.show.renderers.notebook import in_notebook
@@ -110,9 +111,9 @@ def train(
     >>> result.summary["status"], len(result.history)
     ('stopped', 1)
     """
-    client = given_or_default(_no_job(client))
+    client = given_or_default(no_job(client))
     check_listener(on_event)
-    raw = _tables(job)
+    raw = tables_of(job)
     _check_pair(data)
     if init is not None:
         if resume is not None:
@@ -122,9 +123,7 @@ def train(
     with with_own_data(raw, data, client) as (tables, write):
         resolved, earlier = job_to_run(tables, None if resume is None else str(resume), own_data=data is not None)
         if earlier and (summary := _done(earlier, resolved)) is not None:
-            run = earlier.directory
-            epochs = [event.record() for event in run.events() if isinstance(event, EpochEnded)]
-            return Result(run.path, summary, epochs, load(run.path))
+            return kept_result(earlier.directory, summary)
         if client is None:
             check_scheduler(resolved.cluster)
         write()
@@ -134,7 +133,13 @@ def train(
         return train_job(resolved, client=client, resume=earlier, on_event=on_event, **how)
 
 
-def _no_job(client: object) -> object:
+def kept_result(run: RunDirectory, summary: dict[str, Any]) -> Result:
+    """Return a run that has ended, from its folder. Raises DataError where it is damaged."""
+    epochs = [event.record() for event in run.events() if isinstance(event, EpochEnded)]
+    return Result(run.path, summary, epochs, load(run.path))
+
+
+def no_job(client: object) -> object:
     """Return the client. Raises ClusterError for a job in its place."""
     if isinstance(client, Job | Mapping) or str(client).endswith((".toml", ".json")):
         reason = "the first argument is a client of Dask"
@@ -142,7 +147,8 @@ def _no_job(client: object) -> object:
     return client
 
 
-def _tables(job: JobTables | None) -> dict[str, Any]:
+def tables_of(job: JobTables | None) -> dict[str, Any]:
+    """Return a job's tables, as they are given. Raises JobError for what is no job."""
     if isinstance(job, Job):
         return job.model_dump(exclude_unset=True, by_alias=True)
     if isinstance(job, str | Path):
@@ -196,7 +202,7 @@ def dry_run(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None
     data      ...
     """
     _check_pair(data)
-    client, raw = given_or_default(None), dict(_tables(job))
+    client, raw = given_or_default(None), dict(tables_of(job))
     path = None
     if data is not None and isinstance(section := raw.get("data"), Mapping):  # they are not kept at their place yet
         raw["data"] = {key: value for key, value in section.items() if key != "path"}

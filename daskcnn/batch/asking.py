@@ -1,0 +1,74 @@
+"""Ways to ask for what a queue does: through the scheduler, or at the spool on the service's machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from daskcnn import __version__
+from daskcnn.batch.drivers import Drivers
+from daskcnn.batch.requests import Requests
+from daskcnn.batch.spool import Spool, usual_folder
+from daskcnn.errors import ClusterError
+
+LOOK = 1.0  # seconds between two questions for what is new
+Ask: TypeAlias = Callable[..., Any]
+"""A request by name with its values; returns the answer. Raises UserError for a refusal."""
+
+
+@contextmanager
+def at_spool(folder: Path) -> Iterator[Ask]:
+    """Ask the spool in a folder of this machine; a service need not run. Raises SpoolError if there is none."""
+    with Spool(folder, must_exist=True) as spool:
+        asked = Requests(spool, Drivers(spool.folder), runs=Path("runs").absolute(), clock=time.time, places={})
+        yield lambda name, **values: asked.called(name, values)
+
+
+@contextmanager
+def at_scheduler(settings: Mapping[str, Any]) -> Iterator[Ask]:
+    """Ask the service through its scheduler. settings: keys of `[cluster]` that name it. Raises ClusterError."""
+    from daskcnn.cluster.link.connect import connect  # Dask takes longer to import than the spool to answer
+    from daskcnn.job.tables import Cluster
+
+    with connect(Cluster(**settings)) as client:
+        yield at_client(client)
+
+
+def at_client(client: Any) -> Ask:
+    """Return the way to ask the service at a client's scheduler."""
+    from daskcnn.batch.desk import ask_service
+
+    return lambda name, **values: ask_service(client, {"ask": name, "version": __version__, **values})
+
+
+@contextmanager
+def asking(spool: str | None, settings: Mapping[str, Any]) -> Iterator[Ask]:
+    """Ask at the spool if one is given, else at the scheduler, else at the usual spool of this machine.
+
+    Raises ClusterError where there is none of them.
+    """
+    if spool is None and settings:
+        with at_scheduler(settings) as ask:
+            yield ask
+        return
+    folder = Path(spool) if spool is not None else usual_folder()
+    if spool is None and not folder.is_dir():
+        raise ClusterError("the queue", "no scheduler is given", "give --scheduler ADDRESS, or --spool DIR of `serve`")
+    with at_spool(folder) as ask:
+        yield ask
+
+
+def printed(ask: Ask, number: int, *, follow: bool) -> Iterator[str]:
+    """Yield what a job's drivers have printed; with `follow` until the job has ended. Raises UserError."""
+    offset = 0
+    while True:
+        found = ask("logs", number=number, offset=offset)
+        offset = found["offset"]
+        yield found["text"]
+        if not found["text"]:
+            if not (follow and found["more"]):
+                return
+            time.sleep(LOOK)

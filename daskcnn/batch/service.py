@@ -1,0 +1,158 @@
+"""The service of a queue: it starts drivers, looks after them, and answers people. All that it knows is in the spool.
+
+It may be killed at any moment. The next one finds what runs by the drivers' locks, and goes on.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from daskcnn.batch.desk import DeskNews
+from daskcnn.batch.drivers import Drivers, boot
+from daskcnn.batch.policy import SharedWorker, SharingRules, share
+from daskcnn.batch.progress import is_done, newest_step, progress_of
+from daskcnn.batch.reasons import reasons
+from daskcnn.batch.records import Attempt, QueuedJob
+from daskcnn.batch.retries import LONGEST
+from daskcnn.batch.spool import Spool
+from daskcnn.cluster.link.members import Member, advertised
+
+REMEMBERED = 7 * 86_400.0  # seconds for which the use of workers counts
+RULES = SharingRules(elastic=False)
+
+
+class Service:
+    """Looks after the jobs of a spool.
+
+    Parameters
+    ----------
+    cluster : keys of `[cluster]` that name the scheduler.
+    runs : the folder of runs whose job names none.
+    say : is told what has changed, in words.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        drivers: Drivers,
+        *,
+        cluster: Mapping[str, Any],
+        runs: Path,
+        say: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.spool, self.drivers, self.runs = spool, drivers, runs
+        self._cluster, self._say, self.clock = dict(cluster), say, clock
+        self._troubles, self._told = set[str](), set[str]()  # of this turn, and of the one before
+        self.places: dict[int, int] = {}  # in the queue, by job
+
+    @property
+    def busy(self) -> bool:
+        """True if there are jobs that run or wait."""
+        return bool(self.spool.counts().keys() & {"queued", "waiting", "running"})
+
+    # --- a turn ---
+
+    def turn(self, news: DeskNews | None) -> None:
+        """Take note of drivers that have ended, pass on who is cancelled, and start jobs. news: None without a cluster.
+
+        A disk that is full changes nothing: the next turn tries again.
+        """
+        self._told, self._troubles = self._troubles, set()
+        running: list[QueuedJob] = []
+        with self._in_spite_of_trouble():
+            running = self.spool.jobs(("running",))
+        for job in running:
+            with self._in_spite_of_trouble():
+                self._look_after(job)
+        if news is not None:
+            with self._in_spite_of_trouble():
+                self._start_jobs(news)
+
+    @contextmanager
+    def _in_spite_of_trouble(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            if str(error) not in self._troubles | self._told:
+                self._say(f"warning: {self.spool.folder}: {error}; it is tried again and again")
+            self._troubles.add(str(error))
+
+    def _look_after(self, job: QueuedJob) -> None:
+        if not self.drivers.lives(job.id):
+            self._ended(job)
+        elif job.cancelling > job.signalled and self.drivers.tell_to_end(job.id):
+            self.spool.signalled(job.id, job.signalled + 1)
+
+    def _ended(self, job: QueuedJob) -> None:
+        code, run, now = self.drivers.exit_code(job.id), Path(job.run), self.clock()
+        if code is None and self.drivers.process(job.id) is None:
+            self.spool.never_begun(job.id, now)
+            return
+        if code is None and is_done(run):
+            code = 0
+        began_on, step = self.spool.begun(job.id)
+        attempt = Attempt(code, progressed=newest_step(run) > step, rebooted=code is None and began_on != boot())
+        reached = progress_of(run)
+        said = self.drivers.last_words(job.id) if code else ""
+        ended = self.spool.end(job.id, attempt, now, reached=(reached.epoch, reached.accuracy), said=said)
+        self._say(" ".join(filter(None, [f"job {job.id} ({job.name}): {ended.state};", ended.why])).rstrip(";"))
+
+    # --- to start jobs ---
+
+    def _start_jobs(self, news: DeskNews) -> None:
+        jobs = self.spool.jobs()
+        if not any(job.state in ("queued", "waiting") for job in jobs):
+            self.places.clear()
+            return
+        now, members = self.clock(), advertised(news.workers)
+        # the clock may have been set back since
+        jobs = [replace(job, again_at=now) if job.again_at > now + LONGEST else job for job in jobs]
+        others = _others(members, news, jobs)
+        workers = [SharedWorker(m.name, m.kind, m.threads) for m in members if m.name not in others]
+        found = share(jobs, workers, self.spool.grants(now - REMEMBERED), now=now, rules=RULES)
+        kinds = {member.name: member.kind for member in members}
+        for number, names in found.starts.items():
+            with self._in_spite_of_trouble():
+                self._start(self.spool.job(number), names, kinds)
+        why = reasons(jobs, workers, found, now=now)
+        self.places.clear()
+        self.places.update((number, place) for place, number in enumerate(why, 1))
+        theirs = "".join(f"; {name} is {run}'s" for name, run in others.items())
+        later = {job.id for job in jobs if job.again_at > now}  # they have said why
+        self.spool.explain({number: f"{text}{theirs}" for number, text in why.items() if number not in later})
+
+    def _start(self, job: QueuedJob, names: Sequence[str], kinds: Mapping[str, str]) -> None:
+        content, modules = self.spool.content(job.id)
+        numbers = Counter(kinds[name] for name in names)
+        cluster = {**content.get("cluster", {}), **self._cluster, "workers": dict(numbers), "only": list(names)}
+        run = {**content.get("run", {}), "name": job.name, "dir": str(Path(job.run).parent)}
+        try:
+            with self.drivers.lock(job.id) as lock:
+                self.drivers.prepare(job.id, {**content, "cluster": cluster, "run": run}, modules)
+                step = newest_step(Path(job.run))
+                if not self.spool.begin(job.id, names, self.clock(), boot=boot(), step=step):
+                    return
+                try:
+                    self.drivers.start(job.id, lock)
+                except OSError:
+                    self.spool.never_begun(job.id, self.clock())
+                    raise
+        except BlockingIOError:  # a driver of an earlier attempt has not ended yet
+            return
+        self._say(f"job {job.id} ({job.name}): starts on {', '.join(names)}")
+
+
+def _others(members: Sequence[Member], news: DeskNews, jobs: Sequence[QueuedJob]) -> dict[str, str]:
+    """Return the workers that train for runs that are no jobs of this queue, with the run in words."""
+    names = {member.address: member.name for member in members}
+    ours = {name for job in jobs for name in job.has}
+    theirs = ((names.get(worker, ""), f"run {run} ({by})") for worker, run, by in news.leases)
+    return {name: run for name, run in theirs if name and name not in ours}

@@ -1,0 +1,123 @@
+"""`daskcnn serve`: a service at its spool and its scheduler, until a signal ends it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from daskcnn.batch.desk import ServiceEnd
+from daskcnn.batch.drivers import Drivers
+from daskcnn.batch.requests import Requests
+from daskcnn.batch.service import Service
+from daskcnn.batch.spool import Spool
+from daskcnn.cluster.link.calls import Check, Signals
+from daskcnn.cluster.link.connect import check_scheduler, connect
+from daskcnn.errors import ClusterError, Interrupted
+from daskcnn.files import open_regular
+from daskcnn.job.tables import Cluster
+from daskcnn.show.text import plural
+
+BUSY, IDLE = 1.0, 2.0
+"""Seconds between two turns while jobs run or wait, and while there are none."""
+AGAIN = 3.0  # seconds between two attempts to reach the scheduler
+
+
+def serve(cluster: Cluster, folder: Path, *, runs: Path, say: Callable[[str], None]) -> None:
+    """Serve the queue in a folder on a cluster until SIGINT or SIGTERM. Drivers go on.
+
+    Raises SpoolError for a folder that cannot be used, and ClusterError for an address that can be none.
+    runs: the folder of runs whose job names none.
+    """
+    check_scheduler(cluster)
+    with Signals().installed() as signals, Spool(folder) as spool:
+        signals.polled = True
+        running = "nothing"
+        try:
+            with alone(spool.folder, signals.check, say):
+                say(f"queue in {spool.folder}; runs in {runs.absolute()}")
+                names = {key: getattr(cluster, key) for key in ("scheduler", "scheduler_file") if getattr(cluster, key)}
+                service = Service(spool, Drivers(spool.folder), cluster=names, runs=runs.absolute(), say=say)
+                Attendance(service, cluster, signals.check, say).keep()
+        except Interrupted:
+            running = plural(len(spool.jobs(("running",))), "job")
+        say(f"the service ends; {running} of it goes on")
+
+
+@contextmanager
+def alone(folder: Path, check: Check, say: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other process serves this spool, and keep others from it inside."""
+    path = folder / "service.lock"
+    descriptor, told = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), False
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if not told:
+                with open_regular(path) as lock:
+                    owner = lock.read(200).decode(errors="replace").strip() or "another process"
+                say(f"waiting for {owner}, which serves {folder}")
+                told = True
+            check()
+            time.sleep(0.5)
+        with suppress(OSError):  # a courtesy
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class Attendance:
+    """Keeps a service at its scheduler, however often that goes away."""
+
+    def __init__(self, service: Service, cluster: Cluster, check: Check, say: Callable[[str], None]) -> None:
+        self._service, self._check, self._say = service, check, say
+        self._cluster = cluster.model_copy(update={"wait": 0.0})
+        self._requests = Requests(
+            service.spool, service.drivers, runs=service.runs, clock=service.clock, places=service.places
+        )
+        self._told = ""
+
+    def keep(self) -> None:
+        """Attend for ever. Raises Interrupted after a signal."""
+        while True:
+            try:
+                with connect(self._cluster, self._check) as client:
+                    self._attend(ServiceEnd(client), client.scheduler.address)
+            except (ClusterError, OSError, sqlite3.Error) as error:
+                self._tell(f"{error}; trying again")
+            self._service.turn(None)
+            self._pause()
+
+    def _attend(self, end: ServiceEnd, address: str) -> None:
+        by = f"process {os.getpid()} on {socket.gethostname()}"
+        while other := end.attend(by, self._check):
+            self._tell(f"waiting for {other}, which serves another queue at scheduler {address}")
+            self._service.turn(None)
+            self._pause()
+        self._tell(f"serving at scheduler {address}")
+        answers: Mapping[int, Any] = {}
+        while True:
+            wait = 0.0 if answers else BUSY if self._service.busy else IDLE
+            news = end.exchange(answers, self._requests.rows(), wait, self._check)
+            answers = {number: self._requests.answer(request) for number, request in news.requests.items()}
+            self._service.turn(news)
+
+    def _pause(self) -> None:
+        until = time.monotonic() + AGAIN
+        while time.monotonic() < until:
+            self._check()
+            time.sleep(0.1)
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._say(text)
+        self._told = text

@@ -1,0 +1,81 @@
+"""Commands of a queue: `daskcnn serve`, `jobs`, `cancel`, `hold`, `release`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daskcnn.batch.asking import asking
+from daskcnn.batch.spool import usual_folder
+from daskcnn.cli.command import Command, as_json, tell, verbose
+from daskcnn.cli.queue_options import queue_options, scheduler_of, scheduler_options
+from daskcnn.documents import dumps
+from daskcnn.show.queue_table import readable_jobs
+
+
+@click.command(cls=Command)
+@scheduler_options
+@click.option(
+    "--spool",
+    metavar="DIR",
+    help=f"Folder of the queue, on a disk of this machine; it is its owner's alone.  [default: {usual_folder()}]",
+)
+@click.option(
+    "--run-dir", metavar="PATH", default="runs", show_default=True, help="Folder of runs whose job names none."
+)
+@verbose
+def serve(scheduler: str | None, scheduler_file: str | None, spool: str | None, run_dir: str, **_: Any) -> None:
+    """Serve a queue of jobs on a Dask cluster, until it is ended. Jobs that run go on.
+
+    Give jobs to it with `daskcnn submit`. Each job gets workers of its own, and its driver is a process on this
+    machine. A service that is killed is started again by the same command; it loses no job and starts none twice.
+    """
+    from daskcnn.batch.serving import serve as serve_queue
+    from daskcnn.job.tables import Cluster
+    from daskcnn.show.renderers.terminal import say
+
+    if not (scheduler or scheduler_file):
+        raise click.UsageError("no scheduler is given; give --scheduler ADDRESS, as `dask scheduler` prints it")
+    folder = Path(spool) if spool else usual_folder()
+    cluster = Cluster(scheduler=scheduler, scheduler_file=scheduler_file)
+    serve_queue(cluster, folder, runs=Path(run_dir), say=say)
+
+
+@click.command(cls=Command)
+@click.option("--all", "everything", is_flag=True, help="List all jobs that have ended, too, not only the last 20.")
+@queue_options
+@as_json
+@verbose
+def jobs(everything: bool, spool: str | None, as_json: bool, verbose: bool, **scheduler: str | None) -> None:
+    """List the jobs of a queue: state, place and why it waits, progress, accuracy, workers."""
+    with asking(spool, scheduler_of(scheduler)) as ask:
+        found = ask("jobs", everything=everything)
+    tell(dumps(found, indent=2) if as_json else readable_jobs(found))
+
+
+def _changing(name: str, text: str) -> Callable[..., Any]:
+    """Return the command that asks the service for a change of jobs."""
+
+    @click.command(name, cls=Command, help=text)
+    @click.argument("numbers", metavar="ID…", type=click.IntRange(min=1), nargs=-1, required=True)
+    @queue_options
+    @verbose
+    def command(numbers: tuple[int, ...], spool: str | None, verbose: bool, **scheduler: str | None) -> None:
+        with asking(spool, scheduler_of(scheduler)) as ask:
+            for number in numbers:
+                job = ask(name, number=number)
+                state = "is asked to end" if name == "cancel" and job["state"] == "running" else job["state"]
+                tell(f"job {number} ({job['name']}): {state}")
+
+    return command
+
+
+cancel = _changing(
+    "cancel",
+    "Cancel the jobs with these numbers. One that runs is saved first; cancelled once more, it ends at once.",
+)
+hold = _changing("hold", "Keep jobs that wait from starting, until they are released.")
+release = _changing("release", "Let jobs start that are held, that wait for another attempt, or that have failed.")
