@@ -148,7 +148,7 @@ def _is_attended(dask_scheduler: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeskNews:
-    """What has come to the desk.
+    """Messages that have come to the desk, and what the cluster is like.
 
     requests : by number. workers : of the scheduler, by address. leases : the address of each worker that trains for
     a run, with the run and whose it is.

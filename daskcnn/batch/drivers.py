@@ -1,7 +1,7 @@
 """Drivers of jobs: a process of each, in a session of its own, that outlives the service and is found again by a lock.
 
-Who starts a driver locks a file in the job's folder, and the driver inherits the lock. The system frees it when the
-driver's last process has ended. So a job has one driver at most, whatever is killed at whatever moment.
+A driver inherits the lock of a file in the job's folder, which the service takes before it starts one. The system frees
+it when the driver's last process has ended. So a job has one driver at most, whatever is killed at whatever moment.
 
 A shell keeps the driver's exit code: the service may be gone when it ends, or another than the one that started it.
 """

@@ -1,4 +1,4 @@
-"""How far a run has come, from the end of its log and the names of its checkpoints: cheap however long it is."""
+"""The course of a run, from the end of its log and the names of its checkpoints: cheap however long it is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunProgress:
 
 
 def progress_of(run: Path) -> RunProgress:
-    """Return how far a run has come. One that cannot be read has not begun."""
+    """Return the course of a run so far. One that cannot be read has not begun."""
     with suppress(OSError, DataError), open_regular(run / "events.jsonl") as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL))
         for line in reversed(log.read(_TAIL).splitlines()):

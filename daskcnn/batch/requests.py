@@ -1,4 +1,4 @@
-"""What people ask the service for, and its answers: plain values on both sides. A job is data: nothing of it is run."""
+"""Requests of people and the service's answers: plain values on both sides. A job is data: nothing of it is run."""
 
 from __future__ import annotations
 

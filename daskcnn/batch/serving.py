@@ -44,7 +44,7 @@ def serve(cluster: Cluster, folder: Path, *, runs: Path, say: Callable[[str], No
                 say(f"queue in {spool.folder}; runs in {runs.absolute()}")
                 names = {key: getattr(cluster, key) for key in ("scheduler", "scheduler_file") if getattr(cluster, key)}
                 service = Service(spool, Drivers(spool.folder), cluster=names, runs=runs.absolute(), say=say)
-                Attendance(service, cluster, signals.check, say).keep()
+                Attending(service, cluster, signals.check, say).keep()
         except Interrupted:
             running = plural(len(spool.jobs(("running",))), "job")
         say(f"the service ends; {running} of it goes on")
@@ -75,7 +75,7 @@ def alone(folder: Path, check: Check, say: Callable[[str], None]) -> Iterator[No
         os.close(descriptor)
 
 
-class Attendance:
+class Attending:
     """Keeps a service at its scheduler, however often that goes away."""
 
     def __init__(self, service: Service, cluster: Cluster, check: Check, say: Callable[[str], None]) -> None:

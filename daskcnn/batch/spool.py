@@ -110,7 +110,7 @@ class Spool:
     # --- to see ---
 
     def jobs(self, states: Sequence[State] = ACTIVE, *, last: int | None = None) -> list[QueuedJob]:
-        """Return the jobs in these states by number; with `last` only so many of the newest."""
+        """Return the jobs in these states by number; with `last` only that number of the newest."""
         marks = ",".join("?" * len(states))
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM jobs WHERE state IN ({marks}) ORDER BY id DESC LIMIT ?",
@@ -294,7 +294,7 @@ class Spool:
                 self._db.executemany("UPDATE jobs SET why = ? WHERE id = ? AND state IN ('queued', 'waiting')", new)
 
     def signalled(self, number: int, times: int) -> None:
-        """Note that a job's driver was told to end so many times."""
+        """Note that a job's driver was told to end this number of times."""
         with self._change():
             self._db.execute("UPDATE jobs SET signalled = ? WHERE id = ?", (times, number))
 

@@ -41,7 +41,8 @@ class FakeQueue:
     """
 
     def __init__(self, folder: Path, *workers: str, spool: Spool | None = None) -> None:
-        self.folder, self.workers, self.leases, self.now, self.said = folder, [*workers], dict[str, str](), 1e9, []
+        self.folder, self.workers, self.leases = folder, [*workers], dict[str, str]()
+        self.now, self.said = 1e9, list[str]()
         self.spool = spool or Spool(folder / "spool")
         self.drivers = Drivers(self.spool.folder, ("/bin/sh", "-c", DRIVER, "driver"), folder)
         self.service = self.another_service()

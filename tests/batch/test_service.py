@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from daskcnn.batch import drivers, service
+from daskcnn.batch import service
 from daskcnn.batch.drivers import Drivers
 from daskcnn.batch.records import Count
+from daskcnn.batch.retries import LONGEST
 from tests.batch.fake_queue import FakeQueue
 
 
@@ -56,7 +58,7 @@ def test_a_job_that_ends_with_this_code(queue: FakeQueue, code: int, state: str)
     job = queue.job(number)
     assert (job.state, job.exit_code) == (state, code)
     assert job.why.endswith(": reasons") == (code != 0)
-    queue.now += service.LONGEST
+    queue.now += LONGEST
     queue.turn()
     assert (queue.job(number).state == "running") == (state == "waiting")
 
@@ -140,7 +142,7 @@ def test_progress_is_seen_in_checkpoints(queue: FakeQueue) -> None:
         (Path(queue.job(number).run) / "checkpoints" / f"step-{step:09d}").mkdir(parents=True)
         queue.end(number, 137)
         queue.turn(cluster=False)
-        queue.now += service.LONGEST
+        queue.now += LONGEST
     assert [attempt.progressed for attempt in queue.spool.attempts(number)] == [True] * 5
 
 
@@ -158,7 +160,12 @@ def test_cancel_ends_a_driver_in_good_order(queue: FakeQueue) -> None:
 
 def test_every_wish_to_cancel_is_one_signal(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    monkeypatch.setattr(Drivers, "tell_to_end", lambda self, number: not sent.append(number))
+
+    def told(self: Drivers, number: int) -> bool:
+        sent.append(number)
+        return True
+
+    monkeypatch.setattr(Drivers, "tell_to_end", told)
     number = queue.add()
     queue.turn()
     queue.spool.cancel(number, queue.now)
@@ -202,7 +209,7 @@ def test_a_worker_that_leaves_between_the_grant_and_the_start(queue: FakeQueue) 
     queue.end(number, 3, "0 cpu workers are free after 60 s")
     queue.turn()
     assert queue.job(number).state == "waiting"
-    queue.now += service.LONGEST
+    queue.now += LONGEST
     queue.turn()
     assert {*queue.job(number).has} == {*queue.workers}
 
@@ -237,7 +244,7 @@ def test_a_system_without_room_for_a_process_takes_the_start_back(
 ) -> None:
     number = queue.add()
     with monkeypatch.context() as patch:
-        patch.setattr(drivers.subprocess, "Popen", lambda *_, **__: os.open("/none", 0))
+        patch.setattr(subprocess, "Popen", lambda *_, **__: os.open("/none", 0))
         queue.turn()
     assert (queue.job(number).state, queue.job(number).attempts) == ("queued", 0)
     queue.turn()

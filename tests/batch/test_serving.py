@@ -17,7 +17,7 @@ from daskcnn.batch import asking, serving, submission
 from daskcnn.batch.asking import printed
 from daskcnn.batch.desk import QueueDesk, Unacknowledged, ask_service
 from daskcnn.batch.handle import JobFailed, SubmittedJob, submit
-from daskcnn.batch.serving import Attendance, alone
+from daskcnn.batch.serving import Attending, alone
 from daskcnn.batch.spool import Spool
 from daskcnn.cluster.link import connect
 from daskcnn.errors import ClusterError, DataError, Interrupted, JobError
@@ -63,7 +63,7 @@ class Served:
         queue.service._say = self.said.append
         queue.said = self.said
         try:
-            Attendance(queue.service, Cluster(scheduler=self._address), self._check, self.said.append).keep()
+            Attending(queue.service, Cluster(scheduler=self._address), self._check, self.said.append).keep()
         except Interrupted:
             queue.spool.close()
 

@@ -1,0 +1,98 @@
+"""The commands of a queue, at a spool of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from daskcnn import cli
+from daskcnn.batch.records import Count
+from daskcnn.batch.spool import Spool
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Spool(tmp_path / "spool").close()
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(cli.main, [*words, "--spool", "spool"])
+
+
+def test_a_job_is_submitted_listed_and_changed() -> None:
+    Path("job.toml").write_text(
+        '[train]\nepochs = 2\n[run]\nmlflow = "http://ann:geheim@host"\n[data]\npath = "x.zarr"'
+    )
+    flags = ["--priority", "3", "--workers", "cpu=2", "--only", "desk-*", "--name", "first", "--set", "train.seed=7"]
+    Path("x.zarr").mkdir()
+    found = call("submit", "job.toml", *flags, "--hold")
+    assert (found.exit_code, found.stdout) == (0, "1\n")
+    assert found.stderr.startswith(f"data.path {Path.cwd() / 'x.zarr'}: seen by ")
+    with Spool(Path("spool")) as spool:
+        job, (content, modules) = spool.job(1), spool.content(1)
+    assert (job.state, job.priority, job.name, job.only) == ("held", 3, "first", ("desk-*",))
+    assert (dict(job.workers), job.run, modules) == ({"cpu": Count(2, 2)}, str(Path.cwd() / "runs" / "first"), [])
+    assert content["train"] == {"epochs": 2, "seed": 7}
+    assert content["data"] == {"path": str(Path.cwd() / "x.zarr")}
+    assert content["run"] == {"mlflow": "http://ann:geheim@host"}
+    Path("job.toml").write_text("[train]\nepochs = 9")  # what was submitted counts
+    assert call("submit", "job.toml", "--after", "1").stdout == "2\n"
+    assert call("release", "1").stdout == "job 1 (first): queued\n"
+    assert call("hold", "1", "2").stdout == "job 1 (first): held\njob 2 (job-2): held\n"
+    lines = call("jobs").stdout.splitlines()
+    assert lines[1].split()[:4] == ["1", lines[1].split()[1], "first", "held"]
+    assert lines[1].endswith("held by hand")
+    listed = call("jobs", "--json").stdout
+    assert [(job["id"], job["state"], job["after"]) for job in json.loads(listed)] == [
+        (1, "held", []),
+        (2, "held", [1]),
+    ]
+    assert "geheim" not in listed
+    assert call("cancel", "2").stdout == "job 2 (job-2): cancelled\n"
+    assert call("logs", "1").stdout == ""
+
+
+def test_modules_are_sent_with_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("own_of_queue.py").write_text("value = 1\n")
+    assert call("submit", "--import", "own_of_queue").exit_code == 0
+    with Spool(Path("spool")) as spool:
+        content, modules = spool.content(1)
+    assert (content["run"]["imports"], modules) == (["own_of_queue"], [("own_of_queue.py", "value = 1\n")])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["submit", "--epochs", "0"], 2, "train.epochs"),
+        (["submit", "--after", "7"], 2, "job 7: there is none"),
+        (["cancel", "7"], 2, "error: job 7: there is none; `daskcnn jobs` lists those that there are"),
+        (["logs", "7"], 2, "error: job 7: there is none"),
+        (["jobs", "--spool", "none"], 2, "no spool of `daskcnn serve` is there"),
+        (["serve"], 2, "give --scheduler ADDRESS"),
+        (["serve", "--scheduler", "here"], 3, "not an address"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_words(words: list[str], code: int, text: str) -> None:
+    found = call(*words) if "--spool" not in words else CliRunner().invoke(cli.main, words)
+    assert found.exit_code == code
+    assert text in found.stderr
+
+
+def test_a_spool_is_listed_without_dask_or_what_a_job_is_made_of() -> None:
+    """They take longer to import than 10,000 jobs to list."""
+    code = "import sys; from daskcnn.cli import main; main(standalone_mode=False); print(sorted(sys.modules))"
+    found = subprocess.run(
+        [sys.executable, "-c", code, "jobs", "--spool", "spool"], capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert "no jobs in the queue" in found.stdout
+    for module in ("distributed", "dask", "zarr", "numba", "pydantic"):
+        assert f"'{module}'" not in found.stdout
