@@ -59,7 +59,7 @@ def test_the_list_of_keys_fits(width: int) -> None:
         (["rnu"], "no such command 'rnu'; did you mean 'run'?"),
         (["reprot", "x"], "no such command 'reprot'; did you mean 'report'?"),
         (["data", "verfy"], "no such command 'verfy'; did you mean 'verify'?"),
-        (["zzz"], "no such command 'zzz'; known: compare, data, "),
+        (["zzz"], "no such command 'zzz'; known: cancel, compare, "),
         (["a\x1b[2J"], r"no such command 'a\x1b[2J'"),
     ],
 )

@@ -19,7 +19,7 @@ from daskcnn.batch.drivers import Drivers, boot
 from daskcnn.batch.policy import SharedWorker, SharingRules, share
 from daskcnn.batch.progress import is_done, newest_step, progress_of
 from daskcnn.batch.reasons import reasons
-from daskcnn.batch.records import Attempt, QueuedJob
+from daskcnn.batch.records import Attempt, Count, QueuedJob
 from daskcnn.batch.retries import LONGEST
 from daskcnn.batch.spool import Spool
 from daskcnn.cluster.link.members import Member, advertised
@@ -131,8 +131,9 @@ class Service:
 
     def _start(self, job: QueuedJob, names: Sequence[str], kinds: Mapping[str, str]) -> None:
         content, modules = self.spool.content(job.id)
-        numbers = Counter(kinds[name] for name in names)
-        cluster = {**content.get("cluster", {}), **self._cluster, "workers": dict(numbers), "only": list(names)}
+        given = Counter(kinds[name] for name in names)
+        numbers = {kind: _number(job.workers.get(kind), count) for kind, count in given.items()}
+        cluster = {**content.get("cluster", {}), **self._cluster, "workers": numbers, "only": list(names)}
         run = {**content.get("run", {}), "name": job.name, "dir": str(Path(job.run).parent)}
         try:
             with self.drivers.lock(job.id) as lock:
@@ -148,6 +149,11 @@ class Service:
         except BlockingIOError:  # a driver of an earlier attempt has not ended yet
             return
         self._say(f"job {job.id} ({job.name}): starts on {', '.join(names)}")
+
+
+def _number(asked: Count | None, given: int) -> int | str:
+    """Return the number of workers that a driver is told: a range, where the job goes on with fewer than it was given."""
+    return given if asked is None or asked.least >= given else f"{asked.least}..{given}"
 
 
 def _others(members: Sequence[Member], news: DeskNews, jobs: Sequence[QueuedJob]) -> dict[str, str]:

@@ -32,6 +32,7 @@ def message_of(
     Raises JobError for a job that cannot be run, and DataError for modules that are missing here or too large.
     """
     job = resolve(raw)
+    asked = job.cluster.workers
     if names := interactive_names(job):
         own = ", ".join(names)
         raise JobError([f"{own}: added by a notebook or a script; put it into a module, and name it in run.imports"])
@@ -43,7 +44,7 @@ def message_of(
         "name": job.run.name or "",
         "priority": priority,
         "after": [*after],
-        "workers": {kind: [count, count] for kind, count in job.cluster.workers.given.items() if count},
+        "workers": {kind: [asked.given[kind], most] for kind, most in asked.most.items() if most},
         "only": job.cluster.only or [],
         "sweep": sweep,
         "modules": _sources(job),

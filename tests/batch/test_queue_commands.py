@@ -30,7 +30,7 @@ def test_a_job_is_submitted_listed_and_changed() -> None:
     Path("job.toml").write_text(
         '[train]\nepochs = 2\n[run]\nmlflow = "http://ann:geheim@host"\n[data]\npath = "x.zarr"'
     )
-    flags = ["--priority", "3", "--workers", "cpu=2", "--only", "desk-*", "--name", "first", "--set", "train.seed=7"]
+    flags = ["--priority", "3", "--workers", "cpu=2..4", "--only", "desk-*", "--name", "first", "--set", "train.seed=7"]
     Path("x.zarr").mkdir()
     found = call("submit", "job.toml", *flags, "--hold")
     assert (found.exit_code, found.stdout) == (0, "1\n")
@@ -38,7 +38,7 @@ def test_a_job_is_submitted_listed_and_changed() -> None:
     with Spool(Path("spool")) as spool:
         job, (content, modules) = spool.job(1), spool.content(1)
     assert (job.state, job.priority, job.name, job.only) == ("held", 3, "first", ("desk-*",))
-    assert (dict(job.workers), job.run, modules) == ({"cpu": Count(2, 2)}, str(Path.cwd() / "runs" / "first"), [])
+    assert (dict(job.workers), job.run, modules) == ({"cpu": Count(2, 4)}, str(Path.cwd() / "runs" / "first"), [])
     assert content["train"] == {"epochs": 2, "seed": 7}
     assert content["data"] == {"path": str(Path.cwd() / "x.zarr")}
     assert content["run"] == {"mlflow": "http://ann:geheim@host"}

@@ -177,6 +177,19 @@ def test_every_wish_to_cancel_is_one_signal(queue: FakeQueue, monkeypatch: pytes
     assert sent == [number] * 2
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [({"cpu": Count(1, 4)}, "1..2"), ({"cpu": Count(2, 4)}, 2), ({"cpu": Count(1, 1)}, 1), ({}, 2)],
+)
+def test_a_job_of_a_range_gets_what_is_free_and_goes_on_with_its_least(
+    queue: FakeQueue, asked: dict[str, Count], told: int | str
+) -> None:
+    number = queue.add(workers=asked)
+    queue.turn()
+    found = tomllib.loads((queue.drivers.folder(number) / "job.toml").read_text())
+    assert found["cluster"]["workers"] == {"cpu": told}
+
+
 def test_two_jobs_that_want_the_same_worker(queue: FakeQueue) -> None:
     first, second = queue.add(only=("desk-1",)), queue.add(only=("desk-1",))
     queue.turn()
