@@ -152,7 +152,7 @@ class Service:
 
 
 def _number(asked: Count | None, given: int) -> int | str:
-    """Return the number of workers that a driver is told: a range, where the job goes on with fewer than it was given."""
+    """Return the number of workers that a driver is told: a range, where it may go on with fewer."""
     return given if asked is None or asked.least >= given else f"{asked.least}..{given}"
 
 
