@@ -17,8 +17,9 @@ from daskcnn.batch.drivers import Drivers
 from daskcnn.batch.requests import Requests
 from daskcnn.batch.service import Service
 from daskcnn.batch.spool import Spool
-from daskcnn.cluster.link.calls import Check, Signals
+from daskcnn.cluster.link.calls import Check
 from daskcnn.cluster.link.connect import check_scheduler, connect
+from daskcnn.cluster.link.signals import Signals
 from daskcnn.errors import ClusterError, Interrupted
 from daskcnn.files import open_regular
 from daskcnn.job.tables import Cluster
