@@ -80,10 +80,12 @@ ALONE = "alone"
 
 
 class PricedStep(Fields):
-    """A strategy that was compared, and its step."""
+    """A strategy that was compared, and its step: the way from one meeting to the next."""
 
     strategy: Annotated[str, "The strategy; `alone`: a worker by itself."]
     samples: Annotated[dict[str, NonNegativeInt], "Samples of the step, by worker that would take part."]
+    every: Annotated[NonNegativeInt | None, "Minibatches of the fastest worker in it, where each makes its own."] = None
+    needed: Annotated[float, "Expected samples for the progress that one sample of a shared step makes."] = 1.0
     compute: Annotated[NonNegativeFloat, "Expected seconds until the slowest of them has computed."]
     exchange: Annotated[NonNegativeFloat, "Expected seconds of their exchange."]
     seconds: Annotated[NonNegativeFloat, "Expected seconds per sample of progress, by which strategies are compared."]

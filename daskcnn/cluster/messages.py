@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from daskcnn.cluster.server.actor import ServerAt
 from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
+from daskcnn.ps import UpdateRule
 from daskcnn.training.judging import JudgedPart
 
 
@@ -20,6 +21,7 @@ class RoundOrder:
     score : validation samples to judge the merged center on afterwards
     q : those to judge the own weights on before a push
     scale : factor of the learning rate
+    rule : by which it trains, where that is not the job's own
     """
 
     run: str
@@ -32,6 +34,7 @@ class RoundOrder:
     q: JudgedPart | None = None
     optimizer: OptimizerState | None = None
     scale: float = 1.0
+    rule: UpdateRule | None = None
 
 
 @dataclass(frozen=True)

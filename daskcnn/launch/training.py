@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client
 
+from daskcnn.arrays import cpu_count
 from daskcnn.cluster.link.client import lend_client
 from daskcnn.cluster.link.connect import await_scheduler, check_scheduler, connect
 from daskcnn.cluster.link.kept_open import kept_open
@@ -136,7 +137,10 @@ def train_job(
         job = prepared.job
         if prepared.start is not None and not prepared.start.new:
             say(f"weights: {prepared.start}")
-        there = stack.enter_context(kept_open(client) if client else connect(job.cluster, signals.check, say))
+        if client is None:
+            there = stack.enter_context(connect(job.cluster, signals.check, say, server=may_need_server(job)))
+        else:
+            there = stack.enter_context(kept_open(client))
         lend_client(there)
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint, index = prepared.dataset.fingerprint, prepared.dataset.index
@@ -176,6 +180,13 @@ def train_job(
         )
         context.ends = signals.ends
         return _train(context, recorder, checkpoint, listener, heard, kept=kept)
+
+
+def may_need_server(job: Job) -> bool:
+    """Return False for one worker of a local cluster that exchanges nothing: no process is started for a server."""
+    settings = job.cluster
+    workers = sum(settings.workers.given.values()) if settings.workers.given else cpu_count()
+    return workers > 1 or not (job.rule is not None and job.rule.chooses_workers and job.train.ema is None)
 
 
 def _named(job: Job, resume: EarlierRun | None) -> str:

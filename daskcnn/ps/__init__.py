@@ -46,6 +46,7 @@ RULES: dict[str, type[UpdateRule]] = {
 }
 
 __all__ = [
+    "BSP",
     "RULES",
     "AccuracyWeighted",
     "Action",
@@ -56,6 +57,7 @@ __all__ = [
     "Join",
     "Leave",
     "Local",
+    "LocalSGD",
     "Merge",
     "NoiseScale",
     "Pace",

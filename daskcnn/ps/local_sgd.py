@@ -16,7 +16,7 @@ from daskcnn.ps.vectors import add_scaled, sample_weights, weighted_sum
 _VELOCITY = "velocity"
 _UNMEASURED = 16
 """Steps between two meetings with "auto", before a meeting was timed."""
-PART = 0.05
+PART = 0.15
 """The most of a run's time that meetings take with "auto"."""
 
 
@@ -42,8 +42,8 @@ class LocalSGD(UpdateRule):
     overshoots: ClassVar[bool] = True
     every: int | Literal["auto"] = parameter(
         "auto",
-        "Steps of the fastest replica between two meetings, at least 1; `auto`: as many as keep meetings to 5 % of the "
-        "time. The others make as many as they can meanwhile; one that could make none has smaller minibatches.",
+        "Steps of the fastest replica between two meetings, at least 1; `auto`: as many as keep meetings to 15 % of "
+        "the time. The others make as many as they can meanwhile; one that could make none has smaller minibatches.",
         "it counts the fastest replica's steps between two meetings; auto goes by the time that a meeting takes",
     )
     outer_lr: float = parameter(

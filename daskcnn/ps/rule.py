@@ -122,6 +122,10 @@ class UpdateRule(BaseModel, ABC):
         """Parameters that contradict a server in several ranges, a line each. shards: ranges."""
         return iter(())
 
+    def for_resumed(self) -> tuple[UpdateRule, ...]:
+        """The rules by which a run of this one may have trained: itself, unless it chooses one."""
+        return (self,)
+
     # --- what the rest of a run must know of it ---
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,8 @@ from daskcnn.nn import Layout, OptimizerState, leaves
 from daskcnn.nn.optimizers import OWN
 from daskcnn.nn.score import Score
 from daskcnn.partition import Allocation
-from daskcnn.ps.average import TRAINED
+from daskcnn.ps import UpdateRule
+from daskcnn.ps.average import AVERAGE, TRAINED
 from daskcnn.ps.gradient_noise import NOISE, NOISE_SIZE
 from daskcnn.runs.checkpoint import Check, Checkpoint, Header
 from daskcnn.store import Described
@@ -139,6 +140,35 @@ class TrainingState:
     rule_state: Mapping[str, Array] = field(default_factory=dict)
 
 
+def for_rule(
+    state: TrainingState, rule: UpdateRule, job: Job, layout: Layout, replicas: Iterable[str]
+) -> TrainingState:
+    """Return the state as these replicas go on from it by this rule, which the job's run has chosen.
+
+    The optimizer's vectors lie on the server where that makes the steps, else with each replica: their mean, or a copy.
+    Other vectors of another rule's are dropped.
+    """
+    steps, found = center_descent_of(job, layout), state.rule_state
+    assert steps is not None, "a job that chooses its rule may share steps"
+    names = {AVERAGE, TRAINED, *rule.init(np.zeros(1))}
+    on_server = {name for name in found if name.startswith(OWN)}
+    mean = steps.state_of(found, layout.dtype) if on_server else _mean_of([*state.optimizers.values()])
+    if not rule.merges_gradients:
+        optimizers = {} if mean is None else {name: state.optimizers.get(name, mean) for name in replicas}
+        return replace(state, optimizers=optimizers, rule_state={n: found[n] for n in found.keys() & names})
+    names |= on_server | {NOISE}
+    own = {} if on_server or mean is None else steps.kept(mean)
+    return replace(state, optimizers={}, rule_state={n: found[n] for n in found.keys() & names} | own)
+
+
+def _mean_of(states: Sequence[OptimizerState]) -> OptimizerState | None:
+    """Return the mean of optimizers' states; None of none."""
+    if not states:
+        return None
+    vectors = np.mean([each.vectors for each in states], axis=0, dtype=states[0].vectors.dtype)
+    return OptimizerState(vectors, max(each.count for each in states))
+
+
 RULE = "rule:"
 _ONE_RUN = "use the job and the checkpoint of one run"
 _SMALL = 1 << 20  # numbers that are allocated without a check
@@ -225,21 +255,27 @@ def _check_rule_state(path: Path | None, found: Mapping[str, Any], job: Job, lay
 
     There are none before the first merge. A run of version 0.1.0 has none of the optimizer's: its replicas had them.
     """
-    wanted: dict[str, Any] = {}
-    if job.rule is not None:
-        own = [*job.rule.init(np.zeros(1, job.model.dtype)), *([TRAINED] if job.train.ema is not None else [])]
-        wanted = dict.fromkeys(own, np.empty(layout.size, layout.dtype))
-        steps = center_descent_of(job, layout)
-        if steps is not None and (not found or any(name.startswith(OWN) for name in found)):
-            wanted |= steps.begin(np.zeros(layout.size, layout.dtype))
-            if NOISE in found:  # once workers have met
-                wanted[NOISE] = np.empty(NOISE_SIZE)
+    rules = () if job.rule is None else job.rule.for_resumed()
+    possible = [_kept_by(rule, found, job, layout) for rule in rules] or [{}]
+    wanted = next((each for each in possible if each.keys() == found.keys()), possible[0])
     if found and set(found) != set(wanted):
         names = ", ".join(sorted(wanted)) or "nothing"
         reason = f"it keeps {', '.join(sorted(found)):.80} for the update rule, {job.train.strategy!r} keeps {names}"
         raise DataError(path, reason, _ONE_RUN)
     for name, vector in found.items():
         _check_like(path, f"{RULE}{name}", wanted[name], vector)
+
+
+def _kept_by(rule: UpdateRule, found: Mapping[str, Any], job: Job, layout: Layout) -> dict[str, Any]:
+    """Return the server's vectors of a run by this rule, in which these were found."""
+    own = [*rule.init(np.zeros(1, job.model.dtype)), *([TRAINED] if job.train.ema is not None else [])]
+    kept: dict[str, Any] = dict.fromkeys(own, np.empty(layout.size, layout.dtype))
+    steps = center_descent_of(job, layout) if rule.merges_gradients else None
+    if steps is not None and (not found or any(name.startswith(OWN) for name in found)):
+        kept |= steps.begin(np.zeros(layout.size, layout.dtype))
+        if NOISE in found:  # once workers have met
+            kept[NOISE] = np.empty(NOISE_SIZE)
+    return kept
 
 
 def facts_of(checkpoint: Checkpoint) -> Facts:

@@ -39,9 +39,10 @@ def sections(
     balance = text_table([*report.increments, *all_rounds], _BALANCE, left=2)
     losses = all(look.accuracy is None and look.validation_accuracy is None for look in report.looks)
     looks = text_table(report.looks, [*_LOOKS, *_metrics(report)], left=0, most=most)
+    chosen = choice_table(report.choice) if report.choice else None
     found = (
         Section("run", "", facts=_heading(report)),
-        Section("choice", "choice of workers", table=choice_table(report.choice) if report.choice else None),
+        Section("choice", "choice of strategy and workers", table=chosen),
         Section("workers", "workers", table=text_table(workers, _WORKERS, most=most, worker=one)),
         Section("pushes", "pushes", table=text_table(pushing, _PUSHES, most=most, worker=one)),
         Section("balance", "balance", table=balance),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from daskcnn.events import ALONE, PricedStep, StrategyChosen, WorkerGain, step_time
 from daskcnn.show.text import TextTable, aligned, clean, count, percent
+from daskcnn.training.strategy_choice import SURE
 
 _MOST = 12  # rows of the table
 _NAMED = 4  # workers that a row names
@@ -26,7 +27,8 @@ def choice_table(found: StrategyChosen) -> TextTable:
     """Return a row for each strategy that was compared, or for those that matter, and the reason in words."""
     rows = _rows(found.candidates)
     of = f" (of {len(found.candidates)} that were compared)" if len(rows) < len(found.candidates) else ""
-    note = f"chosen: {_named(found.candidates[0])}{_reason(found)}{of}"
+    apart = next((f"; {_apart(each)}" for each in rows if each.needed != 1), "")
+    note = f"chosen: {_named(found.candidates[0])}{_reason(found)}{of}{apart}"
     head = ("strategy", "workers", "computing", "exchange", "a step", "images/s")
     return TextTable(head, tuple(map(_cells, rows)), left=2, note=note)
 
@@ -43,7 +45,15 @@ def _rows(candidates: Sequence[PricedStep]) -> list[PricedStep]:
 def _cells(each: PricedStep) -> tuple[str, ...]:
     step = each.compute + each.exchange
     texts = step_time(each.compute), step_time(each.exchange) if each.exchange else "-", step_time(step)
-    return (each.strategy, _workers(each), *texts, count(round(1 / each.seconds)))
+    meets = "" if each.every is None else f", every {each.every}"
+    return (f"{each.strategy}{meets}", _workers(each), *texts, count(round(1 / each.seconds)))
+
+
+def _apart(each: PricedStep) -> str:
+    """The reading of a strategy that does not make one machine's steps."""
+    made = count(round(each.needed / each.seconds))
+    needs = f"is expected to need {each.needed:.2f} times as many as one machine"
+    return f"{each.strategy} makes {made} images/s and {needs}: it is taken where it is {SURE:g} times as fast"
 
 
 def _workers(each: PricedStep) -> str:
@@ -55,7 +65,8 @@ def _workers(each: PricedStep) -> str:
 def _named(each: PricedStep) -> str:
     names = [clean(name) for name in each.samples]
     shown = ", ".join(names) if len(names) <= _NAMED else f"{len(names)} workers"
-    return f"{shown} alone" if each.strategy == ALONE else f"{each.strategy} on {shown}"
+    meets = "" if each.every is None else f" with a meeting every {each.every} steps"
+    return f"{shown} alone" if each.strategy == ALONE else f"{each.strategy}{meets} on {shown}"
 
 
 def _reason(found: StrategyChosen) -> str:
@@ -81,7 +92,9 @@ def _changes(found: StrategyChosen) -> Iterator[str]:
     chosen = found.candidates[0]
 
     def sooner(then: PricedStep) -> str:
-        return f"{_named(then)}, {chosen.seconds / then.seconds:.2f} times as fast as now"
+        factor = chosen.seconds / then.seconds
+        than = f"{factor:.2f} times as fast as now" if factor > 1 else "by the steps of one machine"
+        return f"{_named(then)}, {than}"
 
     if found.faster_link is not None and found.linked is not None:
         yield f"with links {found.faster_link:.3g} times as fast: {sooner(found.linked)}"

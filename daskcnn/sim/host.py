@@ -149,6 +149,10 @@ class PeerToPeer(Host):
     peers: Sequence[Caller] = ()
     """The workers of the round under way."""
 
+    def travelled(self, vector: Vector) -> Vector:
+        """Return the vector as it comes out of the wire; that of a worker by itself does not travel."""
+        return vector if len(self.peers) == 1 else super().travelled(vector)
+
     def _pushed(self, caller: Caller) -> float:
         caller.sent += self._moved
         return self._agenda.now + (self._exchange if self._moved else 0.0)

@@ -103,6 +103,9 @@ class Learner(Protocol):
     steps: Steps | None
     besides: tuple[slice, ...]
 
+    def use(self, rule: UpdateRule) -> None:
+        """Train by this rule from now on."""
+
     def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
         """Take up a round. scale: of the learning rate. sizes: of its minibatches, if they may change."""
 
@@ -124,6 +127,9 @@ class TimingOnly:
         self.frozen: tuple[slice, ...] = ()
         self.steps: Steps | None = None
         self.besides: tuple[slice, ...] = ()
+
+    def use(self, rule: UpdateRule) -> None:
+        """Do nothing."""
 
     def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
         """Do nothing."""
@@ -149,6 +155,10 @@ class Training:
         self._taken = self._samples = 0
         self._sizes: StepSizes | None = None
         self._learnt = NOTHING
+
+    def use(self, rule: UpdateRule) -> None:
+        """Train by this rule from now on."""
+        self._rule = rule
 
     def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
         """Take up a round; the one before ends."""

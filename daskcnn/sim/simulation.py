@@ -11,6 +11,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from daskcnn.events import CalibratedWorker, Event, RunEnded, RunStarted, ServerCounted
 from daskcnn.partition.rounds import Rounds
 from daskcnn.partition.step_shares import StepShares
-from daskcnn.ps import ParameterServer, Snapshot
+from daskcnn.ps import ParameterServer, Snapshot, Vector
 from daskcnn.ps.average import exchanged
 from daskcnn.sim.cluster import SimulatedCluster, step_problem
 from daskcnn.sim.host import LIFE, Agenda, Host, PeerToPeer
@@ -53,37 +54,18 @@ class Simulation:
         self.workload, self.cluster, self.rule = workload, cluster, workload.rule
         self.members = cluster.members()
         self._emit, self._agenda = emit, Agenda()
-        learners = [learner() for _ in self.members]
-        one = learners[0]
-        of_center: dict[str, Any] = {
-            "kept": one.frozen,
-            "steps": one.steps,
-            "ema": workload.ema,
-            "besides": one.besides,
-        }
-        fixed = {member.name: member.step_fixed / member.seconds for member in self.members}
-        sharing = StepShares(fixed) if workload.resizes_steps else None
-        self.server = ParameterServer(self.rule, one.weights, life=LIFE, sharing=sharing, **of_center)
-        self._host = self._made_host()
-        cadence = Cadence(self.rule, workload.batch_size, workload.validation)
-        self.replicas = {
-            member.name: SimulatedReplica(
-                member,
-                member.speed.pace(np.random.default_rng([seed, index])),
-                own,
-                workload,
-                cadence,
-                self._host,
-                self._agenda,
-            )
-            for index, (member, own) in enumerate(zip(self.members, learners, strict=True))
-        }
+        self._learners = [learner() for _ in self.members]
+        self._paces = [
+            member.speed.pace(np.random.default_rng([seed, index])) for index, member in enumerate(self.members)
+        ]
+        self._compose(self._learners[0].weights)
         self.coordinator = Coordinator(workload, logs=emit is not None)
         self.end: orders.End | None = None
         self._starting = True
         self._facts: deque[Fact] = deque()
         self._carry_out: dict[type, Callable[[Any], None]] = {
             orders.Calibrate: self._calibrate,
+            orders.UseRule: self._use,
             orders.StartServer: lambda order: self._tell(facts.ServerReady(order.life, "simulated", self.now)),
             orders.ProbeServer: self._probe,
             orders.Join: self._join,
@@ -96,6 +78,26 @@ class Simulation:
             orders.CancelAll: lambda order: None,  # nothing is under way where nobody is lost
             orders.Log: lambda order: self._log(order.event),
             orders.End: self._end,
+        }
+
+    def _compose(self, center: Vector, version: int = 0) -> None:
+        """Make the server, from this center, and the workers' sides of it, for the present rule."""
+        workload, one = self.workload, self._learners[0]
+        of_center: dict[str, Any] = {
+            "kept": one.frozen,
+            "steps": one.steps if self.rule.merges_gradients else None,
+            "ema": workload.ema,
+            "besides": one.besides,
+        }
+        fixed = {member.name: member.step_fixed / member.seconds for member in self.members}
+        sharing = StepShares(fixed) if workload.resizes_steps else None
+        how: dict[str, Any] = {"version": version, "life": LIFE, "sharing": sharing, **of_center}
+        self.server = ParameterServer(self.rule, center, **how)
+        self._host = self._made_host()
+        cadence = Cadence(self.rule, workload.batch_size, workload.validation)
+        self.replicas = {
+            member.name: SimulatedReplica(member, pace, own, workload, cadence, self._host, self._agenda)
+            for member, pace, own in zip(self.members, self._paces, self._learners, strict=True)
         }
 
     def _made_host(self) -> Host:
@@ -193,6 +195,14 @@ class Simulation:
             conv_seconds=member.conv_seconds or {},
         )
         self._tell(facts.Calibrated(member.name, seconds, row, self.now))
+
+    def _use(self, order: orders.UseRule) -> None:
+        """Go on from the present center by another rule."""
+        snapshot, self.rule = self.server.snapshot(), order.rule
+        self.workload = replace(self.workload, rule=order.rule)
+        for learner in self._learners:
+            learner.use(order.rule)
+        self._compose(snapshot.center, snapshot.version)
 
     def _probe(self, order: orders.ProbeServer) -> None:
         members, work = [self.replicas[name].member for name in order.workers], self.workload

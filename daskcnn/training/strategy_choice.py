@@ -11,6 +11,11 @@ pushes while the link is free. That is `daskcnn.sim`'s meeting. A worker by itse
 makes steps of the same samples makes the same progress with each, so the seconds of a step are compared. A strategy
 that needs more samples for the same progress says by how much (`PricedStrategy.needed`).
 
+Workers that make steps of their own (`local-sgd`) for T seconds make R·T samples at R a second, and then meet, in E
+seconds. They need N·(1 + A·R·T) samples for the progress of one: N grows with their number, as the mean of k advances
+less than one that makes all k steps, and A with the samples between two meetings. So (T + E)·(1 + A·R·T) / T is least
+for T = √(E / (A·R)). N and A are measured (`_APART`).
+
 The best workers are found exactly, not by trying some sets: of each number of workers, and of each slowest link that
 they may have. So another worker, or a faster link, never makes the least time longer.
 """
@@ -19,7 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isinf
+from itertools import pairwise
+from math import inf, isinf, log
 from typing import TypeAlias
 
 from daskcnn.events import ALONE, CalibratedWorker, PricedStep, StrategyChosen, WorkerGain
@@ -27,10 +33,21 @@ from daskcnn.partition.proportions import proportional
 from daskcnn.partition.step_shares import LEAST
 from daskcnn.sharded.balance import FREE, WorkerLink
 
+SHARED, LOCAL = "bsp", "local-sgd"
 _LEAST_EACH = 1e-12
 _MOST_FIXED = 0.999  # part of a step
 _EQUAL = 1e-9  # part of a time within which two are equal
+_WORTH_NAMING = 0.99  # of the seconds, for which another worker is named
 _FASTEST_LINK = 1e6  # times the present one
+_APART = {1: 1.0, 2: 1.1, 4: 1.8, 8: 5.0}
+"""Samples that equal replicas need with steps of their own, of those of one alone, by their number."""
+_MOST_APART = 16
+"""The most of them that are compared: from about four on, another one needs more samples than it makes."""
+SURE = 1.3
+"""Such steps have to be expected to be this many times sooner than those of one machine: N and A are of one network,
+and after the same epochs they are less accurate."""
+_BETWEEN = 1.3e-5
+"""The part that is added to these for each sample between two meetings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +75,8 @@ class StepProblem:
     """A step of `samples` samples, the workers that may make it, and the cost of their meeting.
 
     nbytes: of the vector that each worker sends and receives. bandwidth: of the server's link each way, which all
-    share. merge: seconds of the server for each worker. overhead: seconds of a meeting besides.
+    share. merge: seconds of the server for each worker. overhead: seconds of a meeting besides. epoch: samples after
+    which workers meet anyway.
     """
 
     workers: tuple[WorkerCost, ...]
@@ -67,6 +85,7 @@ class StepProblem:
     bandwidth: float = inf
     merge: float = 0.0
     overhead: float = 0.0
+    epoch: float = inf
 
     def answer(self, slowest: float, workers: int) -> float:
         """Return the seconds until the last of these workers has its answer. slowest: seconds of the slowest way."""
@@ -91,15 +110,15 @@ def measured_problem(
     samples: int,
     links: Mapping[str, WorkerLink],
     nbytes: int,
-    **server: float,
+    **more: float,
 ) -> StepProblem:
-    """Return the step of calibrated workers, each with its seconds a sample. server: the server's fields.
+    """Return the step of calibrated workers, each with its seconds a sample. more: further fields of the problem.
 
     A link that is not known counts as the best of those that are.
     """
     best = min(links.values(), key=lambda link: link.seconds(nbytes), default=FREE)
     costs = (worker_cost(row, seconds, samples, links.get(name, best)) for name, (row, seconds) in workers.items())
-    return StepProblem(tuple(costs), samples, nbytes, **server)
+    return StepProblem(tuple(costs), samples, nbytes, **more)
 
 
 def _faster(link: WorkerLink, factor: float) -> WorkerLink:
@@ -111,7 +130,8 @@ class PricedStrategy:
     """A strategy's step on these workers.
 
     samples: of the step, by worker. compute: seconds until the slowest has computed. exchange: the rest of the step.
-    step: samples of the step. needed: samples for the progress that one sample of a shared step makes.
+    step: samples of the step. needed: samples for the progress that one sample of a shared step makes. every:
+    minibatches of the fastest worker in the step, where each makes steps of its own.
     """
 
     strategy: str
@@ -120,6 +140,7 @@ class PricedStrategy:
     exchange: float
     step: int
     needed: float = 1.0
+    every: int | None = None
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -139,7 +160,7 @@ class PricedStrategy:
     def row(self) -> PricedStep:
         """Return the price as it is logged."""
         own = {"samples": self.samples, "compute": self.compute, "exchange": self.exchange}
-        return PricedStep(strategy=self.strategy, seconds=self.seconds, **own)
+        return PricedStep(strategy=self.strategy, seconds=self.seconds, every=self.every, needed=self.needed, **own)
 
 
 Pricer: TypeAlias = Callable[[StepProblem], Iterable[PricedStrategy]]
@@ -241,19 +262,59 @@ def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int) -> Pric
     samples = {own.name: named[own.name] for own in workers if own.name in named}
     compute = min(level, max(own.seconds(samples[own.name]) for own in workers if own.name in samples))
     exchange = level - compute + problem.answer(max(problem.way(own, k) for own in workers), k)
-    return PricedStrategy("bsp", samples, compute, exchange, problem.samples)
+    return PricedStrategy(SHARED, samples, compute, exchange, problem.samples)
 
 
-def priced_set(problem: StepProblem, names: Iterable[str]) -> PricedStrategy:
-    """Return a step of exactly these workers: alone, if it is one."""
+def local_steps(problem: StepProblem, fewest: int = 2) -> Iterator[PricedStrategy]:
+    """Yield `local-sgd` on two workers, or this number of them, on three, and so on.
+
+    They are the fastest of those within the best of their ways.
+    """
+    by_speed = sorted(problem.workers, key=lambda own: own.seconds(problem.samples))
+    for k in range(fewest, min(len(by_speed), max(fewest, _MOST_APART)) + 1):
+        ways = {own.name: problem.way(own, k) for own in by_speed}
+        within = [[own for own in by_speed if ways[own.name] <= way][:k] for way in sorted({*ways.values()})]
+        found = [_apart(problem, workers, ways) for workers in within if len(workers) == k]
+        yield min(found, key=lambda each: each.seconds)
+
+
+def _apart(problem: StepProblem, workers: Sequence[WorkerCost], ways: Mapping[str, float]) -> PricedStrategy:
+    """Return the time between two meetings of workers that make as many steps of their own as fit in."""
+    k, batch = len(workers), problem.samples
+    rates = {own.name: batch / own.seconds(batch) for own in workers}
+    rate, step = sum(rates.values()), workers[0].seconds(batch)
+    exchange = 2 * max(ways[own.name] for own in workers) + problem.overhead + k * problem.merge
+    best = (exchange / (_BETWEEN * rate)) ** 0.5
+    every = max(1, round(min(best, problem.epoch / rate) / step))
+    compute = every * step
+    samples = {name: max(1, round(own * compute)) for name, own in rates.items()}
+    needed = _needed(rates) * (1 + _BETWEEN * rate * compute)
+    return PricedStrategy(LOCAL, samples, compute, exchange, sum(samples.values()), needed, every)
+
+
+def _needed(rates: Mapping[str, float]) -> float:
+    """Return the samples that replicas of these speeds need for the progress of one replica's sample."""
+    total = sum(rates.values())
+    replicas = 1 / sum((rate / total) ** 2 for rate in rates.values())  # of equal ones, their number
+    known = sorted(_APART.items())
+    for (few, least), (many, most) in pairwise(known):
+        if replicas <= many:
+            return least * (most / least) ** (log(replicas / few) / log(many / few))
+    return known[-1][1] * replicas / known[-1][0]
+
+
+def priced_set(problem: StepProblem, names: Iterable[str], strategy: str = SHARED) -> PricedStrategy:
+    """Return `bsp` or `local-sgd` on exactly these workers: alone, if it is one."""
     asked = {*names}
     workers = [own for own in problem.workers if own.name in asked]
     if len(workers) == 1:
         return next(alone(replace(problem, workers=(workers[0],))))
+    if strategy == LOCAL:
+        return next(local_steps(replace(problem, workers=(*workers,)), len(workers)))
     return _shared(problem, workers, len(workers))
 
 
-STRATEGIES: tuple[Pricer, ...] = (alone, shared_steps)
+STRATEGIES: tuple[Pricer, ...] = (alone, shared_steps, local_steps)
 """The strategies that are compared. A paper's rule is asked for by name, and is not among them."""
 
 
@@ -274,37 +335,43 @@ def choose(problem: StepProblem, pricers: Sequence[Pricer] = STRATEGIES) -> Stra
         tuple(candidates),
         tuple(_parts(problem, chosen)),
         _faster_link(problem, pricers, chosen),
-        more if more.seconds < chosen.seconds * (1 - _EQUAL) else None,
+        more if more.seconds < chosen.seconds * _WORTH_NAMING else None,
     )
 
 
 def _priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrategy]:
-    """Return all candidates, the least seconds first; of equal ones that with the fewest workers first."""
-    found = [each for pricer in pricers for each in pricer(problem)]
-    least = min(each.seconds for each in found)
-    equal = least * (1 + _EQUAL)
-    return sorted(found, key=lambda each: (max(each.seconds, equal), len(each.samples), each.seconds))
+    """Return all candidates, the least seconds first; of equal ones that with the fewest workers first.
+
+    One that does not make the steps of one machine counts as `SURE` times as slow as expected.
+    """
+    found = [(each, each.seconds * (1 if each.needed == 1 else SURE)) for pricer in pricers for each in pricer(problem)]
+    equal = min(seconds for _, seconds in found) * (1 + _EQUAL)
+    found.sort(key=lambda item: (max(item[1], equal), len(item[0].samples), item[1]))
+    return [each for each, _ in found]
 
 
 def _parts(problem: StepProblem, chosen: PricedStrategy) -> Iterator[WorkerGain]:
     """Yield each worker's part, where steps are shared or made alone."""
-    if chosen.strategy not in (ALONE, "bsp"):
+    if chosen.strategy not in (ALONE, SHARED, LOCAL):
         return
+    kind = LOCAL if chosen.strategy == LOCAL else SHARED
     for own in problem.workers:
         used = own.name in chosen.samples
         others = {*chosen.samples} - {own.name}
-        if not others:  # it is the one that is alone: what would be without it is another choice
-            if rest := tuple(each for each in problem.workers if each.name != own.name):
-                took = _priced(replace(problem, workers=rest), STRATEGIES)[0].step_seconds
-                yield _gain(own, used, chosen.step_seconds, took, took - chosen.compute, 0.0)
-            continue
-        there = chosen if used else priced_set(problem, {*others, own.name})
-        away = priced_set(problem, others) if used else chosen
-        brings, costs = away.compute - there.compute, there.exchange - away.exchange
-        yield _gain(own, used, there.step_seconds, away.step_seconds, brings, costs)
+        if others:
+            there = chosen if used else priced_set(problem, {*others, own.name}, kind)
+            away = priced_set(problem, others, kind) if used else chosen
+            yield _gain(own, used, there, away, problem.samples)
+        elif rest := tuple(each for each in problem.workers if each.name != own.name):
+            # it is the one that is alone: what would be without it is another choice
+            yield _gain(own, used, chosen, _priced(replace(problem, workers=rest), STRATEGIES)[0], problem.samples)
 
 
-def _gain(own: WorkerCost, used: bool, with_it: float, without: float, brings: float, costs: float) -> WorkerGain:
+def _gain(own: WorkerCost, used: bool, there: PricedStrategy, away: PricedStrategy, samples: int) -> WorkerGain:
+    """Return the part of a worker by the step with it and the step away from it, for the progress of these samples."""
+    with_it, without = (each.seconds * samples for each in (there, away))
+    costs = (there.exchange * there.needed / there.step - away.exchange * away.needed / away.step) * samples
+    brings = without - with_it + costs
     return WorkerGain(worker=own.name, used=used, with_it=with_it, without=without, brings=brings, costs=costs)
 
 
@@ -312,7 +379,7 @@ def _faster_link(
     problem: StepProblem, pricers: Sequence[Pricer], chosen: PricedStrategy
 ) -> tuple[float, PricedStrategy] | None:
     """Return the least factor of faster links that changes who trains, and what is chosen then."""
-    if len(problem.workers) == 1 or (len(chosen.samples) == len(problem.workers) and chosen.strategy == "bsp"):
+    if len(problem.workers) == 1 or (len(chosen.samples) == len(problem.workers) and chosen.strategy == SHARED):
         return None
     if all(isinf(own.link.bandwidth) and not own.link.each for own in problem.workers) and isinf(problem.bandwidth):
         return None

@@ -25,6 +25,7 @@ from daskcnn.job.network import initial_weights
 from daskcnn.job.tables import Job
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Push, Reply
+from daskcnn.ps.bsp import ASA
 from daskcnn.store import Dataset
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica
@@ -46,6 +47,12 @@ def job(**rule: Any) -> Job:
     return Job.model_validate({**tables, "rule": {"exchange": "asa", "every": 2} | rule})
 
 
+def peer_of(name: str) -> meeting_tasks.Peer:
+    peer = session_of(name).kept.find(meeting_tasks.Peer)
+    assert peer is not None
+    return peer
+
+
 class Meeting:
     """Two workers as two runs of this process."""
 
@@ -56,7 +63,7 @@ class Meeting:
         for name in NAMES:
             replica = Replica(job, dataset, Device(), clock=lambda: 0.0)
             keep_session(name, Session(replica))
-            begin_life(self.peers[name], name, None, 7, weights)
+            begin_life(self.peers[name], name, None, 7, weights, ASA.of(job.rule, job.cluster.wire))
         rounds = {
             "one": Round("one", 0, ((0, 120),), 120, (0.0, 0.5), 5),
             "two": Round("two", 0, ((120, 180),), 60, (0.0, 0.5), 5),
@@ -128,8 +135,8 @@ def test_tasks_that_dask_runs_again_change_nothing(meeting: Meeting) -> None:
 def test_a_wait_that_was_stopped_leaves_the_last_center_to_go_on_from(meeting: Meeting, stops: threading.Event) -> None:
     """The other worker never comes."""
     before, waits = center(meeting, "one"), meeting.begin("one")
-    peer = session_of("one").kept.find(meeting_tasks.Peer)
-    while peer is not None and not peer.pieces.waits:
+    peer = peer_of("one")
+    while not peer.pieces.waits:
         assert not waits.done()
     stops.set()
     assert waits.result(20) is None
@@ -139,7 +146,7 @@ def test_a_wait_that_was_stopped_leaves_the_last_center_to_go_on_from(meeting: M
     stops.clear()
     for name in NAMES:
         meeting.peers[name] = replace(meeting.peers[name], life=2, secret="another")
-        begin_life(meeting.peers[name], name, optimizer, 7, before)
+        begin_life(meeting.peers[name], name, optimizer, 7, before, peer_of(name).asa)
     assert [report.pushes for report in meeting.trained()] == [3, 3]
 
 

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from daskcnn.errors import DataError
+from daskcnn.job.network import layout_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
+from daskcnn.ps import BSP, LocalSGD
+from daskcnn.ps.auto import ALONE
 from daskcnn.runs.checkpoint import Checkpoint, latest
-from daskcnn.runs.state import TrainingState, facts_of, to_state
+from daskcnn.runs.state import TrainingState, facts_of, for_rule, to_state
 from daskcnn.store import open_dataset
 from daskcnn.store.image_facts import Facts
 from daskcnn.training.trained_network import to_classifier
@@ -55,6 +58,31 @@ def test_a_state_comes_back_from_disk(
         assert back.optimizers[worker].count == own.count
     assert checkpoint.score == (validation and validation.accuracy)
     assert checkpoint.state["seconds"] == 12.5
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_optimizer_s_state_goes_with_a_run_from_rule_to_rule(
+    tmp_path: Path, raw: dict[str, Any], optimizer: str
+) -> None:
+    raw["train"] |= {"optimizer": optimizer, "strategy": "auto"}
+    job = resolve({**raw, "rule": {}})
+    state = random_state(job)
+    layout = layout_of(job, facts_of(kept(tmp_path, raw, state)))
+    together = for_rule(state, BSP(), job, layout, ("cpu-0", "cpu-1"))
+    assert not together.optimizers
+    apart = for_rule(together, LocalSGD(), job, layout, ("cpu-0", "cpu-1", "cpu-2"))
+    mean = np.mean([own.vectors for own in state.optimizers.values()], axis=0)
+    for own in apart.optimizers.values():
+        np.testing.assert_allclose(own.vectors, mean, rtol=1e-6)
+        assert own.count == max(each.count for each in state.optimizers.values())
+    assert apart.optimizers.keys() == {"cpu-0", "cpu-1", "cpu-2"}
+    assert not apart.rule_state
+    velocity = replace(apart, rule_state={"velocity": state.weights})
+    assert {*for_rule(velocity, LocalSGD(), job, layout, ()).rule_state} == {"velocity"}
+    assert not for_rule(velocity, ALONE, job, layout, ("cpu-0",)).rule_state
+    for number, each in enumerate((together, velocity)):  # whatever it was trained by last, a run goes on from it
+        back = to_state(kept(tmp_path / str(number), raw, each), job)
+        assert back.rule_state.keys() == each.rule_state.keys()
 
 
 @pytest.mark.parametrize("train", [{"optimizer": "adamw"}, {"optimizer": "lars", "lookahead": {}}])

@@ -167,6 +167,9 @@ class Parabola:
         self.steps: Steps | None = None
         self.besides: tuple[slice, ...] = ()
 
+    def use(self, rule: UpdateRule) -> None:
+        self._rule = rule
+
     def begin(self, round_: Any, local: Any, scale: float, sizes: Any = None) -> None:
         self._taken, self._local = 0, local
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from daskcnn.events import RunEnded, StrategyChosen, WorkerJoined, WorkerLeftOut
+from daskcnn.ps import BSP, LocalSGD
+from daskcnn.ps.auto import ALONE
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator import facts, orders
 from tests.training.coordinator_shell import Shell
@@ -53,7 +57,6 @@ def test_a_worker_that_comes_later_is_judged_alike() -> None:
 
 def test_a_worker_that_was_left_out_goes_on_where_the_others_are_lost() -> None:
     shell = run(cpu_0=SLOW, cpu_1=SLOW)
-    shell.answer_to(orders.StartServer)
     shell.answer_to(orders.Join)
     assert joined(shell) == {"cpu-0"}
     shell.server = None
@@ -61,12 +64,48 @@ def test_a_worker_that_was_left_out_goes_on_where_the_others_are_lost() -> None:
     assert not shell.coordinator.ended
     ends_well(shell)
     assert joined(shell) == {"cpu-0", "cpu-1"}
-    assert [order.moved for order in shell.of(orders.StartServer)] == [False, True]
+    assert not shell.of(orders.StartServer)
+
+
+def test_one_worker_has_no_server_until_another_comes_and_none_of_its_samples_is_trained_on_twice() -> None:
+    shell = run(cpu_0=FAST)
+    assert [order.rule for order in shell.of(orders.UseRule)] == [ALONE]
+    assert not shell.of(orders.StartServer)
+    shell.answer_to(orders.Join)
+    shell.links["near-0"] = FAST
+    shell.tell(facts.WorkerReady("near-0", "cpu", shell.now))
+    shell.answer_to(orders.Calibrate)
+    ends_well(shell)
+    assert [order.rule for order in shell.of(orders.UseRule)] == [ALONE, BSP()]
+    assert len(shell.of(orders.StartServer)) == 1
+    trained = [order.round.worker for order in shell.of(orders.StartRound)]
+    assert trained[0] == "cpu-0"
+    assert {*trained[1:]} == {"cpu-0", "near-0"}
+
+
+def test_where_links_are_slow_workers_make_steps_of_their_own() -> None:
+    for parts_ways in (True, False):
+        shell = Shell(replace(settings_of(("auto", {}), "idpa"), samples=600, parts_ways=parts_ways))
+        shell.links = dict.fromkeys(("cpu-0", "gpu-0"), WorkerLink(1e5, 0.05))  # equally fast
+        shell.start(*shell.links)
+        (chosen,) = shell.of(StrategyChosen)
+        every = chosen.candidates[0].every
+        assert (chosen.candidates[0].strategy, every) == (("local-sgd", 38) if parts_ways else ("alone", None))
+        assert [order.rule for order in shell.of(orders.UseRule)] == [LocalSGD(every=38) if parts_ways else ALONE]
+        assert shell.finish().status == "done"
+        assert joined(shell) == ({"cpu-0", "gpu-0"} if parts_ways else {"cpu-0"})
+
+
+def test_nothing_is_measured_where_all_workers_take_part_anyway() -> None:
+    shell = Shell(settings_of(("auto", {}), "udpa"))
+    shell.start("cpu-0", "cpu-1")
+    assert not shell.of(orders.ProbeServer)
+    assert [order.rule for order in shell.of(orders.UseRule)] == [BSP()]
+    ends_well(shell)
 
 
 def test_a_run_whose_last_worker_is_lost_ends_resumably() -> None:
     shell = run(cpu_0=SLOW, cpu_1=SLOW)
-    shell.answer_to(orders.StartServer)
     shell.answer_to(orders.Join)
     shell.tell(facts.WorkerGone(("cpu-0",), "power cut", shell.now))
     shell.tell(facts.WorkerGone(("cpu-1",), "power cut", shell.now))

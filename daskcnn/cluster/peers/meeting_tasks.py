@@ -123,11 +123,12 @@ class MeetingRound(ReplicaRound):
         peer.merged = () if peer.asa.looks_back else tuple(sums)
 
 
-def begin_life(peers: Peers, name: str, optimizer: OptimizerState | None, version: int, center: Array) -> None:
+def begin_life(
+    peers: Peers, name: str, optimizer: OptimizerState | None, version: int, center: Array, asa: ASA
+) -> None:
     """Begin as the worker of this name with this center (size,) and optimizer's state. The center is not changed."""
     session = session_of(peers.run)
     replica = session.replica
-    asa = ASA.of(replica.job.rule, replica.job.cluster.wire)
     if (before := session.kept.find(Peer)) is not None:
         before.pieces.close()
     session.kept.drop(Peer)

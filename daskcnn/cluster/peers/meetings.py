@@ -23,7 +23,8 @@ from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import OptimizerStates, PendingWork, TaskWork, Watch
 from daskcnn.job.network import initial_weights
 from daskcnn.nn import OptimizerState
-from daskcnn.ps import Snapshot
+from daskcnn.ps import Snapshot, UpdateRule
+from daskcnn.ps.bsp import ASA
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
@@ -33,8 +34,11 @@ from daskcnn.training.round_report import RoundReport
 class PeerExchange:
     """Lets the replicas meet, and knows which of them have the present center."""
 
-    def __init__(self, context: RunContext, watch: Watch, tell: Callable[[Fact], None]) -> None:
+    def __init__(self, context: RunContext, rule: UpdateRule, watch: Watch, tell: Callable[[Fact], None]) -> None:
         self._context, self._watch, self._tell = context, watch, tell
+        # a rule that is not the job's own is that of a worker alone, whose weights do not travel
+        wire = context.job.cluster.wire if rule == context.job.rule else context.job.model.dtype
+        self._asa = ASA.of(rule, wire)
         layout, weights = initial_weights(context.job, context.dataset)
         self._peers = Peers(context.name, 0, (), layout.size)
         self._holders: tuple[str, ...] = ()  # of the present center
@@ -51,7 +55,7 @@ class PeerExchange:
             self._begin_life(order.life, state)
         submit, worker = self._context.dispatch.submit, order.replica
         center = self._context.dispatch.send(self._center(), [worker])
-        given = self._peers, worker, optimizers.get(worker), self._version, center
+        given = self._peers, worker, optimizers.get(worker), self._version, center, self._asa
         future = submit("begin", meeting_tasks.begin_life, *given, worker=worker)
         self._watch(worker, future)
         return TaskWork(future, lambda _, at: facts.Joined(worker, order.life, order.session, at))

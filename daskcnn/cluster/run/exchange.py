@@ -133,6 +133,7 @@ class ServerExchange:
 
     def __init__(self, context: RunContext, rule: UpdateRule, replicas: Replicas, watch: Watch) -> None:
         self._context, self._rule, self._replicas, self._watch = context, rule, replicas, watch
+        self._known = rule if context.job.rule != rule else None
         self._hosted: Hosted | None = None
         self._readied = ready_host(context) if context.workers.members.server_alone else None
 
@@ -168,7 +169,7 @@ class ServerExchange:
 
     def _order(self, replica: str, order: orders.Join | orders.StartRound) -> RoundOrder:
         assert self._hosted is not None, "started"
-        return RoundOrder(self._context.name, order.life, replica, order.session, self._hosted.at)
+        return RoundOrder(self._context.name, order.life, replica, order.session, self._hosted.at, rule=self._known)
 
     def leave(self, order: orders.Leave) -> None:
         """Free a replica's place at the server's barrier. Raises ServerLost."""

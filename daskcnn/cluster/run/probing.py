@@ -27,14 +27,15 @@ class ServerProbes:
         self._merge, self._shared = 0.0, inf
         self._nbytes = layout_of(context.job, context.dataset).size * np.dtype(context.job.cluster.wire).itemsize
 
-    def measure(self, workers: Sequence[str], at: float) -> ServerProbed:
+    def measure(self, workers: Sequence[str], at: float, *, training: bool = False) -> ServerProbed:
         """Measure the ways of these workers, one after the other and then all at once. Emits them as an event.
 
-        Where Dask's connections are no sockets nothing is measured. Raises Lost, WorkersLost and ServerLost.
+        Where Dask's connections are no sockets nothing is measured, nor where the host is training. Raises Lost,
+        WorkersLost and ServerLost.
         """
         context, shards = self._context, self._context.job.cluster.ps_shards
         host, links = context.workers.members.server, dict[str, WorkerLink]()
-        if self._expects(host.address):
+        if self._expects(host.address, training=training):
             for worker in workers:
                 found = self._gather("probe", probe_way, [worker], self._nbytes)[worker]
                 if found is not None:
@@ -47,12 +48,13 @@ class ServerProbes:
         of_server = {"bandwidth": self._shared * shards, "merge": self._merge / shards}
         return ServerProbed(tuple(workers), links, self._nbytes, at, **of_server)
 
-    def _expects(self, address: str) -> bool:
-        """Let the host expect probes, unless it is about to train or has no streams. Returns True if it does."""
+    def _expects(self, address: str, *, training: bool) -> bool:
+        """Let the host expect probes, unless it trains or has no streams. Returns True if it does."""
         context = self._context
         if not address.startswith(PROTOCOLS):
             return False
-        if self._expected != address and (not self._expected or context.workers.members.server_alone):
+        busy = (training or self._expected) and not context.workers.members.server_alone
+        if self._expected != address and not busy:
             host = context.workers.members.server
             told = context.dispatch.submit_at(host, "expect-probes", expect_probes, self._secret, self._nbytes)
             self._merge = float(context.results.gather({host.name: told})[host.name])

@@ -6,6 +6,7 @@ The kind of replicas (a worker, a group) and the way that merges travel (a serve
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,17 @@ from daskcnn.cluster.layers.task_context import OutOfStep
 from daskcnn.cluster.peers.meetings import PeerExchange
 from daskcnn.cluster.peers.pieces import OutOfTurn
 from daskcnn.cluster.run.context import RunContext
-from daskcnn.cluster.run.exchange import Exchange, ServerExchange, WorkerReplicas
+from daskcnn.cluster.run.exchange import ServerExchange, WorkerReplicas
 from daskcnn.cluster.run.probing import ServerProbes
 from daskcnn.cluster.shell.shell import Actions, Shell
 from daskcnn.errors import Diverged, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
-from daskcnn.job.network import initial_weights
+from daskcnn.job.network import initial_weights, layout_of
 from daskcnn.nn import OptimizerState
 from daskcnn.ps.average import exchanged
 from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.ps.messages import Code
-from daskcnn.runs.state import TrainingState
+from daskcnn.runs.state import TrainingState, for_rule
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.facts import Fact
@@ -46,22 +47,23 @@ class DataParallel:
         kept = Kept(state.step, state.epoch, state.book or None, state.validation is not None)
         self.context, self.coordinator, self.life = context, Coordinator(self._settings, kept), 0
         self._optimizers: dict[str, OptimizerState] = dict(state.optimizers)
-        self._exchange: Exchange
-        self._probes = ServerProbes(context)
-        if not (context.workers.members.server_alone or self._settings.peers):
-            host = context.workers.members.server.name
-            message = f"no worker is set apart for the parameter server (--resources PS=1): {host} holds it as well"
-            context.emit(Warned(message=message))
+        self._exchange: ServerExchange | PeerExchange
+        self._groups: GroupReplicas
+        self._probes, self._warned = ServerProbes(context), False
 
     def actions(self, shell: Shell) -> Actions:
         """Return the actions of this kind of replicas and this way to merge."""
         self._shell = shell
+        self._exchange = self._composed()
         return {
-            **self._compose(),
-            orders.ProbeServer: lambda order: shell.tell(self._probes.measure(order.workers, shell.now)),
+            orders.UseRule: self._use,
+            orders.StartServer: self._start_server,
+            orders.FormGroups: lambda order: self._groups.form(order),
+            orders.Rescue: self._rescue,
+            orders.ProbeServer: self._probe,
             orders.Join: self._join,
             orders.StartRound: lambda started: shell.work.update(self._exchange.rounds(started)),
-            orders.Leave: self._exchange.leave,
+            orders.Leave: lambda order: self._exchange.leave(order),
             orders.AskWaiting: self._ask_waiting,
             orders.Restore: lambda order: self._restore(),
             orders.Judge: self._judge,
@@ -69,26 +71,15 @@ class DataParallel:
             orders.CountServer: lambda order: self._count(self._exchange.snapshot()),
         }
 
-    def _compose(self) -> Actions:
-        """Choose how merges travel, and between which kind of replicas. Returns the actions of this choice alone."""
+    def _composed(self) -> ServerExchange | PeerExchange:
+        """Choose how merges travel, and between which kind of replicas."""
         context, rule, shell = self.context, self._settings.rule, self._shell
         if self._settings.peers:
-            peers = self._exchange = PeerExchange(context, shell.watch, shell.tell)
-            return {orders.Rescue: lambda _: shell.tell(facts.Rescued(peers.rescue(self._optimizers), shell.now))}
-
-        def start_server(order: orders.StartServer) -> None:
-            self.life = order.life
-            self._restore()
-            shell.tell(facts.ServerReady(order.life, server.start(order, self.state), shell.now))
-
-        actions: dict[type[orders.Order], Any] = {orders.StartServer: start_server}
+            return PeerExchange(context, rule, shell.watch, shell.tell)
         if self._settings.replica_size > 1:
-            groups = GroupReplicas(context, rule)
-            server = self._exchange = ServerExchange(context, rule, groups, shell.watch)
-            actions[orders.FormGroups] = groups.form
-        else:
-            server = self._exchange = ServerExchange(context, rule, WorkerReplicas(context.dispatch), shell.watch)
-        return actions
+            self._groups = GroupReplicas(context, rule)
+            return ServerExchange(context, rule, self._groups, shell.watch)
+        return ServerExchange(context, rule, WorkerReplicas(context.dispatch), shell.watch)
 
     def ahead(self) -> None:
         """Submit nothing: replicas submit their own steps ahead."""
@@ -98,6 +89,34 @@ class DataParallel:
         self._exchange.close()
 
     # --- orders ---
+
+    def _use(self, order: orders.UseRule) -> None:
+        """Let replicas and merges be those of this rule, which may keep the optimizer's state at another place."""
+        self._exchange.close()
+        self._settings = replace(self._settings, rule=order.rule)
+        job, images = self.context.job, self.context.dataset
+        self.state = for_rule(self.state, order.rule, job, layout_of(job, images), self.context.workers.alive)
+        self._restore()
+        self._exchange = self._composed()
+
+    def _probe(self, order: orders.ProbeServer) -> None:
+        found = self._probes.measure(order.workers, self._shell.now, training=self.life > 0)
+        self._shell.tell(found)
+
+    def _start_server(self, order: orders.StartServer) -> None:
+        assert isinstance(self._exchange, ServerExchange)
+        members = self.context.workers.members
+        if not (members.server_alone or self._warned):
+            self._warned, how = True, "no worker is set apart for the parameter server (--resources PS=1)"
+            self.context.emit(Warned(message=f"{how}: {members.server.name} holds it as well"))
+        self.life = order.life
+        self._restore()
+        host = self._exchange.start(order, self.state)
+        self._shell.tell(facts.ServerReady(order.life, host, self._shell.now))
+
+    def _rescue(self, _: orders.Rescue) -> None:
+        assert isinstance(self._exchange, PeerExchange)
+        self._shell.tell(facts.Rescued(self._exchange.rescue(self._optimizers), self._shell.now))
 
     def _join(self, order: orders.Join) -> None:
         self.life = order.life

@@ -45,14 +45,15 @@ from daskcnn.training.worker_calibration import (
 def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> None:
     """Take part in the server's barrier and start from its center. Raises Stopped."""
     replica, job = session.replica, session.replica.job
-    if session.exchange is None:
+    rule = order.rule or job.rule
+    assert rule is not None, "strategy layer has tasks of its own"
+    if session.exchange is None or session.exchange.rule != rule:
         overlap = job.cluster.overlap and job.train.replica_size == 1  # a group's home makes no steps by itself
-        assert job.rule is not None, "strategy layer has tasks of its own"
-        cadence = Cadence(job.rule, job.train.batch_size, job.data.validation)
+        cadence = Cadence(rule, job.train.batch_size, job.data.validation)
         local = Local(replica.weights, replica.weights)
         averaged = job.train.ema is not None
         session.exchange = ReplicaExchange(
-            job.rule, local, cadence, overlap=overlap, frozen=replica.frozen, averaged=averaged
+            rule, local, cadence, overlap=overlap, frozen=replica.frozen, averaged=averaged
         )
     link = _link(order, session, stop)
     reply = link.call(Join(order.life, order.worker, order.session))

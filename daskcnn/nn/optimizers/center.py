@@ -8,6 +8,7 @@ from functools import cache
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn.optimizers.descent import Descent, Span
@@ -53,7 +54,7 @@ class CenterDescent:
 
     def begin(self, center: Array) -> dict[str, Array]:
         """Return the optimizer's vectors before the first step from this center."""
-        return self._kept(self.descent.optimizer.init(center[: self.parameters]))
+        return self.kept(self.descent.optimizer.init(center[: self.parameters]))
 
     def step(
         self, center: Array, kept: Mapping[str, Array], gradients: Array, pace: Sequence[float]
@@ -64,13 +65,18 @@ class CenterDescent:
         """
         n = self.parameters
         new = np.concatenate([center[:n], center[n:] + gradients[n:]])
-        rows = [kept[name] for name in self._names]
-        vectors = np.array(rows, center.dtype) if rows else np.empty((0, n), center.dtype)
-        state = OptimizerState(vectors, int(kept[_STEPS][0]))
+        state = self.state_of(kept, center.dtype)
         made = self.descent.step(new, gradients[:n], state, self.spans, StepPace(*pace), _host())
-        return new, self._kept(made)
+        return new, self.kept(made)
 
-    def _kept(self, state: OptimizerState) -> dict[str, Array]:
+    def state_of(self, kept: Mapping[str, Array], dtype: npt.DTypeLike) -> OptimizerState:
+        """Return the optimizer's state of these vectors."""
+        rows = [kept[name] for name in self._names]
+        vectors = np.array(rows, dtype) if rows else np.empty((0, self.parameters), dtype)
+        return OptimizerState(vectors, int(kept[_STEPS][0]))
+
+    def kept(self, state: OptimizerState) -> dict[str, Array]:
+        """Return the vectors of an optimizer's state by name, as a server keeps them."""
         return dict(zip(self._names, state.vectors, strict=True)) | {_STEPS: np.array([state.count], np.float64)}
 
 

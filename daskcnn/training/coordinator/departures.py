@@ -98,7 +98,7 @@ class Departures(Recovering):
             self._alive.closing = True
             self._end_rounds(replica for replica in self._alive.sessions.running if replica not in self._leaving)
 
-    def _move_server(self) -> None:
-        """Keep the state for the next server: no round is under way."""
+    def _keep_for_the_next(self) -> None:
+        """Keep the state for the next life: no round is under way."""
         self.phase = Phase.MOVING
         self._records.save(None, self._alive.rounds, self.life, judged=False)

@@ -11,6 +11,7 @@ from daskcnn.events import Event, Warned
 from daskcnn.frozen import Stated, frozen
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
+from daskcnn.ps import UpdateRule
 from daskcnn.training.coordinator.shares import Shares
 from daskcnn.training.judging import JudgedPart
 
@@ -45,6 +46,13 @@ class FormGroups(Order):
     groups: Mapping[str, tuple[str, ...]]
     left_out: tuple[str, ...]
     measure_links: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UseRule(Order):
+    """Train by this rule from the life on that begins next. Comes where the run chooses its strategy."""
+
+    rule: UpdateRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,12 @@ class Records:
     version : Version of the newest center that was reported.
     judging : Sizes evaluations.
     growth : Sizes steps.
+    settings : Of the run, with the rule of the present life.
     ruined : The error of a center that has diverged without a loss that is not finite, by the last evaluation.
     """
 
     def __init__(self, settings: Settings, kept: Kept, out: Outbox) -> None:
-        self._settings, self._out = settings, out
+        self.settings, self._out = settings, out
         self.kept = self.good = kept
         self.saving = list[Kept]()
         self.divergence = Divergence(kept.book or {}, lowers=settings.lowers)
@@ -64,7 +65,7 @@ class Records:
         self.ruined: Diverged | None = None
         self.version = self.kept.step
         book = self.kept.book or {}
-        settings, epoch = self._settings, self.kept.epoch
+        settings, epoch = self.settings, self.kept.epoch
         self.evaluations = Evaluations(
             book, settings.patience, settings.epochs, epoch, now, validation=settings.validation
         )
@@ -75,7 +76,7 @@ class Records:
 
     def epoch(self, rounds: Rounds) -> float:
         """Return the presentations a sample so far."""
-        return rounds.done / self._settings.samples
+        return rounds.done / self.settings.samples
 
     def evaluated(self, report: RoundReport, rounds: Rounds, life: int, now: float) -> None:
         """Log the center's score after a synchronous round, or an epoch; save a checkpoint if due.
@@ -83,7 +84,7 @@ class Records:
         report: of the replica that ended it. rounds: with the samples of the steps that were made.
         """
         found, better = self.evaluations.end_interval(now)
-        epoch, settings = self.epoch(rounds), self._settings
+        epoch, settings = self.epoch(rounds), self.settings
         of_run: dict[str, Any] = {"epoch": epoch, "epochs": settings.epochs, "step": self.version}
         step_samples = rounds.batch_size if self.growth.grows else None
         self._out.log(found.event(**of_run, lr=report.lr, noise=report.noise, step_samples=step_samples))

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from daskcnn.errors import Lost, UserError
 from daskcnn.events import WorkerLost
 from daskcnn.partition.rounds import Rounds
+from daskcnn.ps import UpdateRule
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.choosing import Choosing
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
@@ -46,6 +47,7 @@ class Recovering(Coordinating):
         self._lacks: Lost | None = None  # the end of a run that has paused for too long
         if settings.replica_size > 1:  # groups take no workers that come, so there is nothing to pause for
             self._least = {}
+        self._turn: UpdateRule | None = None  # the rule of the life that begins next, where it is chosen
 
     @property
     def rounds(self) -> Rounds | None:
@@ -160,7 +162,7 @@ class Recovering(Coordinating):
 
     def _lost_last(self, error: Lost) -> None:
         """Begin anew with workers that were left out, or that come while the run pauses; without any the run ends."""
-        spared = self.settings.chooses_workers and self.roster.calibrating
+        spared = self._choosing.compares and self.roster.calibrating
         if not (self._least or spared) or self._interrupted is not None or self.phase is Phase.CLOSING:
             self._give_up(error)
             return

@@ -11,18 +11,24 @@ ends it.
 
 A worker that becomes ready in mid-run is calibrated, and takes its share of samples at the next boundary: at once under
 an asynchronous rule, between two rounds behind a barrier. Groups take new workers when a life begins.
+
+Where a run chooses its strategy, workers and links are measured before the first life, and again for each worker that
+comes later. If all then train by another rule, no round is given out any more; once those under way have ended the
+state is kept, and the life that begins next goes on from it by that rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from daskcnn import errors
 from daskcnn.errors import Lost
 from daskcnn.events import WorkersCalibrated
+from daskcnn.ps import UpdateRule
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.choosing import REMEDY
+from daskcnn.training.coordinator.choosing import REMEDY, alike
 from daskcnn.training.coordinator.coordinator import Phase
 from daskcnn.training.coordinator.departures import Departures
 from daskcnn.training.coordinator.facts import Fact
@@ -71,12 +77,15 @@ class Coordinator(Departures):
                 self._begin(fact.at)
             elif self.settings.replica_size > 1:
                 self._out.warn(f"worker {fact.worker} waits: groups are formed at a run's start; stop it and resume it")
-            elif self.settings.chooses_workers:
+            elif (rule := self._choosing.unmeasured(len(self.roster.alive))) is None:
                 self._out.put(orders.ProbeServer((fact.worker,)))
             else:
-                self._take_newcomer(fact.worker, fact.at)
+                self._take_newcomer(fact.worker, rule, fact.at)
 
-    def _take_newcomer(self, worker: str, now: float) -> None:
+    def _take_newcomer(self, worker: str, rule: UpdateRule, now: float) -> None:
+        """Give the worker samples; where all then train by another rule, with the life that begins next."""
+        if not alike(rule, self.settings.rule):
+            self._alive.closing, self._turn = True, rule
         self._alive.newcomers.append(worker)
         if self.phase is _TRAINING:
             self._alive.paused = self._is_short(now)
@@ -85,10 +94,11 @@ class Coordinator(Departures):
     def _begin(self, now: float) -> None:
         if (problem := too_few(self.settings, len(self.roster.alive))) is not None:
             self._end("unusable", problem)
-        elif self.settings.chooses_workers and len(self.roster.alive) > 1:
+        elif (rule := self._choosing.unmeasured(len(self.roster.alive))) is None:
             self.phase = Phase.MEASURING
             self._out.put(orders.ProbeServer(tuple(self.roster.alive)))
         else:
+            self._turn = rule
             self._begin_life(now)
 
     # --- workers are chosen ---
@@ -101,14 +111,15 @@ class Coordinator(Departures):
             return  # it is gone, or a life has begun with it meanwhile, or is about to
         if not late and fact.workers != there:
             return  # they are asked again
-        chosen, left_out = self._choosing.decide(fact, self.roster)
-        self._out.log(chosen)
-        for worker, reason in left_out.items():
+        chosen = self._choosing.decide(fact, self.roster)
+        self._out.log(chosen.event)
+        for worker, reason in chosen.left_out.items():
             self._leave_out([worker], reason, REMEDY, fact.at)
         if not late:
+            self._turn = chosen.rule
             self._begin_life(fact.at)
-        elif not left_out:
-            self._take_newcomer(fact.workers[0], fact.at)
+        elif not chosen.left_out:
+            self._take_newcomer(fact.workers[0], chosen.rule, fact.at)
 
     # --- a life ---
 
@@ -121,6 +132,7 @@ class Coordinator(Departures):
         if self._is_short(now):
             self._await_workers()
             return
+        self._take_turn()
         self.life = max(self.life, self.kept.life) + 1
         self._records.begin_life(now)
         self._present = Life(self.life, self.settings, self.roster, self._records, self._out, logs=self._logs)
@@ -130,6 +142,13 @@ class Coordinator(Departures):
             self.phase = Phase.STARTING
             moved = self._moved_from is not None or self._moving is not None or self._anew
             self._out.put(orders.StartServer(self.life, moved))
+
+    def _take_turn(self) -> None:
+        """Train by the rule that was chosen for the life that begins now."""
+        if self._turn is not None and self._turn != self.settings.rule:
+            self.settings = self._records.settings = replace(self.settings, rule=self._turn)
+            self._out.put(orders.UseRule(self._turn))
+        self._turn = None
 
     def _on_server_ready(self, fact: facts.ServerReady) -> None:
         if fact.life != self.life or self.phase is not Phase.STARTING:
@@ -148,8 +167,7 @@ class Coordinator(Departures):
         self.phase = Phase.TRAINING
         self._alive.paused = self._is_short(now)
         self._alive.issue(now)
-        if self._alive.over:
-            self._finish()
+        self._go_on_from_reports(now)
 
     def _on_server_gone(self, fact: facts.ServerGone) -> None:
         if fact.life != self.life or self.settings.peers:
@@ -207,8 +225,8 @@ class Coordinator(Departures):
         """Go on after reports: go back if the center is ruined, finish if nothing is left to do."""
         if self._records.ruined is not None:
             self._diverged(self._records.ruined, now)
-        elif self._alive.over and self._moving is not None and not self._done:
-            self._move_server()
+        elif self._alive.over and self._alive.closing and not self._done:
+            self._keep_for_the_next()
         elif self._alive.over:
             self._finish()
 

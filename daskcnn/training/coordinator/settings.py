@@ -89,7 +89,8 @@ class Settings(RunSettings):
 
     replica_size: workers of a replica. rate_power: power of the replicas' number that the learning rate grows by, if
     the rule scales it. averages: an average follows the center. largest_step: samples that a step may grow to with the
-    gradient noise scale, as far as memory has room for them; None: it stays as it is.
+    gradient noise scale, as far as memory has room for them; None: it stays as it is. parts_ways: replicas may make
+    steps of their own, where the strategy is chosen.
     """
 
     strategy: str
@@ -99,6 +100,7 @@ class Settings(RunSettings):
     rate_power: float = 1.0
     averages: bool = False
     largest_step: int | None = None
+    parts_ways: bool = True
 
     @classmethod
     def of(cls, job: Job, samples: int, guess: Guessing | None = None) -> Settings:
@@ -114,6 +116,7 @@ class Settings(RunSettings):
             rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
             averages=train.ema is not None,
             largest_step=samples if train.largest_batch == "memory" else train.largest_batch,
+            parts_ways=train.lookahead is None and train.largest_batch is None,
             **_of_any(job, samples, guess),
         )
 
@@ -139,9 +142,14 @@ class Settings(RunSettings):
         return dict(zip(sizes, proportional(step, list(sizes.values())), strict=True))
 
     @property
+    def chooses(self) -> bool:
+        """True if the run chooses its rule itself: a worker that is alone needs no server."""
+        return self.rule.chooses_workers and self.replica_size == 1
+
+    @property
     def chooses_workers(self) -> bool:
-        """True if workers that cost a step more than they bring are left out: where shares go by speed."""
-        return self.rule.chooses_workers and self.partitioner.adapts and self.replica_size == 1
+        """True if it chooses among workers by what they bring: where shares go by speed."""
+        return self.chooses and self.partitioner.adapts
 
     @property
     def peers(self) -> bool:
