@@ -24,7 +24,7 @@ REMEDY = "it is free for another job; to use it anyway, train by strategy bsp"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a run has chosen. event: as it is logged. left_out: why, by worker, of those that were asked."""
+    """The choice of a run. event: as it is logged. left_out: why, by worker, of those that were asked."""
 
     rule: UpdateRule
     event: StrategyChosen
