@@ -39,11 +39,11 @@ _MOST_FIXED = 0.999  # part of a step
 _EQUAL = 1e-9  # part of a time within which two are equal
 _WORTH_NAMING = 0.99  # of the seconds, for which another worker is named
 _FASTEST_LINK = 1e6  # times the present one
-_APART = {1: 1.0, 2: 1.1, 4: 1.8, 8: 5.0}
+_APART = {1: 1.0, 2: 1.2, 4: 1.7, 8: 4.5}
 """Samples that equal replicas need with steps of their own, of those of one alone, by their number."""
 _MOST_APART = 16
 """The most of them that are compared: from about four on, another one needs more samples than it makes."""
-SURE = 1.3
+SURE = 1.2
 """Such steps have to be expected to be this many times sooner than those of one machine: N and A are of one network,
 and after the same epochs they are less accurate."""
 _BETWEEN = 1.3e-5
