@@ -20,16 +20,16 @@ from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from daskcnn.errors import DataError
+from daskcnn.temporary import OwnFolder
 
 GROUP = "daskcnn"
 """The group of entry points whose modules are imported before a name is looked for in a registry."""
 _MOST_BYTES = 8 << 20
 _logger = logging.getLogger("daskcnn")
 _folders: list[Path] = []  # of job files
-_places: list[TemporaryDirectory[str]] = []  # of sources that were sent here; removed at the process's end
+_places: list[OwnFolder] = []  # of sources that were sent here; removed at the process's end
 _lock = threading.RLock()
 
 
@@ -88,7 +88,7 @@ def take_in(modules: Iterable[OwnModule]) -> None:
         import_plugins()
         new = {_root(each.name): each for each in modules if each.files and dict(_sources(each.name)) != each.files}
         for root, each in new.items():
-            _places.append(TemporaryDirectory(prefix=f"daskcnn-{root}-"))
+            _places.append(OwnFolder(f"{root}-"))
             place = Path(_places[-1].name)
             for path, source in each.files.items():
                 (place / path).parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ from daskcnn.files import check_regular
 from daskcnn.store.foreign.array import Layout
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, Dtype
 from daskcnn.store.masks import filled
+from daskcnn.temporary import OwnFolder
 
 _REMEDY = "give a .npy or .npz file, as NumPy's save writes it"
 
@@ -38,7 +38,7 @@ def opened(path: str) -> Iterator[npt.NDArray[Any]]:
     file, _, name = path.rpartition(":") if ".npz:" in path else (path, "", "")
     with ExitStack() as stack:
         if file.endswith(".npz"):
-            file = str(_unpacked(file, name, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="daskcnn-")))))
+            file = str(_unpacked(file, name, Path(stack.enter_context(OwnFolder()))))
         yield _mapped(file, path)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,11 @@ from daskcnn.job.data_table import Data
 from daskcnn.store import DATASETS
 from daskcnn.store.making.writer import remove
 from daskcnn.store.manifest import silent
+from daskcnn.temporary import PREFIX, OwnFolder, inherit
 
 NAME = "arrays"
 """Name of a data set that is made of arrays."""
-_STORE, _PREFIX = "arrays.zarr", "daskcnn-"
+_STORE = "arrays.zarr"
 _SMALL = 1 << 20
 """Bytes of images that are one chunk: of a small data set most time would go into files."""
 _READING = ("layout", "nodata", "labelling", "test", "order")
@@ -47,9 +47,13 @@ class OwnData:
 
 
 def check_kept(data: Data, run: str | Path) -> None:
-    """Raise DataError if the run was given arrays, which were kept only as long as it went on."""
+    """Raise DataError if the run was given arrays, which were kept only as long as it went on.
+
+    A folder that a killed run has left is there as long as this process goes on, or the next run removes it.
+    """
     place = Path(data.path or "")
-    if place.name == _STORE and place.parent.name.startswith(_PREFIX) and is_missing(data):
+    inherit(place.parent)
+    if place.name == _STORE and place.parent.name.startswith(PREFIX) and is_missing(data):
         images = "data=(images, labels) again, the path of a data set of the same images"
         reason = "it was trained on arrays that were kept only while it went on"
         raise DataError(run, reason, f"give {images}, or data.path at the start")
@@ -105,7 +109,7 @@ def with_own_data(
         return
     images, labels = data
     reading = {key: section[key] for key in _READING if section.get(key) is not None}
-    with TemporaryDirectory(prefix=_PREFIX) as folder:
+    with OwnFolder() as folder:
         own = {"path": f"{folder}/{_STORE}"} | {key: section[key] for key in section if key not in _READING}
 
         def write() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -41,6 +40,7 @@ from daskcnn.launch.jobs import plain_numbers
 from daskcnn.launch.recorder import OnEvent
 from daskcnn.launch.training import Result, train_job
 from daskcnn.store.masks import filled, own_nodata
+from daskcnn.temporary import OwnFolder
 from daskcnn.trained.trained_model import TrainedModel
 from daskcnn.training.trained_network import Classifier
 
@@ -257,7 +257,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     def _trained(self, samples: OwnData, one_epoch: bool) -> Result:
         client = None if self.client is None else checked_client(self.client)
-        with TemporaryDirectory(prefix="daskcnn-") as folder:
+        with OwnFolder() as folder:
             path = new_path(str(self.data_dir or folder))
             job = self._job(samples, path, Path(folder), one_epoch)  # before samples are written: it may be wrong
             with (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -19,6 +18,7 @@ from daskcnn.followers.tool import Curves, FollowedRun, Tool, parameters
 from daskcnn.runs.log import read_events
 from daskcnn.show.renderers.run_text import format_report
 from daskcnn.show.report_tables import tables
+from daskcnn.temporary import OwnFolder
 from daskcnn.trained.trained_model import TrainedModel, load
 
 EXPERIMENT, USUAL_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME", "daskcnn"
@@ -77,7 +77,7 @@ class MLflowRun(Tool):
                 self._client.log_artifact(self._id, str(folder / name))
         self._client.log_text(self._id, format_report(tables(read_events(folder / "events.jsonl"))), "report.txt")
         if self._status == "FINISHED":
-            with tempfile.TemporaryDirectory(prefix="daskcnn-") as temporary:
+            with OwnFolder() as temporary:
                 model = save_model(load(folder), Path(temporary))
                 self._client.log_artifacts(self._id, str(model), MODEL)
         self._client.set_terminated(self._id, self._status)

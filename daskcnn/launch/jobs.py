@@ -43,6 +43,8 @@ def run(raw: dict[str, Any], *, resume: str | None, json_mode: bool, quiet: bool
         done = f"{earlier.directory.path}: this run is done; nothing to resume"
         say(f"{done}. --epochs with a larger number trains it longer")
         return summary
+    if earlier:
+        check_kept(job.data, earlier.directory.path)
     told, display = say_warnings if quiet else say, choose(sys.stdout, json_mode, quiet)
     return train_job(job, resume=earlier, progress=display, handle_signals=True, say=told).summary
 

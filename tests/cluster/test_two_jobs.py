@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
+from threading import Event
 from typing import Any
 
 import pytest
@@ -58,17 +59,15 @@ def test_a_killed_driver_frees_its_workers(three_workers: Client, synthetic: str
     cluster = {"workers": {"cpu": 3}, "scheduler": three_workers.scheduler.address}
     file = job_file(tmp_path, synthetic, train=train, cluster=cluster, run={"name": "killed"})
     job = small_job(synthetic, str(tmp_path / "runs"), cluster={"workers": {"cpu": 1}})
-    said: list[str] = []
+    said, admitted = Queue[str](), Event()
     with process(*daskcnn_run(file)) as driver, ThreadPoolExecutor(1) as pool:
         wait_for_checkpoint(tmp_path / "runs" / "killed", driver)
-        waits = pool.submit(run, three_workers, job, say=said.append)
-        while not any("run killed (" in words for words in said):
+        watch = Watch("start", admitted.set)
+        waits = pool.submit(run, three_workers, job, watch, say=said.put)
+        while "run killed (" not in said.get(timeout=60):
             assert not waits.done(), waits.result()
-            time.sleep(0.02)
         driver.send_signal(signal.SIGKILL)
         driver.wait()
-        killed = time.monotonic()
-        while any(lease.holder.run == "killed" for lease in ask_scheduler(three_workers, leases_on)):
-            assert time.monotonic() < killed + 10
-            time.sleep(0.02)
+        assert admitted.wait(timeout=10), "its workers are free"
+        assert not any(lease.holder.run == "killed" for lease in ask_scheduler(three_workers, leases_on))
         assert waits.result(60).summary["status"] == "done"

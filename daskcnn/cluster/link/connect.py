@@ -11,7 +11,6 @@ import logging
 import re
 import signal
 import socket
-import tempfile
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -36,6 +35,7 @@ from daskcnn.cluster.link.signals import HEEDED
 from daskcnn.errors import ClusterError, DataError, similar
 from daskcnn.files import read_regular
 from daskcnn.job.tables import Cluster
+from daskcnn.temporary import OwnFolder
 
 PRINTED = "copy the address that `dask scheduler` prints, such as tcp://192.168.1.5:8786"
 
@@ -374,7 +374,7 @@ def _local(settings: Cluster, server: bool) -> Iterator[Client]:
         "distributed.worker.profile.enabled": False,
         "distributed.nanny.pre-spawn-environ": {**dask.config.get("distributed.nanny.pre-spawn-environ"), **MEMORY},
     }
-    with tempfile.TemporaryDirectory(prefix="daskcnn-") as scratch, dask.config.set(config), _own_loop() as loop:
+    with OwnFolder() as scratch, dask.config.set(config), _own_loop() as loop:
         try:
             cluster = SpecCluster(
                 loop=loop,

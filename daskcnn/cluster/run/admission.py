@@ -31,6 +31,7 @@ from daskcnn.cluster.link.members import (
 from daskcnn.cluster.link.sent import require_modules, sent
 from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.worker.ending import end_in_time
 from daskcnn.cluster.worker.session import check_dataset
 from daskcnn.cluster.worker.tasks import calibrate
 from daskcnn.errors import ClusterError, DataUnseen, Interrupted, Lost, UserError, told
@@ -131,6 +132,7 @@ def _silent_members(
     if answers.silent:
         return {a: unanswering(a, ANSWER) for a in answers.silent}
     require_modules(client, {m.address: f"worker {m.name} ({m.address})" for m in everyone}, imports, check)
+    ask_workers(client, end_in_time, (m.address for m in everyone), check=check)
     answers = ask_workers(client, look, trains, within=LOOK_AT_DATA, check=check)
     for address, problem in _sound(answers, trains).items():
         if problem:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any
+
+from distributed import get_worker
 
 from daskcnn.arrays import Array, DeviceKind, device_profile, single_threaded_blas
 from daskcnn.cluster.link.calls import returns_refusals
@@ -16,6 +18,7 @@ from daskcnn.cluster.link.news import Teller
 from daskcnn.cluster.messages import Calibration, RoundOrder
 from daskcnn.cluster.server.actor import ServerLink
 from daskcnn.cluster.server.stream import WorkerEnd
+from daskcnn.cluster.worker.ending import end_in_time
 from daskcnn.cluster.worker.session import Session, check_dataset, open_session, session_of, stop_signal, stopped
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError
@@ -235,6 +238,8 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Arr
     if problem := check_dataset(job, fingerprint, index):
         remedy = "give data on storage that every worker reaches, or copy it there"
         raise ClusterError(f"it does not see the data set: {problem}; {remedy}")
+    with suppress(ValueError):  # called by itself, without a worker
+        end_in_time(get_worker())
     teller = Teller(run)
     compiling = partial(teller.tell, "compiling loops for this machine")
     session = open_session(run, job, kind, index, compiling=compiling)
