@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -30,7 +29,7 @@ class Worker(SimpleNamespace):
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+def ended(monkeypatch: pytest.MonkeyPatch) -> Event:
     """Set when the process would be ended."""
     event = Event()
     monkeypatch.setattr(os, "_exit", lambda code: event.set())
