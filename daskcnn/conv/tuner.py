@@ -80,7 +80,8 @@ def measure(spec: ConvSpec, device: Device, clock: Clock, end: float) -> dict[st
     trial = _Trial(spec, replace(device, workspace=Workspace(device.xp)), clock)
     taken: dict[str, list[Seconds]] = {name: [] for name in names}
     warm_up = trial.turns(names, end)
-    if len(warm_up) < len(names):
+    names = [name for name in names if name not in trial.too_large]
+    if len(warm_up) < max(2, len(names)):
         return {}
     names = [name for name in names if _within(HOPELESS, warm_up[name], warm_up)]
     rounds = int(ENOUGH / sum(sum(warm_up[name]) for name in names))
@@ -97,17 +98,26 @@ def measure(spec: ConvSpec, device: Device, clock: Clock, end: float) -> dict[st
 
 
 class _Trial:
-    """One problem on random data."""
+    """One problem on random data. too_large: algorithms whose scratch memory the device has no room for."""
 
     def __init__(self, spec: ConvSpec, device: Device, clock: Clock) -> None:
+        self.too_large = set[str]()
         self._spec, self._device, self._clock = spec, device, clock
         rng, shapes = np.random.default_rng(0), (spec.x_shape, spec.w_shape, spec.y_shape)
         hosts = (rng.random(shape, np.float32).astype(spec.dtype, copy=False) for shape in shapes)
         self._x, self._w, self._dy = (device.backend.from_host(np.subtract(host, 0.5, out=host)) for host in hosts)
 
     def turns(self, names: Iterable[str], end: float) -> dict[str, Seconds]:
-        """Run each algorithm in turn, as many as begin before `end`."""
-        return {name: self._run(name) for name in names if self._clock() < end}
+        """Run each algorithm in turn, as many as begin before `end`. One that finds no memory for it has no time."""
+        found = {}
+        for name in names:
+            if self._clock() >= end:
+                break
+            try:
+                found[name] = self._run(name)
+            except MemoryError:
+                self.too_large.add(name)
+        return found
 
     def _run(self, name: str) -> Seconds:
         device = self._device

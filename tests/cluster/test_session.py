@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from daskcnn.arrays import Backend, Device, Workspace
 from daskcnn.cluster.link.calls import Refusal, returns_refusals
 from daskcnn.cluster.run.context import Results
 from daskcnn.cluster.worker import session, tasks
@@ -18,6 +19,7 @@ from daskcnn.errors import ClusterError
 from daskcnn.job.dataset import opened
 from daskcnn.job.network import vector_bytes
 from daskcnn.job.resolve import resolve
+from tests import standin
 from tests.tiny_runs import tiny_data, tiny_job
 
 
@@ -35,6 +37,24 @@ def test_a_worker_that_sees_other_data_says_so_in_a_value(tmp_path: Path) -> Non
     refused = tasks.calibrate("run", resolve(tiny_job(tiny_data(tmp_path))), "cpu", "another")
     assert isinstance(refused, Refusal)
     assert "does not see the data set" in str(refused.error)
+
+
+def test_a_worker_whose_gpu_is_out_of_memory_says_so_in_a_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in device has no memory for a step. CuPy's error is a MemoryError too."""
+
+    def refuse(array: Any) -> Any:
+        raise MemoryError("out of memory allocating 8,589,934,592 bytes")
+
+    backend = Backend("standin", standin.xp, refuse, standin.STANDIN.to_host, lambda: None)
+    full = Device(backend, workspace=Workspace(standin.xp))
+    monkeypatch.setattr(session.Device, "of", lambda *_, **__: full)
+    job = resolve(tiny_job(tiny_data(tmp_path), train={"threads": 1}))
+    refused = tasks.calibrate("full", job, "cpu", opened(job.data).fingerprint)
+    assert isinstance(refused, Refusal)
+    assert "out of memory while it was calibrated (out of memory allocating" in str(refused.error)
+    assert "lower train.batch_size" in refused.error.remedy
 
 
 def test_what_a_task_refuses_is_raised_in_the_driver() -> None:

@@ -191,3 +191,20 @@ def test_the_real_algorithms_are_measured_on_every_device(device: Device, monkey
     assert tune([SPEC], device, clock=lambda: next(ticks) * 1e-4) == [SPEC]
     assert plan(SPEC, device).measured
     assert device.workspace.nbytes == 0
+
+
+class TooLarge(FakeAlgorithm):
+    """Finds no memory on its device, as CuPy says it."""
+
+    def passed(self, direction: int) -> None:
+        raise MemoryError("out of memory allocating 8,589,934,592 bytes")
+
+
+def test_an_algorithm_that_the_device_has_no_memory_for_gives_way_to_smaller_ones(only: Only, clock: FakeClock) -> None:
+    large = TooLarge("large", 0.001, (0.0, 0.0, 0.0), clock=clock)
+    small = [FakeAlgorithm(name, 0.002, (0.01, 0.01, 0.01), clock=clock) for name in "ab"]
+    only(large, *small)
+    assert plan(SPEC, Device()).algorithm == "large"
+    assert tune([SPEC], Device(), clock=clock) == [SPEC]
+    assert plan(SPEC, Device()).algorithm in ("a", "b")
+    assert large.runs == 1

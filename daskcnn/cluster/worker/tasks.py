@@ -232,9 +232,17 @@ def _on_device(replica: Replica, reply: Reply) -> Answer:
 def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None = None) -> Calibration:
     """Measure this worker with the real shapes, through the code of training. index: of arrays in place.
 
-    Raises ClusterError where it lacks the device that it advertises or sees another data set, and ArrayChanged where
-    arrays in place are not what the index says.
+    Raises ClusterError where it lacks the device that it advertises, has too little memory or sees another data set,
+    and ArrayChanged where arrays in place are not what the index says.
     """
+    try:
+        return _calibrate(run, job, kind, fingerprint, index)
+    except MemoryError as error:  # of a GPU too
+        reason, remedy = f"out of memory while it was calibrated ({error})", "lower train.batch_size"
+        raise ClusterError("", reason, f"{remedy} or train.workspace_mib, or use a device with more memory") from error
+
+
+def _calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None) -> Calibration:
     if problem := check_dataset(job, fingerprint, index):
         remedy = "give data on storage that every worker reaches, or copy it there"
         raise ClusterError(f"it does not see the data set: {problem}; {remedy}")

@@ -1,0 +1,1 @@
+"""Faults that are injected at every named point of a run, by each rule."""

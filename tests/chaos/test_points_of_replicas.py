@@ -1,0 +1,194 @@
+"""Each fault at each point of a data-parallel run, by each rule, on the coordinator's machine: it ends as it should.
+
+A point is an order that is under way, or the moment after it. Every invariant is checked after every fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from daskcnn.errors import DataError
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.settings import Settings
+from tests.training.coordinator_shell import Shell, name_of
+from tests.training.test_coordinator_machine import EPOCHS, EXCHANGES, SAMPLES, STALL, settings_of
+
+WORKERS = ("cpu-0", "cpu-1", "cpu-2")
+RULES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    f"{name} {options}" if options else name: (name, options) for name, options in EXCHANGES
+}
+
+
+# --- points: the run goes on until there, and the worker that the fault meets is named ---
+
+
+def under_way(kind: type[orders.Order]) -> Callable[[Shell], str | None]:
+    """Return the point at which an order of this kind is under way. None where a run has none of these."""
+
+    def reach(shell: Shell) -> str | None:
+        for _ in range(200):
+            if order := next((order for order, _ in shell.pending if isinstance(order, kind)), None):
+                return name_of(order) or getattr(order, "worker", WORKERS[1])
+            if not shell.pending:
+                return None
+            shell.answer(0)
+        return None
+
+    return reach
+
+
+def calibrating(shell: Shell) -> str:
+    """All but the last have measured themselves."""
+    while len(shell.pending) > 1:
+        shell.answer(0)
+    return WORKERS[-1]
+
+
+def one_push_is_in(shell: Shell) -> str | None:
+    """One replica's push has arrived and is answered; behind a barrier the others are waited for."""
+    if under_way(orders.StartRound)(shell) is None:
+        return None
+    return name_of(answered_of(shell, orders.StartRound))
+
+
+def answered_of(shell: Shell, kind: type[orders.Order]) -> orders.Order:
+    order = next(order for order, _ in shell.pending if isinstance(order, kind))
+    shell.answer_to(kind)
+    return order
+
+
+def closing(shell: Shell) -> str | None:
+    """All is trained, and the last checkpoint is being written."""
+    while shell.pending and shell.coordinator.phase is not Phase.CLOSING:
+        shell.answer(0)
+    return None if shell.coordinator.ended else WORKERS[1]
+
+
+def one_leaves(shell: Shell) -> str | None:
+    """A worker was asked to end in its round, and has not handed in yet what it has made."""
+    worker = under_way(orders.StartRound)(shell)
+    if worker is not None:
+        shell.tell(facts.WorkerLeaving((worker,), "it is shut down", shell.now))
+    return worker
+
+
+def one_comes(shell: Shell) -> str | None:
+    """A worker has come in mid-run, and measures itself."""
+    if under_way(orders.StartRound)(shell) is None:
+        return None
+    shell.tell(facts.WorkerReady("cpu-7", "cpu", shell.now))
+    return "cpu-7"
+
+
+POINTS: Mapping[str, Callable[[Shell], str | None]] = {
+    "in a calibration": calibrating,
+    "while the server starts": under_way(orders.StartServer),
+    "in a join": under_way(orders.Join),
+    "before a push leaves": under_way(orders.StartRound),
+    "after a push has left": one_push_is_in,
+    "while a checkpoint is written": under_way(orders.Save),
+    "while the last state is kept": closing,
+    "in a leave": one_leaves,
+    "while a worker joins in mid-run": one_comes,
+}
+
+
+# --- faults ---
+
+
+def lost(shell: Shell, worker: str) -> None:
+    shell.tell(facts.WorkerGone((worker,), "connection lost", shell.now))
+
+
+def leaves(shell: Shell, worker: str) -> None:
+    shell.tell(facts.WorkerLeaving((worker,), "it is shut down", shell.now))
+
+
+def another_lost(shell: Shell, worker: str) -> None:
+    lost(shell, next(name for name in WORKERS if name != worker))
+
+
+def server_lost(shell: Shell, worker: str) -> None:
+    if (life := shell.server) is not None:
+        shell.server = None
+        shell.tell(facts.ServerGone(life, shell.now))
+
+
+def hangs(shell: Shell, worker: str) -> None:
+    """It says nothing any more, and whoever waits for it says so."""
+    for other in WORKERS:
+        if other != worker and any(isinstance(o, orders.Join) and o.replica == other for o, _ in shell.pending):
+            shell.answer_to(orders.Join, other)
+    shell.now += 10 * STALL
+    shell.tell(facts.Tick(shell.now))
+    asked = [order for order, _ in shell.pending if isinstance(order, orders.AskWaiting)]
+    shell.pending = [each for each in shell.pending if each[0] not in asked]
+    for order in asked:
+        silent = worker if worker in order.overdue else order.overdue[0]
+        shell.tell(facts.Waits(frozenset(order.overdue) - {silent}, shell.now))
+
+
+def comes(shell: Shell, worker: str) -> None:
+    shell.tell(facts.WorkerReady("cpu-9", "cpu", shell.now))
+
+
+def runs_twice(shell: Shell, worker: str) -> None:
+    shell.tell(facts.OutOfStep(shell.coordinator.life, "a task was run twice", shell.now))
+
+
+def interrupted(shell: Shell, worker: str) -> None:
+    shell.tell(facts.Interrupted(15, shell.now))
+
+
+FAULTS = {
+    fault.__name__: fault for fault in (lost, leaves, another_lost, server_lost, hangs, comes, runs_twice, interrupted)
+}
+
+
+def settings(which: tuple[str, dict[str, Any]]) -> Settings:
+    return settings_of(which, "idpa")
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_fault_at_this_point_leaves_a_run_that_ends(point: str, rule: str) -> None:
+    """Done runs have made every presentation, and none twice; no late report of what was given up changes anything."""
+    reached = 0
+    for name, fault in FAULTS.items():
+        shell = Shell(settings(RULES[rule]))
+        for worker in WORKERS:
+            shell.tell(facts.WorkerReady(worker, "cpu", 0.0))
+        if (worker_met := POINTS[point](shell)) is None:
+            continue
+        reached += 1
+        fault(shell, worker_met)
+        for late in shell.stale:
+            assert shell.tell(late(shell.now)) == []
+        end = shell.end if shell.coordinator.ended else shell.finish()
+        assert end.status == ("interrupted" if name == "interrupted" else "done"), (name, end)
+        if end.status == "done":
+            rounds = shell.coordinator.rounds
+            assert rounds is not None
+            assert (rounds.done, shell.coordinator.kept.epoch) == (SAMPLES * EPOCHS, EPOCHS), name
+    assert reached == len(FAULTS) or SERVERLESS_HAVE_NO.get(point) == rule
+
+
+SERVERLESS_HAVE_NO = {"while the server starts": "bsp {'exchange': 'asa'}"}
+"""The points that a run without a server has not."""
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_poison_batch_ends_the_run_at_once_whichever_worker_has_it(rule: str) -> None:
+    """It would raise on every worker: its samples are given to no other, and the error names them."""
+    shell = Shell(settings(RULES[rule]))
+    for worker in WORKERS:
+        shell.tell(facts.WorkerReady(worker, "cpu", 0.0))
+    replica = under_way(orders.StartRound)(shell)
+    assert replica is not None
+    error = DataError("chunk 5 (samples 500 to 600)", "its checksum differs", "prepare the data set again")
+    shell.tell(facts.RoundFailed(replica, shell.coordinator.life, error, shell.now))
+    assert (shell.end.status, shell.end.error) == ("failed", error)
