@@ -8,9 +8,9 @@ import select
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +22,12 @@ from daskcnn.cluster.worker.ending import end_in_time
 from tests.cluster.by_hand import hand_made_cluster
 
 
-class Worker(SimpleNamespace):
+@dataclass(eq=False)
+class Worker:
     """What is looked at of Dask's worker."""
 
-    __hash__ = object.__hash__
+    status: Status
+    nanny: str | None
 
 
 @pytest.fixture
