@@ -94,7 +94,7 @@ def test_a_scheduler_that_is_stopped_for_good_ends_the_run_resumably(tmp_path: P
         with process(*daskcnn_run(job)) as run:
             wait_for_checkpoint(tmp_path / "runs/it", run)
             os.kill(scheduler.pid, signal.SIGSTOP)
-            _, told = run.communicate(timeout=30)
+            _, told = run.communicate(timeout=100)
     assert run.returncode == 5, told
     assert "is its process stopped" in told
     assert "--resume" in told

@@ -63,7 +63,7 @@ def returns_refusals(task: Callable[P, R]) -> Callable[P, R | Refusal]:
 
 Check = Callable[[], None]
 ANSWER = 20.0  # seconds within which a worker answers a question that costs it next to nothing
-SCHEDULER = 15.0  # seconds within which the scheduler answers
+SCHEDULER = 20.0  # seconds within which the scheduler answers
 TURN = 0.1  # seconds between two checks for a signal
 STOPPED = 1.0  # seconds of a turn from which on this process was stopped, or its machine asleep
 LAST = 1.0  # seconds for calls through a scheduler that is given up
