@@ -50,7 +50,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     CACHE.clear()
     started: list[Any] = []
 
-    def connect(settings: Any, *_: Any) -> None:
+    def connect(settings: Any, *_: Any, **__: Any) -> None:
         started.append(settings)
         raise ClusterError("no cluster here")
 

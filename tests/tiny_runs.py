@@ -50,7 +50,7 @@ def tiny_data(
 def tiny_job(path: str, **sections: dict[str, Any]) -> dict[str, Any]:
     """The tables of a job on such a store; `sections` are merged over them."""
     data = {"path": path, "validation": 20}
-    train = {"epochs": 2, "optimizer": "sgd", "lr": 0.02, "batch_size": 128, "schedule": "poly"}
+    train = {"strategy": "bsp", "epochs": 2, "optimizer": "sgd", "lr": 0.02, "batch_size": 128, "schedule": "poly"}
     job: dict[str, Any] = {"data": data, "model": {"layers": LAYERS}, "train": train}
     for name, keys in sections.items():
         job[name] = job.get(name, {}) | keys

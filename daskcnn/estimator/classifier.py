@@ -143,7 +143,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     >>> X = rng.normal(np.where(y == "dark", 0, 2)[:, None, None], 1, (40, 8, 8))
     >>> classifier = CNNClassifier(model=[{"layer": "dense"}], epochs=20, lr=0.01).fit(X, y)
     >>> classifier
-    CNNClassifier(model=[{'layer': 'dense'}], strategy='bsp', epochs=20, batch_size=None, lr=0.01, optimizer='adamw')
+    CNNClassifier(model=[{'layer': 'dense'}], strategy='auto', epochs=20, batch_size=None, lr=0.01, optimizer='adamw')
     >>> classifier.predict(X[[0, -1]])
     array(['dark', 'light'], dtype='<U5')
     """
@@ -151,7 +151,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     def __init__(
         self,
         model: str | Sequence[Mapping[str, Any]] | None = None,
-        strategy: str = "bsp",
+        strategy: str = "auto",
         epochs: int = 10,
         batch_size: int | Literal["auto"] | None = None,
         lr: float = 0.003,

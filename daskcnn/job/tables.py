@@ -133,8 +133,9 @@ KernelShares: TypeAlias = Literal["measured", "speeds"]
 class Train(Options):
     """`[train]`: the method."""
 
-    strategy: str = "bsp"
-    """Update rule that joins the replicas, or `layer`: one replica with sharded kernels."""
+    strategy: str = "auto"
+    """Update rule that joins the replicas, or `layer`: one replica with sharded kernels. `auto` takes what is soonest
+    by the measured workers and links: one worker alone, `bsp` on those that help, or `local-sgd`."""
     partition: str | None = None
     """Partitioner that gives each worker its samples. Default: `idpa`; none with `layer`."""
     increments: int | None = Field(None, ge=1)

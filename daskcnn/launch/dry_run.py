@@ -12,7 +12,7 @@ from daskcnn.datasets.job_dataset import expected, to_be_made
 from daskcnn.job.network import network_of
 from daskcnn.job.prepared import Prepared, conv_specs, planning_device
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.launch.prepared_job import fitted, prepare_job
+from daskcnn.launch.prepared_job import fitted, may_need_server, prepare_job
 from daskcnn.launch.recorder import start_event
 from daskcnn.launch.resume import begins, job_to_run
 from daskcnn.nn import describe, walk
@@ -82,7 +82,8 @@ def _workers(job: Job) -> str:
     counts = ", ".join(f"{number} {kind}" for kind, number in workers.named.items())
     if where := cluster.scheduler or cluster.scheduler_file:
         return f"{counts or 'all there are'}, of the scheduler {where}"
-    return f"{counts or f'{cpu_count()} cpu'}, and 1 for the parameter server, as processes on this machine"
+    server = ", and 1 for the parameter server" if may_need_server(job) else ""
+    return f"{counts or f'{cpu_count()} cpu'}{server}, as processes on this machine"
 
 
 def _worker_count(job: Job) -> int | None:

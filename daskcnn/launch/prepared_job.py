@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from daskcnn.arrays import cpu_count
 from daskcnn.datasets.job_dataset import outlined
 from daskcnn.errors import DataError, JobError
 from daskcnn.job import prepared as checks
@@ -130,3 +131,10 @@ def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:
             samples_first(stages_of(network))
         except ValueError as reason:
             yield f"train.first_conv = 'samples': {reason}; use 'kernels'"
+
+
+def may_need_server(job: Job) -> bool:
+    """Return False for one worker of a local cluster that exchanges nothing: no process is started for a server."""
+    settings = job.cluster
+    workers = sum(settings.workers.most.values()) if settings.workers.most else cpu_count()
+    return workers > 1 or not (job.rule is not None and job.rule.chooses_workers and job.train.ema is None)

@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client
 
-from daskcnn.arrays import cpu_count
 from daskcnn.cluster.link.client import lend_client
 from daskcnn.cluster.link.connect import await_scheduler, check_scheduler, connect
 from daskcnn.cluster.link.kept_open import kept_open
@@ -32,7 +31,7 @@ from daskcnn.events import EpochEnded, Event
 from daskcnn.followers import Feeds, FollowedRun, check_tools, check_tools_there
 from daskcnn.job.network import at_rest, network_of
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.launch.prepared_job import checked_job
+from daskcnn.launch.prepared_job import checked_job, may_need_server
 from daskcnn.launch.recorder import ENDED_BY_LISTENER, Listener, OnEvent, Recorder, recorded
 from daskcnn.launch.resume import EarlierRun, begins
 from daskcnn.markup import as_lines
@@ -180,13 +179,6 @@ def train_job(
         )
         context.ends = signals.ends
         return _train(context, recorder, checkpoint, listener, heard, kept=kept)
-
-
-def may_need_server(job: Job) -> bool:
-    """Return False for one worker of a local cluster that exchanges nothing: no process is started for a server."""
-    settings = job.cluster
-    workers = sum(settings.workers.given.values()) if settings.workers.given else cpu_count()
-    return workers > 1 or not (job.rule is not None and job.rule.chooses_workers and job.train.ema is None)
 
 
 def _named(job: Job, resume: EarlierRun | None) -> str:

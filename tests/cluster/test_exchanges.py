@@ -90,6 +90,7 @@ class Worker:
         round_ = Round("a", 0, ((0, SIZE * steps),), SIZE * steps, (0.0, 1.0))
         order: Any = SimpleNamespace(
             life=0,
+            rule=None,
             worker="a",
             session=session,
             server=server,

@@ -43,7 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished run with a picture beside it; whoever starts a cluster is told that there is none."""
     monkeypatch.chdir(tmp_path)
 
-    def connect(*_: Any) -> None:
+    def connect(*_: Any, **__: Any) -> None:
         raise ClusterError("no cluster here")
 
     monkeypatch.setattr(runner, "connect", connect)

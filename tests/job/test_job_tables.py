@@ -395,10 +395,10 @@ def test_a_rule_s_parameter_out_of_range_is_refused_with_bound_and_reason(
 
 
 def test_auto_chooses_for_itself() -> None:
-    (problem,) = problems({"train": {"strategy": "auto"}, "rule": {"every": 4}})
-    assert problem.startswith('[rule]: strategy "auto" chooses for itself; remove the table')
-    (problem,) = problems({"train": {"strategy": "auto", "replica_size": 2}, "cluster": {"workers": {"cpu": 4}}})
-    assert problem.startswith("train.replica_size = 2")
+    for train in ({"strategy": "auto"}, {}):  # it is the default
+        (problem,) = problems({"train": train, "rule": {"every": 4}})
+        assert problem.startswith('rule.every: strategy "auto" chooses for itself; remove it, or name the strategy')
+    assert parsed({"train": {"replica_size": 2}, "cluster": {"workers": {"cpu": 4}}}).rule is not None
     resolved = parsed({"train": {"strategy": "auto"}}).model_dump(mode="json")
     assert parsed(resolved).rule == RULES["auto"]()  # a run that goes on
 

@@ -44,7 +44,7 @@ def test_the_built_in_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         str(tmp_path / "data/synthetic.zarr"),
         "none",
     )
-    assert (job.train.strategy, job.train.partition, job.train.increments) == ("bsp", "idpa", 4)
+    assert (job.train.strategy, job.train.partition, job.train.increments) == ("auto", "idpa", 4)
     job = on_data(job, "synthetic", (32, 32, 3), 10, 8000)
     assert (job.model.name, job.data.validation, job.train.optimizer.name, job.train.lr) == ("quick", 800, "sgd", 0.01)
 

@@ -38,6 +38,7 @@ validation = 100
 [model]
 layers = {LAYERS}
 [train]
+strategy = "bsp"
 epochs = 3
 batch_size = 16
 """
