@@ -21,8 +21,8 @@ from daskcnn.cluster.link.calls import Check, Unanswered, answer_to, ask_schedul
 from daskcnn.cluster.link.leases import leases_on
 from daskcnn.documents import jsonable
 from daskcnn.errors import ClusterError, DataError, UserError
+from daskcnn.show.queue_table import DESK
 
-NAME = "daskcnn-queue"  # the scheduler's plugin
 ASK, EXCHANGE = "daskcnn_queue_ask", "daskcnn_queue_exchange"  # its operations
 ANSWER = 30.0  # seconds within which the service answers
 LOOK = "`daskcnn jobs` says what it has heard"
@@ -40,7 +40,7 @@ class QueueDesk(SchedulerPlugin):  # type: ignore[misc] # Dask has no types
     rows : the queue, as the page shows it.
     """
 
-    name = NAME
+    name = DESK
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -125,7 +125,7 @@ def _identity(worker: Any) -> dict[str, Any]:
 
 def _attend(client: str, by: str, dask_scheduler: Any) -> str:
     if (desk := desk_on(dask_scheduler)) is None:
-        dask_scheduler.add_plugin(desk := QueueDesk(dask_scheduler), name=NAME)
+        dask_scheduler.add_plugin(desk := QueueDesk(dask_scheduler), name=DESK)
         dask_scheduler.handlers |= {ASK: desk.ask, EXCHANGE: desk.exchange}
     if client not in dask_scheduler.clients:
         raise ConnectionError("the connection to the scheduler is closed")
@@ -134,8 +134,15 @@ def _attend(client: str, by: str, dask_scheduler: Any) -> str:
 
 def desk_on(dask_scheduler: Any) -> QueueDesk | None:
     """Return the desk of this scheduler, in its process; None if no service has been here."""
-    found: QueueDesk | None = dask_scheduler.plugins.get(NAME)
+    found: QueueDesk | None = dask_scheduler.plugins.get(DESK)
     return found
+
+
+def _with_page(dask_scheduler: Any) -> str:
+    """Add the page to the scheduler's dashboard; returns why there is none. The service need not import it."""
+    from daskcnn.dashboard.site import add_page
+
+    return add_page(dask_scheduler)
 
 
 def _is_attended(dask_scheduler: Any) -> bool:
@@ -173,6 +180,10 @@ class ServiceEnd:
         """Take the desk. Returns whose service has it, if another has. Raises OSError where the scheduler is gone."""
         found: str = ask_scheduler(self._client, partial(_attend, self._client.id, by), check=check)
         return found
+
+    def show_page(self, check: Check = no_check) -> None:
+        """Have the scheduler's dashboard show the queue, if it can. Raises OSError where the scheduler is gone."""
+        ask_scheduler(self._client, _with_page, check=check)
 
     def exchange(
         self, answers: Mapping[int, Any], rows: Sequence[Sequence[str]], wait: float, check: Check = no_check

@@ -105,6 +105,7 @@ class Attending:
             self._service.turn(None)
             self._pause()
         self._tell(f"serving at scheduler {address}")
+        end.show_page(self._check)
         answers: Mapping[int, Any] = {}
         while True:
             wait = 0.0 if answers else BUSY if self._service.busy else IDLE

@@ -22,6 +22,7 @@ from distributed.dashboard.utils import update
 
 from daskcnn.cluster.link.leases import workers_on
 from daskcnn.dashboard.live_run import TITLES, Runs, ShownRun, heading, shown
+from daskcnn.show.queue_table import DESK, QUEUE_COLUMNS
 from daskcnn.show.renderers.drawing import COLOURS
 from daskcnn.show.run_figures import COLOUR_OF, Figure
 from daskcnn.show.text import clean
@@ -38,6 +39,7 @@ DASHES = ("solid", "dashed", "dotdash", "dotted")  # of curves, so that one behi
 _BAR = ("row", "left", "right", "colour", "name", "text")
 WORKER_COLUMNS = ("worker", "run", "since")
 LAYER_COLUMNS = ("layer", "kind", "output", "parameters", "kernels of")
+GivesRows = Callable[[], Sequence[Sequence[str]]]
 Columns = dict[str, list[Any]]
 
 
@@ -101,10 +103,14 @@ class Bars:
 
 
 class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not typed
-    """The page for one reader, who chooses a run; the latest one until then. workers: gives rows of all of them."""
+    """The page for one reader, who chooses a run; the latest one until then.
 
-    def __init__(self, runs: Runs, workers: Callable[[], Sequence[Sequence[str]]] = list) -> None:
-        self._runs, self._workers, self._chosen, self._seen = runs, workers, False, ("", -1)
+    workers, queue : give rows of all of them, and of the jobs of a queue.
+    """
+
+    def __init__(self, runs: Runs, workers: GivesRows = list, queue: GivesRows = list) -> None:
+        self._runs, self._workers, self._queue = runs, workers, queue
+        self._chosen, self._seen = False, ("", -1)
         self._choosing = False  # by this page, not by the reader
         self.choice = Select(title="Run", options=[], width=260, name="run")
         self.choice.on_change("value", self._on_choice)
@@ -118,7 +124,9 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
         self.workers = _table("workers", WORKER_COLUMNS, widths=(200, 700, 200))
         self.lines = _table("events", ("time", "event"), widths=(80, 1000))
         plots = [each.root for each in self.curves.values()]
+        self.queue = _table("queue", QUEUE_COLUMNS, widths=(40, 100, 140, 80, 50, 80, 80, 250, 600))
         self.root = column(
+            self.queue,
             _side_by_side(self.choice, self.heading),
             _side_by_side(*plots[:2]),
             self.lanes.root,
@@ -140,6 +148,10 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
         who = _columns(WORKER_COLUMNS, [tuple(map(clean, row)) for row in self._workers()])
         if who != dict(self.workers.source.data):
             update(self.workers.source, who)
+        jobs = _columns(QUEUE_COLUMNS, [tuple(map(clean, row)) for row in self._queue()])
+        if jobs != dict(self.queue.source.data):
+            update(self.queue.source, jobs)
+        self.queue.visible = bool(jobs["id"])
         if not (labels := self._runs.labels()):
             return
         if self.choice.options != labels:
@@ -169,9 +181,15 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
         update(self.lines.source, _columns(("time", "event"), now.lines))
 
 
+def queue_on(scheduler: Any) -> Sequence[Sequence[str]]:
+    """Return the rows of the queue that a service has left at this scheduler; none where there is no service."""
+    desk = scheduler.plugins.get(DESK)
+    return () if desk is None else desk.rows
+
+
 def show_runs(runs: Runs, scheduler: Any, extra: Mapping[str, Any], document: Document) -> None:
     """Fill a reader's document with the page, as Dask's own pages are made. extra: variables of its template."""
-    page = RunPage(runs, partial(workers_on, scheduler))
+    page = RunPage(runs, partial(workers_on, scheduler), partial(queue_on, scheduler))
     page.update()
     add_periodic_callback(document, page, EVERY)
     document.add_root(page.root)

@@ -7,6 +7,8 @@ from typing import Any
 
 from daskcnn.show.text import aligned, clean, percent
 
+DESK = "daskcnn-queue"
+"""The plugin of the scheduler that has the rows of the queue, where there is a service."""
 QUEUE_COLUMNS = ("id", "user", "name", "state", "place", "epoch", "accuracy", "workers", "why")
 _MOST = 8  # workers that are named
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
+from daskcnn.batch.desk import ServiceEnd
 from daskcnn.cluster.link.calls import ask_scheduler
 from daskcnn.cluster.link.leases import holding
 from daskcnn.dashboard.feed import LiveFeed, fed
@@ -20,6 +21,7 @@ from daskcnn.dashboard.site import NAME, _not_closed_early
 from daskcnn.events import RunStarted
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.training import Silent, train_job
+from daskcnn.show.queue_table import QUEUE_COLUMNS
 from tests.show.chromium import NAMES, Tab, chromium
 from tests.tiny_runs import tiny_data, tiny_job
 
@@ -102,6 +104,27 @@ def test_a_session_says_which_run_has_which_worker(client: Client, said: list[st
         assert found["run"][1] == "free"
     finally:
         session.close()
+
+
+def test_a_session_shows_the_queue_where_there_is_a_service(client: Client, said: list[str]) -> None:
+    from bokeh.client import pull_session
+
+    row = ["1", "ann", "first", "queued", "1", "-", "-", "2 cpu", "waits for 2 cpu workers"]
+
+    def shown() -> Any:
+        session = pull_session(url=url(client))
+        try:
+            return session.document.select_one({"name": "queue"}).data
+        finally:
+            session.close()
+
+    assert list(shown()["id"]) == []
+    service = ServiceEnd(client)
+    assert service.attend("me") == ""
+    service.show_page()
+    service.exchange({}, [row], 0.0)
+    found = shown()
+    assert [list(found[name]) for name in QUEUE_COLUMNS] == [[cell] for cell in row]
 
 
 def test_curves_that_lie_on_one_another_can_be_told_apart(client: Client, said: list[str]) -> None:

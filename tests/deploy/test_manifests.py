@@ -402,11 +402,13 @@ def test_the_readme_s_own_kustomization_does_what_it_says(tmp_path: Path) -> Non
     }
 
 
-def test_the_pod_that_holds_the_claims_is_like_the_others() -> None:
-    pod = yaml.safe_load((DEPLOY / "k8s/claims.yaml").read_text())
+@pytest.mark.parametrize("file", ["claims.yaml", "serve.yaml"])
+def test_what_is_applied_beside_the_base_is_like_it(file: str) -> None:
+    own = list(yaml.safe_load_all((DEPLOY / "k8s" / file).read_text()))
     for version in KUBERNETES:
-        kubernetes_validate.validate(pod, version, strict=True)
-    with_base = [*build("k8s/base"), pod]
+        for each in own:
+            kubernetes_validate.validate(each, version, strict=True)
+    with_base = [*build("k8s/base"), *own]
     for law in (
         test_everything_lies_in_one_namespace_that_is_restricted,
         test_what_is_mounted_exists,
