@@ -205,12 +205,14 @@ class Rounds:
         sizes: StepSizes | None = None,
         *,
         exchanges: float = 0.0,
+        hidden: float = 0.0,
         cut: int | None = None,
     ) -> None:
         """Note that the worker's round ended, with its seconds per sample.
 
-        sizes: minibatches that may have changed. exchanges: seconds per sample of exchanges, without waiting. cut: the
-        samples that were presented, if it ended early: the others are presented in later rounds.
+        sizes: minibatches that may have changed. exchanges: seconds per sample of exchanges, without waiting; hidden:
+        of those besides that went on while steps were made. cut: the samples that were presented, if it ended early:
+        the others are presented in later rounds.
         """
         ended = self._stop(worker)
         if cut is not None:
@@ -222,7 +224,7 @@ class Rounds:
                 self._shares[worker] = sizes.last
         self.seconds[worker], self._whole[worker] = seconds_per_sample, seconds_per_sample + exchanges
         if ended.meetings is not None:
-            self._exchanges[worker] = exchanges * ended.samples / ended.meetings
+            self._exchanges[worker] = (exchanges + hidden) * ended.samples / ended.meetings
         self._unmeasured.discard(worker)
         if self.barrier and not self.running:
             self._level(1 if ended.meetings else ended.steps or 1)

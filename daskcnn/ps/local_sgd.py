@@ -71,6 +71,11 @@ class LocalSGD(UpdateRule):
         return _UNMEASURED if self.every == "auto" else self.every
 
     @property
+    def overlaps(self) -> bool:
+        """Always: what is gained while a meeting is under way is added to its center, and pushed at the next one."""
+        return True
+
+    @property
     def takes_means(self) -> bool:
         return self.outer_lr == 1.0 and self.outer_momentum == 0.0
 

@@ -39,7 +39,11 @@ class Workload(Settings):
         # each of the cluster's workers is a replica, and no run goes back
         own |= {"replica_size": 1, "wanted": {}, "measures_links": True, "lowers": False}
         of = job.cluster
-        own |= {"wire": job.rule.wire(of.wire), "overlap": of.overlap, "shards": of.ps_shards}
+        own |= {
+            "wire": job.rule.wire(of.wire),
+            "overlap": of.overlap and not job.train.reproducible,
+            "shards": of.ps_shards,
+        }
         own["ema"] = job.train.ema
         return cls(partition=job.train.partition, numbers=numbers, **own)
 

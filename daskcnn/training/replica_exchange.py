@@ -35,7 +35,8 @@ replies when these are there: between two steps, or at the next stop, where the 
 
 Seconds. Facts carry the times at which work began and ended. An exchange counts as communication from the moment at
 which the replica has nothing else to do until the replies are there. The server's wait for other workers counts as
-wait. An exchange that ends while steps are made costs nothing. Judging counts as evaluation.
+wait, as far as the replica waits too. An exchange that ends while steps are made costs nothing; its seconds are counted
+apart. Judging counts as evaluation.
 
 Arithmetic. The weights are changed here, by the rule's own functions: `begin`, `payload`, `adopt`, `pulled`. The
 driver hands in vectors where the replica computes, in its dtype, and brings payloads into the host's memory.
@@ -110,7 +111,8 @@ class _Tally:
     """Sums of a round so far.
 
     told: number of its stops that were reached. pushed: samples up to the last push. since: time when the last work
-    ended. sizes: of its minibatches, if they may change.
+    ended. sizes: of its minibatches, if they may change. sent: time of the last exchange. hidden: seconds of exchanges
+    while steps were made.
     """
 
     round: Round
@@ -128,6 +130,8 @@ class _Tally:
     since: float = 0.0
     wait: float = 0.0
     communication: float = 0.0
+    hidden: float = 0.0
+    sent: float = 0.0
     evaluation: float = 0.0
     pushed: int = 0
     pushes: int = 0
@@ -248,12 +252,16 @@ class ReplicaExchange:
             return JudgeCenter(tally.center_part, center)
         sent, self._under_way = self._under_way, None
         assert sent is not None, self._not_now("replies are there")
+        spent = 0.0 if phase is _TRAINING else at - tally.since
+        tally.communication += spent
         if phase is not _TRAINING:
-            tally.communication += at - tally.since
             tally.since = at
         if sent.meanwhile is None:
             self._take_in(tally, sent, answers)
             return self._go_on(tally)
+        waited = answers[0][0].waited if sent.push is not None else 0.0
+        tally.wait += min(0.0, spent - waited)  # while steps were made nobody waited
+        tally.hidden += max(0.0, at - tally.sent - max(spent, waited))
         weights, before = self.local.weights, self._sent
         assert before is not None, "weights are set aside"
         gained, self._sent = weights - before, None  # by what was trained since
@@ -302,6 +310,7 @@ class ReplicaExchange:
             sizes=tally.sizes,
             noise=tally.noise if own is None else own.scale,
             norms=() if own is None else own.kept(),
+            hidden=tally.hidden,
         )
 
     def give_up(self) -> None:
@@ -327,7 +336,7 @@ class ReplicaExchange:
         stop, local, push = tally.stops[tally.told].sized(tally.sizes), self.local, None
         tally.told += 1
         meanwhile = tally.stops[tally.told].sized(tally.sizes) if self._overlaps and not stop.last else None
-        self._sent = None if meanwhile is None else local.weights.copy()
+        self._sent, tally.sent = None if meanwhile is None else local.weights.copy(), tally.since
         if stop.push:
             payload = self._via.payload(local)
             if self._sent is not None and payload is local.weights:  # they are trained on meanwhile

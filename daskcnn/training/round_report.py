@@ -37,6 +37,7 @@ class RoundReport(NamedTuple):
     sizes : Minibatches of a round in which they may have changed; None: as it began.
     noise : The gradients' noise scale, by the last reply that knew it; of a replica alone by its own measurements.
     norms : These measurements, to go on from.
+    hidden : Seconds of exchanges during which steps were made.
     cut : Samples presented in a round that ended early, as its worker or the server's was to leave; None: it did not.
     """
 
@@ -65,6 +66,7 @@ class RoundReport(NamedTuple):
     noise: NoiseScale | None = None
     cut: int | None = None
     norms: tuple[float, ...] = ()
+    hidden: float = 0.0
 
     @property
     def worker(self) -> str:

@@ -216,7 +216,8 @@ class Facts(RuleBasedStateMachine):
             answers.append(self.reply(data))
             self.of.adopt(shadow, self.center, self.version)
             self.answered += 1
-            self.waited += self.last_reply.waited
+            hides = calls.meanwhile is not None  # steps were made while others were waited for
+            self.waited += min(waited, self.last_reply.waited) if hides else self.last_reply.waited
             self.staleness = max(self.staleness, self.last_reply.staleness)
         if calls.pull:
             answers.append(self.reply(data))
@@ -353,6 +354,26 @@ def test_the_average_of_the_center_is_pulled_to_be_judged(name: str) -> None:
 def test_a_rule_of_any_cadence_keeps_the_promises(kind: type[UpdateRule]) -> None:
     machine = type("FactsOfRule", (Facts,), {"of": kind()})
     run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=60, deadline=None))
+
+
+def test_an_exchange_that_steps_hide_is_counted_apart_and_its_wait_is_none() -> None:
+    """Sent at 1 s, answered at 4 s after 1 s at the barrier: of a stretch that lasts till 3 s, and of one till 9 s."""
+    for ends, communication, wait, hidden in ((3.0, 0.0, 1.0, 2.0), (9.0, 0.0, 0.0, 2.0)):
+        rule = rule_of("local-sgd", every=4)
+        machine = ReplicaExchange(rule, Local(np.zeros(2), np.zeros(2)), Cadence(rule, BATCH), overlap=True)
+        machine.joined(np.zeros(2), 0)
+        machine.begin(Round("a", 0, ((0, 80),), 80, (0.0, 1.0), 8, meetings=2), None)
+        assert isinstance(machine.trained(None, 0.1, busy=1.0, load=0.0, at=1.0), Send)
+        if ends < 4.0:
+            assert isinstance(machine.trained(None, 0.1, busy=3.0, load=0.0, at=ends), Await)
+        machine.replied([_answered(1)], 4.0)
+        if ends > 4.0:
+            assert isinstance(machine.trained(None, 0.1, busy=9.0, load=0.0, at=ends), Send)
+        machine.replied([_answered(2)], max(ends, 4.0) + 1.0)  # all of it is waiting for others
+        report = machine.report(bytes_up=0, bytes_down=0)
+        assert report.wait == pytest.approx(wait + 1.0)
+        assert report.communication == pytest.approx(communication)
+        assert report.hidden == pytest.approx(hidden)
 
 
 # --- minibatches that change in a round ---

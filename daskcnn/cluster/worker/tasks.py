@@ -51,7 +51,8 @@ def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -
     rule = order.rule or job.rule
     assert rule is not None, "strategy layer has tasks of its own"
     if session.exchange is None or session.exchange.rule != rule:
-        overlap = job.cluster.overlap and job.train.replica_size == 1  # a group's home makes no steps by itself
+        # a group's home makes no steps by itself; where a reply comes between two steps is a matter of seconds
+        overlap = job.cluster.overlap and job.train.replica_size == 1 and not job.train.reproducible
         cadence = Cadence(rule, job.train.batch_size, job.data.validation)
         local = Local(replica.weights, replica.weights)
         averaged = job.train.ema is not None

@@ -296,8 +296,8 @@ class Life:
         if report.cut is not None:
             self._scored.discard(replica)  # it has not judged the center
         if samples := report.samples:
-            exchanges = report.communication / samples
-            self.rounds.finished(replica, report.busy / samples, report.sizes, exchanges=exchanges, cut=report.cut)
+            exchanges = {"exchanges": report.communication / samples, "hidden": report.hidden / samples}
+            self.rounds.finished(replica, report.busy / samples, report.sizes, cut=report.cut, **exchanges)
             self._record(fact, now)
         else:
             self.rounds.dropped(replica)
