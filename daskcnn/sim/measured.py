@@ -196,7 +196,8 @@ def _meeting_seconds(
 ) -> float:
     """Return the seconds of a meeting beyond the slowest worker's training and its judging of the push.
 
-    workers: each with its samples of a step.
+    workers: each with its samples of a step. If replicas train during meetings, the one at a round's end is what was
+    waited for.
     """
     together: dict[int, list[_Lap]] = defaultdict(list)
     for own in rounds.values():
@@ -204,7 +205,7 @@ def _meeting_seconds(
             together[r.ended.round].append(r)
     found = []
     for laps in together.values():
-        pushes = laps[0].ended.pushes
+        pushes = 1 if workload.overlaps else laps[0].ended.pushes
         own_laps = [(r.ended, *workers[r.ended.worker]) for r in laps]
         judged = [_judged_for_pushes(r, workload) * worker.judging for r, worker, _ in own_laps]
         usual = max(_training(r, w, step) + each for (r, w, step), each in zip(own_laps, judged, strict=True))

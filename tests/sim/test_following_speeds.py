@@ -178,10 +178,15 @@ def test_a_step_is_still_that_of_one_machine_on_all_its_samples() -> None:
 @pytest.mark.parametrize("bandwidth", [4e3, 4e4, 4e5])
 def test_local_sgd_meets_as_often_as_the_link_allows(bandwidth: float) -> None:
     """From the second round on; steps are by speed, so that none waits for the other's."""
-    work = workload("local-sgd", partition="idpa", samples=40_000, batch_size=10, epochs=4, validation=0)
-    rounds = [each for each in of(RoundEnded, run(work, cluster(100, 300, bandwidth=bandwidth))[1]) if each.round]
-    assert len(rounds) == 6
-    for each in rounds:
+    small = {"samples": 40_000, "batch_size": 10, "epochs": 4, "validation": 0}
+    waits, hides = (
+        [each for each in of(RoundEnded, run(work, cluster(100, 300, bandwidth=bandwidth))[1]) if each.round]
+        for work in (workload("local-sgd", partition="idpa", overlap=overlap, **small) for overlap in (False, True))
+    )
+    assert len(waits) == 6
+    assert [each.pushes for each in hides] == [each.pushes for each in waits]
+    assert all(each.communication < 0.3 * other.communication for each, other in zip(hides, waits, strict=True))
+    for each in waits:
         whole = each.busy + each.wait + each.communication
         assert each.wait < 0.04 * whole
         assert 0.5 * PART < each.communication / whole <= PART
