@@ -277,7 +277,7 @@ class Replica:
     def _pass_over(self, batch: Batch, own: slice, growing: GrowingGradients | None = None) -> _TrainingPass:
         """Pass once over these samples of a minibatch, forth and back."""
         whole = own == slice(None)
-        x = batch.x if whole else np.ascontiguousarray(batch.x[:, :, own])
+        x, keys = (batch.x, batch.keys) if whole else (np.ascontiguousarray(batch.x[:, :, own]), batch.keys[own])
         weights, partners = self.sample_weights(batch), self.partners(batch)
         if partners is not None:
             partners = partners[0][own], None if partners[1] is None else partners[1][own]
@@ -288,7 +288,7 @@ class Replica:
             x,
             batch.labels[own],
             self.training_loss,
-            Context(self.device, training=True, keys=batch.keys[own]),
+            Context(self.device, training=True, keys=keys),
             None if weights is None else weights[own],
             partners,
             growing,

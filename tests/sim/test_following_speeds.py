@@ -177,7 +177,7 @@ def test_a_step_is_still_that_of_one_machine_on_all_its_samples() -> None:
 
 @pytest.mark.parametrize("bandwidth", [4e3, 4e4, 4e5])
 def test_local_sgd_meets_as_often_as_the_link_allows(bandwidth: float) -> None:
-    """From the second round on; steps are by speed, so that none waits for the other's."""
+    """From the second round on; steps are by speed, so that none waits for long: by whole steps of unequal lengths."""
     small = {"samples": 40_000, "batch_size": 10, "epochs": 4, "validation": 0}
     waits, hides = (
         [each for each in of(RoundEnded, run(work, cluster(100, 300, bandwidth=bandwidth))[1]) if each.round]
@@ -188,5 +188,5 @@ def test_local_sgd_meets_as_often_as_the_link_allows(bandwidth: float) -> None:
     assert all(each.communication < 0.3 * other.communication for each, other in zip(hides, waits, strict=True))
     for each in waits:
         whole = each.busy + each.wait + each.communication
-        assert each.wait < 0.04 * whole
-        assert 0.5 * PART < each.communication / whole <= PART
+        assert each.wait < 0.15 * whole
+        assert 0.3 * PART < each.communication / whole <= PART
