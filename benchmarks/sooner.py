@@ -14,7 +14,7 @@ begins when samples are given out. CIFAR-10, Nesterov 0.9, a rate that falls lin
 The others are a strategy on all workers (`bsp`, `sgwu`, …), `default`, a job that leaves strategy, batch, rate and
 optimizer to us, and `ddp`, PyTorch's DistributedDataParallel (gloo) with two one-thread ranks in equal parts. --batches
 are samples of a step: of all workers together under `bsp` and `ddp`, of a worker's own step under rules with local
-steps. Each side is given every batch, rate and seed; that of the least median time to the last of --targets is its
+steps. `bsp-auto` is `bsp` whose steps begin with them and grow with the gradient noise scale. Each side is given every batch, rate and seed; that of the least median time to the last of --targets is its
 best. A run that does not get there counts as one that takes for ever.
 
 Real: two one-thread workers. For 1 : R the second one sleeps after each of its steps (DASKCNN_THROTTLE; 2.3 times as
@@ -60,7 +60,7 @@ from daskcnn.ps import RULES
 from daskcnn.store import DATASETS
 from daskcnn.store.split import held_out
 
-THE_FASTEST, DEFAULT, DDP = "alone", "default", "ddp"
+THE_FASTEST, DEFAULT, DDP, GROWING = "alone", "default", "ddp", "bsp-auto"
 AS_GIVEN = ("bsp", "local-sgd")
 """Rules with their own defaults: the others meet as often as in rules.py."""
 BATCHES, RATES, TARGETS = (32, 64, 128), (0.005, 0.01, 0.02), (0.55, 0.6, 0.65)
@@ -138,7 +138,8 @@ class Run:
         if self.side == THE_FASTEST:
             train |= {"strategy": ALONE.strategy, "partition": ALONE.partition}
         elif self.side != DEFAULT:
-            train["strategy"] = self.side
+            train["strategy"] = "bsp" if self.side == GROWING else self.side
+            train |= {"largest_batch": "memory"} if self.side == GROWING else {}
             rule = {} if self.side in AS_GIVEN else TUNED.get(self.side, {})
         if self.batch is not None:
             train |= {"batch_size": self.batch, "lr": self.lr, "optimizer": "sgd", "schedule": "poly"}
@@ -421,10 +422,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument(
         "--strategies",
         nargs="*",
-        choices=[*RULES, DEFAULT, DDP],
+        choices=[*RULES, GROWING, DEFAULT, DDP],
         default=["bsp", DEFAULT],
         metavar="NAME",
-        help=f"sides beside `alone`, of {', '.join([*RULES, DEFAULT, DDP])}; default: bsp default",
+        help=f"sides beside `alone`, of {', '.join([*RULES, GROWING, DEFAULT, DDP])}; default: bsp default",
     )
     options.add_argument("--ratios", nargs="+", type=float, metavar="R", help="default: 1 3, or simulated 1 3 10")
     options.add_argument("--targets", nargs="+", type=float, default=TARGETS, help="default: 0.55 0.6 0.65")
