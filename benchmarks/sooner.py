@@ -14,8 +14,9 @@ begins when samples are given out. CIFAR-10, Nesterov 0.9, a rate that falls lin
 The others are a strategy on all workers (`bsp`, `sgwu`, …), `default`, a job that leaves strategy, batch, rate and
 optimizer to us, and `ddp`, PyTorch's DistributedDataParallel (gloo) with two one-thread ranks in equal parts. --batches
 are samples of a step: of all workers together under `bsp` and `ddp`, of a worker's own step under rules with local
-steps. `bsp-auto` is `bsp` whose steps begin with them and grow with the gradient noise scale. Each side is given every batch, rate and seed; that of the least median time to the last of --targets is its
-best. A run that does not get there counts as one that takes for ever.
+steps. `bsp-auto` is `bsp` whose steps begin with them and grow with the gradient noise scale. Each side is given every
+batch, rate and seed; that of the least median time to the last of --targets is its best. A run that does not get there
+counts as one that takes for ever.
 
 Real: two one-thread workers. For 1 : R the second one sleeps after each of its steps (DASKCNN_THROTTLE; 2.3 times as
 long makes three times slower, as its caches are cold after a sleep), and so does the second rank. Sides take turns.
