@@ -16,7 +16,9 @@ from daskcnn.reports import report as reporting
 from daskcnn.reports.report import list_runs, log_lines
 from daskcnn.show.comparison import format_comparison
 from daskcnn.show.renderers.run_text import format_report, readable_runs
+from daskcnn.show.renderers.terminal import say
 from daskcnn.show.run_figures import FIGURES
+from daskcnn.show.sweep_table import format_sweep
 
 
 @click.command(cls=Command)
@@ -97,12 +99,26 @@ def _accuracies(ctx: click.Context, parameter: click.Parameter, text: str) -> tu
     help="Print time, epochs and rounds until each of these validation accuracies.",
 )
 @click.option("--html", metavar="FILE", help="Write figures and timelines too, as a page for any browser, to FILE.")
+@click.option("--picture", metavar="FILE", help="Draw the accuracies of a sweep by epoch; the ending says SVG or PNG.")
 @as_json
 @verbose
-def compare(runs: tuple[str, ...], targets: tuple[float, ...], html: str | None, as_json: bool, **_: Any) -> None:
-    """Print RUNS side by side: the keys in which their jobs differ, and figures, the best of each line marked."""
+def compare(
+    runs: tuple[str, ...], targets: tuple[float, ...], html: str | None, picture: str | None, as_json: bool, **_: Any
+) -> None:
+    """Print RUNS side by side: the keys in which their jobs differ, and figures, the best of each line marked.
+
+    A single one that is a folder of runs, or what the names of several begin with, is a sweep. It is printed by cell:
+    runs that differ in their seeds alone, with mean and standard deviation.
+    """
     if html and as_json:
         raise click.UsageError("--json and --html: each is a form of its own; give one of them")
+    sweep = reporting.sweep_runs(runs[0]) if len(runs) == 1 else []
+    if picture and not sweep:
+        raise click.UsageError("--picture: is of a sweep; `daskcnn plot` draws runs")
+    if sweep and not html:
+        _compare_cells(sweep, picture, as_json)
+        return
+    runs = (*sweep,) or runs
     source = click.get_current_context().get_parameter_source("targets")
     reached = source is ParameterSource.DEFAULT  # nobody has asked for them
     if html:
@@ -110,6 +126,15 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], html: str | None,
         return
     result = reporting.compare(runs, targets, reached=reached)
     tell(dumps(result.to_dict(), indent=2) if as_json else format_comparison(result))
+
+
+def _compare_cells(runs: list[str], picture: str | None, as_json: bool) -> None:
+    table, _ = reporting.compare_cells(runs)
+    tell(dumps(table.to_dict(), indent=2) if as_json else format_sweep(table))
+    if picture:
+        from daskcnn.reports.plot import draw_sweep
+
+        say(f"picture {draw_sweep(runs, picture)}")
 
 
 @click.command(cls=Command)

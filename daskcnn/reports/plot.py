@@ -8,9 +8,10 @@ from pathlib import Path
 from daskcnn.errors import DataError, UserError
 from daskcnn.planning.paper_figures import paper_figures
 from daskcnn.planning.simulate import Scenario
-from daskcnn.reports.report import compared
+from daskcnn.reports.report import compare_cells, compared
 from daskcnn.show.renderers.drawing import draw, draw_together, need_matplotlib
 from daskcnn.show.run_figures import run_figures, step_parts
+from daskcnn.show.sweep_table import sweep_figure
 
 USUAL = ("accuracy-by-time", "loss-by-time", "samples-by-worker", "time-by-worker", "breakdown")
 """The figures in a picture of runs by default."""
@@ -33,10 +34,7 @@ def draw_runs(runs: Sequence[str], file: str, names: Sequence[str] = ()) -> Path
 
     Raises UserError without matplotlib or for another ending, DataError for a figure without numbers, or on disk.
     """
-    need_matplotlib()
-    path = Path(file)
-    if path.suffix not in (".svg", ".png"):
-        raise UserError(file, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
+    path = _picture(file)
     _, found = compared(runs)
     if "breakdown" in names:
         step_parts(found)  # says which run has none
@@ -48,3 +46,21 @@ def draw_runs(runs: Sequence[str], file: str, names: Sequence[str] = ()) -> Path
     if not chosen:
         raise DataError(runs[0], "no round has ended yet: there is nothing to draw", "let the run train for a while")
     return draw_together(chosen, path)
+
+
+def draw_sweep(runs: Sequence[str], file: str) -> Path:
+    """Draw the mean accuracy of each cell of a sweep by epoch. Raises as `draw_runs`."""
+    path = _picture(file)
+    table, found = compare_cells(runs)
+    if not (figure := sweep_figure(found, table)).curves:
+        raise DataError(runs[0], "no validation accuracies: there is nothing to draw", "set data.validation")
+    return draw(figure, path)
+
+
+def _picture(file: str) -> Path:
+    """Return the path of a picture. Raises UserError without matplotlib, or for another ending."""
+    need_matplotlib()
+    path = Path(file)
+    if path.suffix not in (".svg", ".png"):
+        raise UserError(file, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
+    return path

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from daskcnn.show.lines import stamped
 from daskcnn.show.renderers.drawing import need_matplotlib
 from daskcnn.show.renderers.run_text import RunRow
 from daskcnn.show.report_tables import RunReport, tables
+from daskcnn.show.sweep_table import SweepTable, sweep_table
 
 _pause = time.sleep
 LOOK = 0.5  # seconds between two reads of a log that is followed
@@ -104,6 +106,25 @@ def compare(runs: Sequence[str], targets: Sequence[float], *, reached: bool = Fa
     """Return several runs side by side. reached: leave out targets that no run reached. Raises DataError, UserError."""
     _check_several(runs)
     return compared(runs, targets, reached=reached)[0]
+
+
+def sweep_runs(place: str) -> list[str]:
+    """Return the runs of a sweep: all in a folder of runs, or those beside each other whose names begin with its name.
+
+    There are none where the place is a run.
+    """
+    path = Path(place)
+    if path.is_dir():
+        found = [] if (path / "job.json").exists() else path.glob("*/job.json")
+    else:
+        found = path.parent.glob(f"{escape(path.name)}-*/job.json")
+    return sorted(str(file.parent) for file in found)
+
+
+def compare_cells(runs: Sequence[str]) -> tuple[SweepTable, list[RunReport]]:
+    """Return the cells of a sweep's runs, and the figures of each run. Raises DataError."""
+    found = [report(run) for run in runs]
+    return sweep_table(found, [_method(Path(run)) for run in runs]), found
 
 
 def compared(
