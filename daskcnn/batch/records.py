@@ -42,7 +42,8 @@ class QueuedJob:
     has : names of the workers that it has now, while it runs.
     again_at : when it may be tried again, if it is `waiting`.
     attempts : times that it was started. exit_code : of the last one that ended.
-    sweep : name of the sweep that it is part of; empty for a job by itself.
+    sweep : name of the sweep that it is part of; empty for a job by itself. stop : `asha` if it ends early where
+        others of its sweep are better.
     why : why it waits, is held or has failed, in words.
     cancelling : times that it was asked to end while it ran; signalled : times that its driver was told so.
     epoch, accuracy : how far it had trained when its last attempt ended, and what it reached on validation samples.
@@ -64,6 +65,7 @@ class QueuedJob:
     attempts: int = 0
     exit_code: int | None = None
     sweep: str = ""
+    stop: str = ""
     why: str = ""
     cancelling: int = 0
     signalled: int = 0
@@ -93,6 +95,7 @@ class Submission:
     workers: Mapping[str, Count] = field(default_factory=lambda: MappingProxyType({}))
     only: tuple[str, ...] = ()
     sweep: str = ""
+    stop: str = ""
     modules: tuple[tuple[str, str], ...] = ()
     held: bool = False
 
@@ -145,6 +148,7 @@ CREATE TABLE jobs (
     attempts INTEGER NOT NULL DEFAULT 0,
     exit_code INTEGER,
     sweep TEXT NOT NULL DEFAULT '',
+    stop TEXT NOT NULL DEFAULT '',
     why TEXT NOT NULL DEFAULT '',
     cancelling INTEGER NOT NULL DEFAULT 0,    -- times that somebody has asked it to end
     signalled INTEGER NOT NULL DEFAULT 0,     -- times that its driver was told so

@@ -19,9 +19,10 @@ from daskcnn.batch.drivers import Drivers, boot
 from daskcnn.batch.policy import SharedWorker, SharingRules, share
 from daskcnn.batch.progress import is_done, newest_step, progress_of
 from daskcnn.batch.reasons import reasons
-from daskcnn.batch.records import Attempt, Count, QueuedJob
+from daskcnn.batch.records import ACTIVE, ENDED, Attempt, Count, QueuedJob
 from daskcnn.batch.retries import LONGEST
 from daskcnn.batch.spool import Spool
+from daskcnn.batch.sweep_watch import SweepWatch
 from daskcnn.cluster.link.members import Member, advertised
 
 REMEMBERED = 7 * 86_400.0  # seconds for which the use of workers counts
@@ -52,6 +53,7 @@ class Service:
         self._cluster, self._say, self.clock = dict(cluster), say, clock
         self._troubles, self._told = set[str](), set[str]()  # of this turn, and of the one before
         self.places: dict[int, int] = {}  # in the queue, by job
+        self._sweeps = SweepWatch()
 
     @property
     def busy(self) -> bool:
@@ -69,6 +71,9 @@ class Service:
         running: list[QueuedJob] = []
         with self._in_spite_of_trouble():
             running = self.spool.jobs(("running",))
+        for sweep in sorted({job.sweep for job in running if job.stop}):
+            with self._in_spite_of_trouble():
+                self._end_early(sweep)
         for job in running:
             with self._in_spite_of_trouble():
                 self._look_after(job)
@@ -84,6 +89,14 @@ class Service:
             if str(error) not in self._troubles | self._told:
                 self._say(f"warning: {self.spool.folder}: {error}; it is tried again and again")
             self._troubles.add(str(error))
+
+    def _end_early(self, sweep: str) -> None:
+        """Cancel the runs of a sweep that are not among the best at their rung."""
+        jobs = {job.id: job for job in self.spool.jobs((*ACTIVE, *ENDED), sweep=sweep)}
+        for number, end in self._sweeps.early(jobs.values()).items():
+            if (job := jobs[number]).state == "running" and not job.cancelling:
+                self.spool.cancel(number, self.clock(), str(end))
+                self._say(f"job {number} ({job.name}): {end}")
 
     def _look_after(self, job: QueuedJob) -> None:
         if not self.drivers.lives(job.id):

@@ -41,7 +41,7 @@ NETWORK = re.compile(
 """File systems whose locks do not hold between machines, or may be lost."""
 _COLUMNS = (
     "id, user, submitted, state, since, name, run, priority, after, workers, only, again_at, attempts, exit_code, "
-    "sweep, why, cancelling, signalled, epoch, accuracy"
+    "sweep, stop, why, cancelling, signalled, epoch, accuracy"
 )
 
 
@@ -109,12 +109,15 @@ class Spool:
 
     # --- to see ---
 
-    def jobs(self, states: Sequence[State] = ACTIVE, *, last: int | None = None) -> list[QueuedJob]:
-        """Return the jobs in these states by number; with `last` only that number of the newest."""
+    def jobs(
+        self, states: Sequence[State] = ACTIVE, *, last: int | None = None, sweep: str | None = None
+    ) -> list[QueuedJob]:
+        """Return the jobs in these states by number; with `last` only that number of the newest. sweep: of this one."""
         marks = ",".join("?" * len(states))
         rows = self._db.execute(
-            f"SELECT {_COLUMNS} FROM jobs WHERE state IN ({marks}) ORDER BY id DESC LIMIT ?",
-            (*states, -1 if last is None else last),
+            f"SELECT {_COLUMNS} FROM jobs WHERE state IN ({marks}) AND sweep = coalesce(?, sweep)"
+            " ORDER BY id DESC LIMIT ?",
+            (*states, sweep, -1 if last is None else last),
         ).fetchall()
         has = self._held_workers()
         return [_job(row, has.get(row["id"], ())) for row in reversed(rows)]
@@ -195,6 +198,7 @@ class Spool:
             "workers": json.dumps({kind: [n.least, n.most] for kind, n in new.workers.items()}),
             "only": json.dumps(new.only),
             "sweep": new.sweep,
+            "stop": new.stop,
             "content": json.dumps(dict(new.content)),
             "modules": json.dumps(new.modules),
         }
@@ -207,12 +211,12 @@ class Spool:
             self._db.execute("UPDATE jobs SET name = ?, run = ? WHERE id = ?", (name, run, number))
         return number
 
-    def cancel(self, number: int, now: float) -> QueuedJob:
+    def cancel(self, number: int, now: float, why: str = "") -> QueuedJob:
         """Cancel a job. One that runs is asked to end; asked once more, it ends without saving. Raises SpoolError."""
         with self._change():
             job = self.job(number)
             if job.state == "running":
-                self._db.execute("UPDATE jobs SET cancelling = cancelling + 1 WHERE id = ?", (number,))
+                self._db.execute("UPDATE jobs SET cancelling = cancelling + 1, why = ? WHERE id = ?", (why, number))
             elif job.state in ACTIVE:
                 self._set(number, Outcome("cancelled", "cancelled before it ran"), now)
                 self._dependants_held(number, now)
@@ -323,6 +327,7 @@ class Spool:
             self._db.execute("UPDATE grants SET ended = ? WHERE job = ? AND ended IS NULL", (now, number))
             result = outcome(self.attempts(number), now, cancelled=job.cancelling > 0)
             why = f"{result.why}: {said}" if said and result.state in ("failed", "waiting") else result.why
+            why = job.why if job.why and result.state == "cancelled" else why
             self._set(number, Outcome(result.state, why, result.again_at), now)
             self._db.execute(
                 "UPDATE jobs SET exit_code = ?, epoch = ?, accuracy = ? WHERE id = ?",

@@ -23,7 +23,13 @@ _PLACES = ("path", "archive", "images", "labels", "test_images", "test_labels")
 
 
 def message_of(
-    raw: Mapping[str, Any], *, priority: int = 0, after: Sequence[int] = (), hold: bool = False, sweep: str = ""
+    raw: Mapping[str, Any],
+    *,
+    priority: int = 0,
+    after: Sequence[int] = (),
+    hold: bool = False,
+    sweep: str = "",
+    stop: str = "",
 ) -> dict[str, Any]:
     """Return a job as the service takes it.
 
@@ -47,6 +53,7 @@ def message_of(
         "workers": {kind: [asked.given[kind], most] for kind, most in asked.most.items() if most},
         "only": job.cluster.only or [],
         "sweep": sweep,
+        "stop": stop,
         "modules": _sources(job),
         "held": hold,
     }

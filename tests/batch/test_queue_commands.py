@@ -59,6 +59,25 @@ def test_a_job_is_submitted_listed_and_changed() -> None:
     assert call("logs", "1").stdout == ""
 
 
+def test_a_sweep_is_submitted_as_jobs_that_are_named_by_their_values() -> None:
+    Path("job.toml").write_text("[train]\nepochs = 9")
+    grid = ["--grid", "train.lr=0.01,0.02", "--grid", "train.strategy=sgwu,bsp"]
+    found = call("submit", "job.toml", *grid, "--seeds", "2", "--stop", "asha", "--name", "lab")
+    assert (found.exit_code, len(found.stdout.splitlines())) == (0, 8)
+    assert found.stdout.splitlines()[0] == "1  lab-lr0.01-sgwu-seed0"
+    with Spool(Path("spool")) as spool:
+        jobs = spool.jobs(sweep="lab")
+        assert [(job.name, job.sweep, job.stop) for job in jobs][-1] == ("lab-lr0.02-bsp-seed1", "lab", "asha")
+        assert spool.jobs(sweep="none") == []
+        assert spool.content(8)[0]["train"] == {"epochs": 9, "lr": 0.02, "strategy": "bsp", "seed": 1}
+    refused = call("submit", "job.toml", "--grid", "train.lr=-1,0.1", "--grid", "train.epoch=1,2")
+    assert refused.exit_code == 2
+    assert "job-lr-1-epoch1, job-lr-1-epoch2: train.lr = -1" in refused.output
+    assert "train.epoch: unknown key" in refused.output
+    assert "--stop: ends runs of a sweep" in call("submit", "job.toml", "--stop", "asha").output
+    assert len(json.loads(call("jobs", "--json").stdout)) == 8
+
+
 def test_modules_are_sent_with_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path.cwd())
     Path("own_of_queue.py").write_text("value = 1\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from daskcnn.batch import service
 from daskcnn.batch.drivers import Drivers
 from daskcnn.batch.records import Count
 from daskcnn.batch.retries import LONGEST
+from daskcnn.events import EpochEnded, Event, Judged, RunStarted
 from tests.batch.fake_queue import FakeQueue
 
 
@@ -285,3 +287,28 @@ def test_a_job_waits_for_the_one_it_comes_after(queue: FakeQueue) -> None:
     queue.end(first, 0)
     queue.turn()
     assert queue.job(second).state == "running"
+
+
+def test_runs_of_a_sweep_that_are_not_among_the_best_at_a_rung_end_early(queue: FakeQueue) -> None:
+    queue.workers = ["desk-1", "desk-2", "desk-3"]
+    numbers = [queue.add(name=f"lab-{i}", sweep="lab", stop="asha") for i in range(3)]
+    alone = queue.add(name="alone")
+    queue.turn()
+    for i, number in enumerate(numbers):
+        run = Path(queue.job(number).run)
+        run.mkdir(parents=True)
+        judged = Judged(loss=1.0, accuracy=0.9 - 0.1 * i)
+        told: list[Event] = [
+            RunStarted(epochs=9, at=1.0),
+            EpochEnded(epoch=1.0, step=1, loss=1.0, validation=judged, at=2.0 + i),
+        ]
+        (run / "events.jsonl").write_text("".join(f"{json.dumps(event.record())}\n" for event in told))
+    queue.turn()
+    assert [queue.job(number).cancelling for number in numbers] == [0, 0, 1]
+    queue.turn()  # tells the driver
+    queue.wait(lambda: not queue.drivers.lives(numbers[2]))
+    queue.turn()
+    job = queue.job(numbers[2])
+    assert (job.state, job.exit_code) == ("cancelled", 143)
+    assert job.why == "ended at epoch 1 by --stop asha: place 3 of 3"
+    assert queue.job(alone).state == "running"  # it has the worker now
