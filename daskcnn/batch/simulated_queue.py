@@ -120,8 +120,8 @@ def _file_and_keys(entry: ComingJob) -> tuple[str, ...]:
 
 def _with_workers(job: QueuedJob, chosen: Scenario) -> QueuedJob:
     """The job with the workers that its file asks for, where the queue file says nothing."""
-    given, only = chosen.job.cluster.workers.given, chosen.job.cluster.only
-    workers = job.workers or {kind: Count(count, count) for kind, count in given.items() if count}
+    asked, only = chosen.job.cluster.workers, chosen.job.cluster.only
+    workers = job.workers or {kind: Count(asked.given[kind], most) for kind, most in asked.most.items() if most}
     return replace(job, workers=workers, only=job.only or tuple(only or ()))
 
 
