@@ -38,7 +38,7 @@ from daskcnn.job.tables import description_of
 @click.option(
     "--stop",
     type=click.Choice(STOPS),
-    help="End runs of the sweep early: at a ninth and at a third of the epochs all but the best third so far.",
+    help="End runs of the sweep early: at a third, a ninth, … of the epochs all but the best third so far.",
 )
 @click.option("--hold", is_flag=True, help="Do not start until `daskcnn release`.")
 @job_flags
