@@ -346,6 +346,10 @@ class Run(Options):
     """Name of the run's folder. Default: the time and the strategy."""
     checkpoint_every: float = Field(1.0, gt=0)
     """Epochs between two checkpoints."""
+    snapshot_every: float = Field(60.0, gt=0)
+    """Seconds after which the state is kept besides, so that no more than that is trained again after the loss of the
+    server, or of a worker with `layer`. Behind a barrier it is kept between two rounds. `layer` keeps it in the
+    driver's memory, and other strategies as a checkpoint."""
     report_every: int = Field(25, ge=1)
     """Steps between two reports of steps in the log (strategy `layer`)."""
     time_limit: Annotated[float | None, BeforeValidator(duration)] = Field(None, gt=0)

@@ -45,7 +45,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.runs.state import TrainingState
 from daskcnn.store import Dataset, open_dataset
-from daskcnn.training.coordinator.facts import Fact, StepDone
+from daskcnn.training.coordinator.facts import Fact, StepDone, WorkerLeaving
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.replica import Replica
 from tests.cluster.surroundings import E, Ways, member, of_kind
@@ -463,16 +463,17 @@ def train_here(
     names: Sequence[str] = (),
     comes: Mapping[int, str] | None = None,
     goes: Mapping[int, str] | None = None,
+    leaves: Mapping[int, str] | None = None,
 ) -> TrainedHere:
     """Run a job of strategy `layer`.
 
     seed: of the order in which tasks run. prepare: is done with all of them first. names: of the workers, if not cpu-0…
-    comes, goes: the workers that come, or are lost, once the step of this number has ended.
+    comes, goes, leaves: the workers that come, are lost, or are to leave, once the step of this number has ended.
     """
     job = resolve(tables)
     dataset = open_dataset(str(job.data.path), limit=job.data.limit)
     names = names or [f"cpu-{i}" for i in range(len(workers))]
-    comes, goes = comes or {}, goes or {}
+    comes, goes, leaves = comes or {}, goes or {}, leaves or {}
     late = [name for name in comes.values() if name not in goes.values()]
     here = InProcess.of(job, dataset, dict(zip(names, workers, strict=True)), seed=seed, late=late)
     there = cast(WorkersHere, here.context.workers)
@@ -480,6 +481,8 @@ def train_here(
     def hears(fact: Fact, found: list[Order]) -> None:
         if isinstance(fact, StepDone):
             there.newcomers += [member(comes[fact.number], "cpu")] if fact.number in comes else []
+            if fact.number in leaves:
+                shell.tell(WorkerLeaving((leaves[fact.number],), "it is shut down", fact.at))
             there.going += [goes[fact.number]] if fact.number in goes else []
         if heard is not None:
             heard(fact, found)
@@ -489,9 +492,10 @@ def train_here(
         patch.setattr(admission, "ask_workers", lambda *args, **how: Answers({a: found[a] for a in args[2]}, {}, ()))
         for module in ("layers.transfers", "worker.session"):
             patch.setattr(f"daskcnn.cluster.{module}.get_worker", lambda: here.tasks.worker)
+        shell = Shell(here.context, LayerSharded(here.context, None), hears)
         try:
             prepare(here.tasks)
-            state = Shell(here.context, LayerSharded(here.context, None), hears).train()
+            state = shell.train()
         finally:
             here.tasks.close()
     return TrainedHere(here.events, state, here.tasks.ran)

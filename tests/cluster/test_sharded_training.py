@@ -17,7 +17,7 @@ from daskcnn.cluster.layers.transfers import CALL, answer_part
 from daskcnn.cluster.run.admission import calibration_row
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.errors import ClusterError
-from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerJoined, WorkerLeftOut
+from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerJoined, WorkerLeft, WorkerLeftOut
 from daskcnn.job.resolve import resolve
 from daskcnn.nn import leaves, sequential_from_spec
 from daskcnn.sharded.balance import ShareSearch, WorkerLink, WorkerLinks, traffic, weight_traffic
@@ -363,6 +363,15 @@ def test_workers_that_are_lost_and_others_that_come_leave_the_weights_of_an_undi
     assert [event.worker for event in found.of(WorkerJoined)] == ["cpu-4", "cpu-5"]
     assert [len(event.kernels) for event in found.of(KernelsSharded)] == [4, 3, 2, 3, 4]
     np.testing.assert_allclose(found.state.weights, reference(job).weights, rtol=1e-9, atol=1e-12)
+
+
+def test_four_workers_two_and_four_again_leave_the_weights_of_an_undisturbed_run(toy: str) -> None:
+    """Two leave in good order, home first: no step is trained twice."""
+    job = toy_job(toy, model={"dtype": "float64"})
+    found = train_here(job, [EQUAL] * 6, leaves={4: "cpu-0", 13: "cpu-1"}, comes={22: "cpu-4", 33: "cpu-5"})
+    assert [event.worker for event in found.of(WorkerLeft)] == ["cpu-0", "cpu-1"]
+    assert [len(event.kernels) for event in found.of(KernelsSharded)] == [4, 3, 2, 3, 4]
+    assert_follows(found, job)
 
 
 def test_more_workers_than_kernels_is_said_and_trains(toy: str) -> None:

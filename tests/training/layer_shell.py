@@ -111,6 +111,9 @@ class Shell:
         self.then(facts.WorkerReady, worker, "cpu")
         return self.then(facts.Calibrated, worker, seconds, row_of(worker, seconds))
 
+    def leave(self, *workers: str) -> list[Order]:
+        return self.then(facts.WorkerLeaving, workers, "it is shut down")
+
     def lose(self, *workers: str) -> list[Order]:
         return self.then(facts.WorkerGone, workers, "connection lost")
 

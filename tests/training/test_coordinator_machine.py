@@ -44,10 +44,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
         workers=st.integers(2, 4),
         size=st.sampled_from([1, 1, 2]),
         patience=st.sampled_from([None, None, 2]),
+        every=st.sampled_from([math.inf, 3.0]),
     )
-    def begin(self, which: Any, partition: str, workers: int, size: int, patience: int | None) -> None:
+    def begin(self, which: Any, partition: str, workers: int, size: int, patience: int | None, every: float) -> None:
         groups = size if "exchange" not in which[1] else 1
-        chosen = settings_of(which, partition, replica_size=groups, patience=patience, lowers=True, guess=GUESS)
+        more = {"replica_size": groups, "patience": patience, "lowers": True, "guess": GUESS, "snapshot_every": every}
+        chosen = settings_of(which, partition, **more)
         self.shell = Shell(chosen)
         self.coordinator = self.shell.coordinator
         for i in range(workers):

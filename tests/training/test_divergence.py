@@ -101,7 +101,7 @@ def test_a_run_that_went_back_before_it_was_resumed_does_not_go_back_again() -> 
 
 def test_kernels_are_placed_anew_and_steps_go_a_third_as_far() -> None:
     """From the last checkpoint: a snapshot behind it may be spoilt."""
-    shell = layer_shell.Shell(layer_shell.settings_of(lowers=True, snapshot_every=3, checkpoint_every=0.6))
+    shell = layer_shell.Shell(layer_shell.settings_of(lowers=True, chain=3, checkpoint_every=0.6))
     shell.start(a=1.0, b=1.0)
     shell.links()
     for _ in range(3):

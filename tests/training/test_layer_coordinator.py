@@ -20,6 +20,7 @@ from daskcnn.events import (
     Warned,
     WorkerIgnored,
     WorkerJoined,
+    WorkerLeft,
     WorkerLeftOut,
     WorkerLost,
     WorkersCalibrated,
@@ -163,7 +164,7 @@ def test_snapshots_within_an_epoch_are_saved_where_a_checkpoint_is_due() -> None
 
 
 def test_a_chain_of_steps_is_cut_without_a_checkpoint() -> None:
-    shell = begun(snapshot_every=3)
+    shell = begun(chain=3)
     assert shell.steps(3) == [orders.Collect(2, 3)]
     assert kinds(shell.pieces()) == [orders.Keep, orders.Place, orders.RunSegment]
     assert shell.end == 6
@@ -352,7 +353,7 @@ def test_a_worker_that_comes_to_the_end_is_mentioned() -> None:
 
 @pytest.mark.parametrize("usable", [True, False])
 def test_a_run_that_loses_its_last_worker_goes_on_with_one_that_measures_itself(usable: bool) -> None:
-    shell = begun(snapshot_every=3)
+    shell = begun(chain=3)
     shell.steps(3)
     shell.pieces()
     shell.steps(1)
@@ -369,7 +370,7 @@ def test_a_run_that_loses_its_last_worker_goes_on_with_one_that_measures_itself(
 
 @pytest.mark.parametrize("left", [1, 0])
 def test_a_run_with_too_few_workers_pauses_behind_its_snapshot(left: int) -> None:
-    shell = begun(snapshot_every=3, least={"cpu": 2}, wait=10.0)
+    shell = begun(chain=3, least={"cpu": 2}, wait=10.0)
     shell.steps(3)
     shell.pieces()
     shell.steps(1)
@@ -384,13 +385,105 @@ def test_a_run_with_too_few_workers_pauses_behind_its_snapshot(left: int) -> Non
 
 
 def test_a_run_that_has_paused_for_too_long_ends_with_its_snapshot_saved() -> None:
-    shell = begun(snapshot_every=3, least={"cpu": 2}, wait=10.0)
+    shell = begun(chain=3, least={"cpu": 2}, wait=10.0)
     shell.steps(3)
     shell.pieces()
     shell.lose("b")
     end = end_of(shell.then(facts.Tick, after=11.0))
     assert (end.status, shell.saved) == ("lost", 3)
     assert "at least 2 cpu (cluster.workers): 1 left, and no other came within 10 s" in str(end.error)
+
+
+# --- workers that leave ---
+
+
+def test_a_worker_that_leaves_hands_its_kernels_over_at_a_boundary_and_no_step_is_trained_twice() -> None:
+    shell = begun()
+    shell.steps(2)
+    assert shell.leave("a") == [orders.StopSegment(2)]
+    assert shell.leave("a") == [], "told twice"
+    shell.stopped()
+    shell.steps(4)
+    keep, left, dismiss, shards, place, run = shell.pieces()
+    assert keep == orders.Keep(6, 0.6, BOOK, None)
+    assert left == orders.Log(WorkerLeft(worker="a", reason="it is shut down"))
+    assert dismiss == orders.Dismiss("a")
+    assert isinstance(shards, orders.Log)
+    assert isinstance(shards.event, KernelsSharded)
+    assert (shards.event.home, shards.event.kernels) == ("b", {"b": {"conv1": 40}})
+    assert isinstance(place, orders.Place)
+    assert (place.step, run) == (6, orders.RunSegment(place.life, 6, 10))
+    shell.go_on()
+    assert sum(isinstance(fact, facts.StepDone) for fact in shell.told) == 20
+    assert shell.warnings() == []
+
+
+def test_a_worker_that_is_gone_before_it_has_handed_over_is_lost() -> None:
+    shell = begun()
+    shell.steps(2)
+    shell.leave("b")
+    assert kinds(shell.lose("b"))[:3] == [WorkerLost, orders.Dismiss, Warned]
+    assert shell.warnings() == ["back to the snapshot of step 0, on 1 workers"]
+
+
+def test_workers_that_leave_are_left_out_where_the_run_goes_back_meanwhile() -> None:
+    shell = Shell()
+    shell.start(a=1.0, b=1.0, c=1.0)
+    shell.links()
+    shell.steps(1)
+    shell.leave("b")
+    out = shell.lose("c")
+    assert kinds(out) == [
+        *(WorkerLost, orders.Dismiss, Warned, orders.CancelAll),
+        *(WorkerLeft, orders.Dismiss, KernelsSharded, orders.Place, orders.RunSegment),
+    ]
+
+
+def test_the_last_workers_leave_a_snapshot_that_is_saved() -> None:
+    shell = begun()
+    shell.steps(2)
+    shell.leave("a", "b")
+    shell.stopped()
+    shell.steps(4)
+    end = end_of(shell.pieces())
+    assert (end.status, shell.saved) == ("lost", 6)
+    assert "it was the last of the run" in str(end.error)
+
+
+def test_a_worker_that_leaves_while_links_are_measured_is_left_out_of_them() -> None:
+    shell = Shell()
+    shell.start(a=1.0, b=1.0, c=1.0)
+    assert kinds(shell.leave("c")) == [orders.CancelAll, WorkerLeft, orders.Dismiss, orders.MeasureLinks]
+    assert shell.orders[-1] == orders.MeasureLinks(2, "a", ("a", "b"))
+
+
+def test_a_worker_that_leaves_before_it_has_kernels_goes_at_once() -> None:
+    shell = Shell()
+    shell.then(facts.WorkerReady, "a", "cpu")
+    shell.then(facts.WorkerReady, "b", "cpu")
+    assert kinds(shell.leave("b")) == [WorkerLeftOut, orders.Dismiss]
+    shell.then(facts.Calibrated, "a", 1.0, row_of("a", 1.0))
+    shell.steps(1)
+    shell.come("c", 1.0)
+    assert kinds(shell.leave("c")) == [WorkerLeft, orders.Dismiss]
+
+
+# --- snapshots by time ---
+
+
+def test_a_snapshot_is_made_after_so_many_seconds_and_the_run_goes_on_as_it_was() -> None:
+    shell = begun(snapshot_every=60.0)
+    shell.steps(2)
+    assert shell.then(facts.Tick, after=50.0) == []
+    assert shell.then(facts.Tick, after=10.0) == [orders.StopSegment(2)]
+    shell.stopped()
+    assert shell.then(facts.Tick) == [], "it ends already"
+    shell.steps(4)
+    assert kinds(shell.pieces()) == [orders.Keep, orders.Place, orders.RunSegment]
+    shell.lose("b")
+    assert shell.warnings() == ["back to the snapshot of step 6, on 1 workers"]
+    shell.go_on()
+    assert shell.saved == 20
 
 
 # --- going back ---
@@ -437,7 +530,7 @@ def test_a_worker_lost_while_links_are_measured_has_them_measured_anew() -> None
 
 
 def test_the_last_worker_takes_the_run_with_it_and_the_snapshot_is_saved() -> None:
-    shell = begun(snapshot_every=3)
+    shell = begun(chain=3)
     shell.steps(3)
     shell.pieces()
     out = shell.lose("a", "b")
@@ -498,7 +591,7 @@ def test_tasks_that_are_never_in_step_end_the_run() -> None:
 
 
 def test_tasks_out_of_step_now_and_then_do_not() -> None:
-    shell = begun(snapshot_every=1)
+    shell = begun(chain=1)
     for _ in range(GO_BACK):
         shell.then(facts.OutOfStep, shell.life, "somebody took it")
         shell.step()
@@ -544,7 +637,7 @@ def silent(shell: Shell, *stuck: str) -> list[Order]:
 
 @pytest.mark.parametrize("stuck", [("b",), ("a", "b"), ()])
 def test_a_stalled_run_ends_and_names_whom_it_waits_for(stuck: tuple[str, ...]) -> None:
-    shell = begun(snapshot_every=3)
+    shell = begun(chain=3)
     shell.steps(3)
     shell.pieces()
     shell.step()
@@ -557,7 +650,7 @@ def test_a_stalled_run_ends_and_names_whom_it_waits_for(stuck: tuple[str, ...]) 
 
 
 def test_a_worker_that_is_not_heard_of_is_lost_and_the_others_go_on() -> None:
-    shell = begun(snapshot_every=3)
+    shell = begun(chain=3)
     shell.steps(3)
     shell.pieces()
     shell.step()
@@ -622,7 +715,7 @@ def test_the_time_that_orders_take_is_no_silence() -> None:
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_ends_the_run_without_another_checkpoint(loss: float) -> None:
-    shell = begun(snapshot_every=3)
+    shell = begun(chain=3)
     shell.steps(3)
     shell.pieces()
     out = shell.step(loss)
@@ -666,7 +759,7 @@ def test_a_signal_before_the_first_step_keeps_what_the_run_began_with() -> None:
 
 @pytest.mark.parametrize("trouble", ["lost", "out of step", "silent", "scheduler"])
 def test_a_signal_keeps_the_last_snapshot_where_the_steps_cannot_end(trouble: str) -> None:
-    shell = begun(snapshot_every=3)
+    shell = begun(chain=3)
     shell.steps(3)
     shell.pieces()
     shell.step()
@@ -700,7 +793,7 @@ def test_a_signal_before_training_leaves_no_checkpoint() -> None:
 
 
 def test_a_lost_scheduler_ends_the_run_and_the_snapshot_is_saved() -> None:
-    shell = begun(snapshot_every=3)
+    shell = begun(chain=3)
     shell.steps(3)
     shell.pieces()
     error = Lost("scheduler tcp://s: connection lost")
@@ -816,7 +909,8 @@ class Machine(RuleBasedStateMachine):
                 patience=2,
                 report_every=2,
                 between_moves=4,
-                snapshot_every=4,
+                chain=4,
+                snapshot_every=20.0,
             )
         )
         self.coordinator = self.shell.coordinator
@@ -892,6 +986,11 @@ class Machine(RuleBasedStateMachine):
     @rule(workers=st.lists(st.sampled_from(WORKERS), min_size=1, max_size=2, unique=True))
     def workers_go(self, workers: list[str]) -> None:
         self.shell.lose(*workers)
+
+    @precondition(lambda self: len(self.shell.alive) > 2 or len(self.shell.told) > 120)
+    @rule(worker=st.sampled_from(WORKERS))
+    def worker_leaves(self, worker: str) -> None:
+        self.shell.leave(worker)
 
     @rule(worker=st.sampled_from((*WORKERS, "late")))
     def worker_comes(self, worker: str) -> None:

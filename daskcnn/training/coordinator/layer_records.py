@@ -178,7 +178,7 @@ class LayerRecords:
         step, settings = self.snapshot.step, self._settings
         epoch_end = (step // settings.steps_per_epoch + 1) * settings.steps_per_epoch
         checkpoint = max(step + 1, self.saved + settings.between_checkpoints)
-        return min(step + settings.snapshot_every, epoch_end, checkpoint)
+        return min(step + settings.chain, epoch_end, checkpoint)
 
     @property
     def save_due(self) -> bool:

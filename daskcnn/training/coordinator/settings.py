@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -33,6 +34,7 @@ class RunSettings:
     samples, validation : Samples that are trained on, and those behind them that the center is judged on.
     patience : Evaluations without a better center after which the run stops early; None: never.
     checkpoint_every : Epochs between two checkpoints.
+    snapshot_every : Seconds after which the state is kept, so that no more is trained again after a loss.
     stall_timeout : Seconds without a sign of life, on top of what a round or a step should take.
     wanted : Workers of each kind that the job asks for at most; empty: all there are.
     least : Workers of each kind with fewer of which the run pauses; empty: it goes on with any. wait: seconds at most
@@ -50,6 +52,7 @@ class RunSettings:
     batch_size: int
     patience: int | None = None
     checkpoint_every: float = 1.0
+    snapshot_every: float = math.inf
     stall_timeout: float = 300.0
     wanted: Mapping[str, int] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
@@ -70,6 +73,7 @@ def _of_any(job: Job, samples: int, guess: Guessing | None) -> dict[str, Any]:
         "batch_size": job.train.batch_size,
         "patience": job.train.early_stopping,
         "checkpoint_every": job.run.checkpoint_every,
+        "snapshot_every": job.run.snapshot_every,
         "stall_timeout": job.cluster.stall_timeout,
         "wanted": job.cluster.workers.most,
         "least": job.cluster.workers.given if job.cluster.workers.ranged else {},
@@ -186,14 +190,14 @@ class LayerSettings(RunSettings):
     ----------
     balancing : Makes the search for shares.
     eq2 : Numbers that a step would exchange by Marques et al., eq. 2.
-    snapshot_every : Most steps between two snapshots.
+    chain : Most steps between two snapshots.
     report_every : Steps between two reports.
     between_moves : Steps at least that shares stay as they are.
     """
 
     balancing: Balancing
     eq2: int = 0
-    snapshot_every: int = 250
+    chain: int = 250
     report_every: int = 25
     between_moves: int = 25
 
@@ -203,7 +207,7 @@ class LayerSettings(RunSettings):
         return cls(
             balancing=balancing,
             eq2=eq2,
-            snapshot_every=job.cluster.chain,
+            chain=job.cluster.chain,
             report_every=job.run.report_every,
             **_of_any(job, samples, guess),
         )
