@@ -329,18 +329,17 @@ def test_members_links_are_measured_where_shares_go_by_them(kernel_shares: str, 
 
 
 def test_a_group_loses_a_member() -> None:
-    """The rest of the group is not used any more; the other groups take its samples."""
+    """The rest of the group goes on, with the group's samples; behind a barrier from the next round on."""
     shell = training("sgwu", workers=4, replica_size=2)
-    assert shell.of(orders.FormGroups) == [
-        orders.FormGroups({"group-0": ("cpu-0", "cpu-3"), "group-1": ("cpu-1", "cpu-2")}, (), measure_links=True)
-    ]
+    groups = {"group-0": ("cpu-0", "cpu-3"), "group-1": ("cpu-1", "cpu-2")}
+    assert shell.of(orders.FormGroups) == [orders.FormGroups(groups, (), True, ("group-0", "group-1"))]
     assert shell.tell(facts.WorkerGone(("cpu-3",), "gone", 9.0)) == [
         lost("cpu-3", 0, "cpu-3: gone"),
         orders.Dismiss("cpu-3"),
-        lost("group-0", 30, "cpu-3: gone"),
         orders.Cancel("group-0"),
         orders.Leave("group-0", 1, 1),
-        allocated(group_1=60),
+        orders.FormGroups(groups | {"group-0": ("cpu-0",)}, (), True, ("group-0",)),
+        Log(Warned(message="group-0 (cpu-3: gone) is formed anew of cpu-0; its round begins again")),
     ]
 
 

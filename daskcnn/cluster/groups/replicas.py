@@ -1,7 +1,7 @@
 """Replicas that are groups of workers, each of which shards the kernels of one replica (bi-layered training).
 
 To the rule, the server and the partitioner a group is one worker, "group-0" and so on. A group that loses a member is
-lost. Its samples go to the other groups. Its other workers take part again when groups are formed anew.
+formed anew while the others go on.
 
 A group's tasks are sharded steps, and between them meetings with the server. A meeting depends on the pieces that the
 steps before it leave, and the steps after it depend on what is handed out. So the driver submits steps and meetings
@@ -25,6 +25,7 @@ from daskcnn.cluster.layers import step_tasks
 from daskcnn.cluster.layers.measurements import fastest, measure_links
 from daskcnn.cluster.layers.step_graph import LayerGraph, MinibatchStep, Result
 from daskcnn.cluster.layers.task_context import Minibatch, StagePart
+from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.messages import RoundOrder
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import PendingWork, Watch
@@ -264,26 +265,29 @@ class GroupReplicas:
         self._layout = layout_of(context.job, context.dataset)
         self._stages = stages_of(network_of(context.job, context.dataset))
         self._groups: dict[str, GroupGraph] = {}
+        self._rows: dict[str, FormedGroup] = {}
         self._generation = 0
 
     def form(self, order: orders.FormGroups) -> None:
-        """Form the groups and log them. Raises WorkersLost where one of their workers is lost meanwhile."""
-        groups: dict[str, GroupGraph] = {}
-        rows: list[FormedGroup] = []
-        for name, members in order.groups.items():
+        """Form the groups that are new, and log all. Raises WorkersLost where a worker of them is lost meanwhile."""
+        going_on = order.groups.keys() - {*order.changed}
+        self._groups = {name: graph for name, graph in self._groups.items() if name in going_on}
+        for name in order.changed:
+            members = order.groups[name]
             part = self._context.only(members)
             if order.measure_links:
                 part.links = measure_links(part, fastest(part), members)
             speed = sum(1 / self._context.calibrations[member].seconds_per_sample for member in members)
-            graph = groups[name] = GroupGraph(part, self._stages, self._layout)
+            graph = self._groups[name] = GroupGraph(part, self._stages, self._layout)
             alive = part.workers.alive
             kinds = Counter(member.kind for member in alive.values())
             device = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-            own = FormedGroup(name=name, home=graph.home, members=[*alive], device=device, images_per_second=speed)
-            rows.append(own)
-        self._groups = groups
+            self._rows[name] = FormedGroup(
+                name=name, home=graph.home, members=[*alive], device=device, images_per_second=speed
+            )
+        rows = [self._rows[name] for name in order.groups]
         self._context.emit(GroupsFormed(groups=rows, left_out=list(order.left_out)))
-        cuts = [Shares(graph.balance, graph.kernels).event() for graph in groups.values()]
+        cuts = [Shares(graph.balance, graph.kernels).event() for graph in self._groups.values()]
         kernels = {w: own for cut in cuts for w, own in cut.kernels.items()}
         divided = {w: own for cut in cuts for w, own in cut.divided.items()}
         self._context.emit(KernelsSharded(home="", kernels=kernels, divided=divided, of=cuts[0].of))
@@ -291,7 +295,12 @@ class GroupReplicas:
     def join(self, order: RoundOrder) -> Future:
         """Let a group join the server. The future ends when its members hold the center."""
         self._generation += 1
-        return self._groups[order.worker].join(order, self._generation)
+        return self._graph(order.worker).join(order, self._generation)
+
+    def _graph(self, name: str) -> GroupGraph:
+        if name not in self._groups:  # it could not be formed, which the coordinator is told
+            raise WorkersLost(())
+        return self._groups[name]
 
     def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
         """Submit the first steps of a group's round."""
@@ -299,13 +308,13 @@ class GroupReplicas:
         assert round_ is not None, "the order of a round"
         passes, exchanges = rule.passes(job.train.epochs), self._cadence.exchanges(round_)
         steps = round_steps(job, round_, passes=passes, scale=order.scale, exchanges=exchanges)
-        work = GroupRound(self._groups[order.worker], order, steps, watch, job.cluster.chain)
+        work = GroupRound(self._graph(order.worker), order, steps, watch, job.cluster.chain)
         work.advance()
         return work
 
     def stuck(self, replica: str) -> tuple[str, ...]:
         """Return the members that have tasks to do; all of them where none has."""
-        context, group = self._context, self._groups[replica].context
+        context, group = self._context, self._graph(replica).context
         processing = context.connection.processing()
         members = {name: member for name, member in group.workers.alive.items() if name in context.workers.alive}
         return tuple([name for name, member in members.items() if processing.get(member.address)] or members)

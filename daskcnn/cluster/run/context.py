@@ -350,7 +350,7 @@ class RunContext:
         """
         connection, cluster = Connection(client, heed_signals(interrupted)), job.cluster
         numbered = cluster.workers.given and not cluster.workers.ranged
-        fixed = numbered or job.train.reproducible or job.train.replica_size > 1
+        fixed = numbered or job.train.reproducible
         leases: dict[str, Any] = {"hold": hold, "only": tuple(cluster.only or ()), "grows": not fixed}
         workers = RunWorkers(connection, members, emit, **leases)
         workers.news.subscribe(client, name)

@@ -156,12 +156,8 @@ class Life:
         ended: replicas whose round has ended just now.
         """
         rounds, joined = self.rounds, self.sessions.joined
-        if self.newcomers and not (self._barrier and rounds.running):  # they take their share from the others
-            for worker in self.newcomers:
-                rounds.join(worker, self._roster.alive[worker].seconds)
-                self.teams.add(worker)
-                self._out.log(WorkerJoined(worker=worker, samples=rounds.allocation.size(worker)))
-            self.newcomers = []
+        if not (self._barrier and rounds.running):
+            self._take_in()
         due = [] if self._records.evaluations.stopping or self.closing or self.paused else rounds.due()
         if rounds.allocation is not self._told and not rounds.ended:  # given out, or left by a replica that is lost
             self._told = rounds.allocation
@@ -175,6 +171,28 @@ class Life:
                 self._out.put(orders.Join(replica, self.number, self.sessions.begin(replica, now)))
         elif due:
             self._start(due, now)
+
+    def _take_in(self) -> None:
+        """Let workers that came, and groups of them, take their share from the others; fill up groups without a round.
+
+        These join anew.
+        """
+        teams, rounds, newcomers = self.teams, self.rounds, self.newcomers
+        self.newcomers = []
+        for worker in newcomers:
+            teams.add(worker, (worker,))
+        for replica in [*newcomers, *self._new_groups()]:
+            rounds.join(replica, teams.seconds[replica])
+            self._out.log(WorkerJoined(worker=replica, samples=rounds.allocation.size(replica)))
+
+    def _new_groups(self) -> list[str]:
+        if self._settings.replica_size == 1 or not self.teams.free:
+            return []
+        for replica in [each for each in self.teams.members if each not in self.rounds.running]:
+            if self.teams.short(replica) and self.teams.free:
+                self._leave(replica)
+                self.teams.regroup(replica)
+        return self.teams.new_groups()
 
     def _log_allocation(self, sizes: dict[str, int]) -> None:
         step, said = self._settings.step_parts(sizes, self._records.growth.samples), self._said
@@ -193,7 +211,8 @@ class Life:
 
     def _leave(self, replica: str) -> None:
         self.sessions.joined.pop(replica, None)
-        self._out.put(orders.Leave(replica, self.number, self.sessions.numbers[replica]))
+        if replica in self.sessions.numbers:
+            self._out.put(orders.Leave(replica, self.number, self.sessions.numbers[replica]))
 
     def _start(self, due: list[Round], now: float) -> None:
         q, scored = self._to_judge(due)
@@ -329,6 +348,8 @@ class Life:
         if resized is not None and not rounds.ended:
             rounds.batch_size, self._told = resized.samples, None
             self._out.log(resized)
+        if not (self._barrier and rounds.running):
+            records.snapshot_if_due(rounds, self.number, now)
 
     # --- a replica is lost ---
 
@@ -338,8 +359,22 @@ class Life:
 
     def lose(self, replica: str) -> None:
         """Give up all that the lost replica has under way."""
-        sessions = self.sessions
         self.teams.drop(replica)
+        self._give_up(replica)
+
+    def reform(self, replica: str) -> bool:
+        """Form a group anew that has lost workers; its round is given out again. Returns False if nobody is left."""
+        if not (self.teams.left(replica) or self.teams.free):
+            return False
+        self._give_up(replica)
+        if replica in self.rounds.running:
+            self.rounds.dropped(replica)
+        self._leave(replica)
+        self.teams.regroup(replica)
+        return True
+
+    def _give_up(self, replica: str) -> None:
+        sessions = self.sessions
         joining, running = sessions.joining.pop(replica, None), sessions.running.pop(replica, None)
         sessions.joined.pop(replica, None)
         sessions.due = [round_ for round_ in sessions.due if round_.worker != replica]
@@ -351,7 +386,7 @@ class Life:
         """Give the lost replica's samples to the others, and let none wait for it."""
         if replica in self.rounds.seconds:
             self.rounds.lost(replica)
-        if replica in self.sessions.numbers and not self._settings.peers:
+        if not self._settings.peers:
             self._leave(replica)  # it may have joined without our knowing
 
     def go_on_without(self, now: float) -> None:

@@ -40,12 +40,14 @@ class IgnoreSignals(Order):
 class FormGroups(Order):
     """Make these groups of workers, by the name of the replica that each has.
 
-    left_out: workers in none. measure_links: measure the links between a group's members first.
+    left_out: workers in none. measure_links: measure the links between a group's members first. changed: the groups to
+    make; the others go on as they are.
     """
 
     groups: Mapping[str, tuple[str, ...]]
     left_out: tuple[str, ...]
     measure_links: bool
+    changed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

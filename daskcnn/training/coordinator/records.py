@@ -62,6 +62,7 @@ class Records:
     def begin_life(self, now: float) -> None:
         """Go back to the state kept last."""
         self.saving.clear()
+        self._since = now  # when a state was kept last
         self.ruined: Diverged | None = None
         self.version = self.kept.step
         book = self.kept.book or {}
@@ -97,6 +98,13 @@ class Records:
             return
         if better or rounds.ended or epoch - self.kept.epoch >= settings.checkpoint_every:
             self.save(found.center if found.whole else None, rounds, life, judged=found.whole)
+            self._since = now
+
+    def snapshot_if_due(self, rounds: Rounds, life: int, now: float) -> None:
+        """Keep the state as it is if that was long ago: what comes after is trained again if the server is lost."""
+        if now - self._since > self._settings.snapshot_every and not (self.saving or self.ruined or rounds.ended):
+            self.save(None, rounds, life, judged=False)
+            self._since = now
 
     def save(self, validation: Score | None, rounds: Rounds, life: int, *, judged: bool = True) -> None:
         """Keep the state as it is now."""

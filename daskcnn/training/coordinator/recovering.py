@@ -45,8 +45,6 @@ class Recovering(Coordinating):
         self._moved_from: int | None = None  # merges that the lost server had
         self._choosing, self._anew = Choosing(settings), False  # True once all that were chosen were lost
         self._lacks: Lost | None = None  # the end of a run that has paused for too long
-        if settings.replica_size > 1:  # groups take no workers that come, so there is nothing to pause for
-            self._least = {}
         self._turn: UpdateRule | None = None  # the rule of the life that begins next, where it is chosen
 
     @property
@@ -148,10 +146,15 @@ class Recovering(Coordinating):
             self._lose_group(replica, f"{worker}: {reason}", (worker,))
 
     def _lose_group(self, replica: str, reason: str, workers: Iterable[str]) -> None:
-        """Go on without the group, and without these of its workers at all."""
+        """Go on without these workers. The group is formed anew of who is left, or of others that are free."""
         for worker in workers:
             self._drop(worker, reason)
-        if self.phase is not _ENDED:
+        if self.phase in (_ENDED, Phase.CALIBRATING):
+            return
+        if self.phase is _TRAINING and self._alive.reform(replica):
+            names = ", ".join(self._alive.teams.members[replica])
+            self._out.warn(f"{replica} ({reason}) is formed anew of {names}; its round begins again")
+        else:
             self._out.log(WorkerLost(worker=replica, reason=reason, samples_moved=self._alive.samples_of(replica)))
             self._lose_replica(replica, f"{replica} ({reason}): it was the last group of the run")
 

@@ -10,7 +10,8 @@ run back to the state that was saved last, once, with a third of the learning ra
 ends it.
 
 A worker that becomes ready in mid-run is calibrated, and takes its share of samples at the next boundary: at once under
-an asynchronous rule, between two rounds behind a barrier. Groups take new workers when a life begins.
+an asynchronous rule, between two rounds behind a barrier. A group that loses a worker is formed anew of who is left of
+it, and of workers that are in none; its round begins again. Workers that come fill up such groups, or make new ones.
 
 Where a run chooses its strategy, workers and links are measured before the first life, and again for each worker that
 comes later. If all then train by another rule, no round is given out any more; once those under way have ended the
@@ -24,7 +25,6 @@ from dataclasses import replace
 from typing import Any
 
 from daskcnn import errors
-from daskcnn.errors import Lost
 from daskcnn.events import WorkersCalibrated
 from daskcnn.ps import UpdateRule
 from daskcnn.training.coordinator import facts, orders
@@ -76,7 +76,7 @@ class Coordinator(Departures):
             if self.phase is Phase.MEASURING:
                 self._begin(fact.at)
             elif self.settings.replica_size > 1:
-                self._out.warn(f"worker {fact.worker} waits: groups are formed at a run's start; stop it and resume it")
+                self._group_newcomer(fact.worker, fact.at)
             elif (rule := self._choosing.unmeasured(len(self.roster.alive))) is None:
                 self._out.put(orders.ProbeServer((fact.worker,)))
             else:
@@ -91,8 +91,17 @@ class Coordinator(Departures):
             self._alive.paused = self._is_short(now)
             self._alive.issue(now)
 
+    def _group_newcomer(self, worker: str, now: float) -> None:
+        """Let the worker fill up a group, or make one with others; else it waits."""
+        if self.phase is _TRAINING:
+            self._alive.paused = self._is_short(now)
+            self._alive.issue(now)
+        if self._present and self._present.teams.of(worker) is None:
+            size = self.settings.replica_size
+            self._out.warn(f"worker {worker} waits until a group lacks one, or {size} workers make another group")
+
     def _begin(self, now: float) -> None:
-        if (problem := too_few(self.settings, len(self.roster.alive))) is not None:
+        if not self.life and (problem := too_few(self.settings, len(self.roster.alive))) is not None:
             self._end("unusable", problem)
         elif (rule := self._choosing.unmeasured(len(self.roster.alive))) is None:
             self.phase = Phase.MEASURING
@@ -125,10 +134,6 @@ class Coordinator(Departures):
 
     def _begin_life(self, now: float) -> None:
         """Start from the state kept last, with the workers that are there."""
-        size, there = self.settings.replica_size, len(self.roster.alive)
-        if there < size:
-            self._end("lost", Lost(f"{there} workers are left, and train.replica_size = {size}"))
-            return
         if self._is_short(now):
             self._await_workers()
             return

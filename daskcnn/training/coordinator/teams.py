@@ -35,30 +35,68 @@ class Teams:
     """
 
     def __init__(self, settings: Settings, roster: Roster, out: Outbox) -> None:
-        self._roster, self._even = roster, settings.even
+        self._roster, self._even, self._out = roster, settings.even, out
+        self._size, self._measures_links = settings.replica_size, settings.measures_links
         seconds = roster.seconds
         if settings.even:  # names decide who has which samples, and not who comes first
             seconds = dict(sorted(seconds.items()))
         if settings.replica_size == 1:
             self.members: dict[str, tuple[str, ...]] = {worker: (worker,) for worker in seconds}
         else:
-            self._form_groups(settings, seconds, out)
+            self._form_groups(seconds)
         self.judges = {name: min(seconds[worker] for worker in own) for name, own in self.members.items()}
 
-    def _form_groups(self, settings: Settings, seconds: dict[str, float], out: Outbox) -> None:
-        size = settings.replica_size
+    def _form_groups(self, seconds: dict[str, float]) -> None:
+        size = min(self._size, len(seconds))  # after losses there may be fewer workers than a group is to have
         formed = form_groups(seconds, size)
         self.members = {f"group-{i}": members for i, members in enumerate(formed.groups)}
-        out.put(orders.FormGroups(dict(self.members), formed.left_out, settings.measures_links))
+        self._order(*self.members)
         if formed.left_out:
             names = ", ".join(formed.left_out)
-            out.warn(
+            self._out.warn(
                 f"{names}: left out, the slowest; train.replica_size = {size} does not divide {len(seconds)} workers"
             )
 
-    def add(self, worker: str) -> None:
-        """Make the worker a replica."""
-        self.members[worker], self.judges[worker] = (worker,), self._roster.alive[worker].seconds
+    def _order(self, *names: str) -> None:
+        """Order to make these of the groups."""
+        self._out.put(orders.FormGroups(dict(self.members), tuple(self.free), self._measures_links, names))
+
+    def add(self, replica: str, workers: tuple[str, ...]) -> None:
+        """Make these workers a replica, or the replica one of these workers."""
+        self.members[replica] = workers
+        self.judges[replica] = min(self._roster.alive[worker].seconds for worker in workers)
+
+    # --- groups are formed anew ---
+
+    @property
+    def free(self) -> list[str]:
+        """Workers that are in no replica, the fastest first."""
+        used = {worker for own in self.members.values() for worker in own}
+        return sorted(self._roster.alive.keys() - used, key=lambda worker: (self._roster.alive[worker].seconds, worker))
+
+    def short(self, replica: str) -> bool:
+        """Return True if a group has fewer workers than it is to have."""
+        return len(self.members[replica]) < self._size
+
+    def left(self, replica: str) -> tuple[str, ...]:
+        """Return the members that the run still has."""
+        return tuple(worker for worker in self.members[replica] if worker in self._roster.alive)
+
+    def regroup(self, replica: str) -> None:
+        """Form a group anew of those that are left of it, and of workers that are free."""
+        self.add(replica, (*self.left(replica), *self.free)[: self._size])
+        self._order(replica)
+
+    def new_groups(self) -> list[str]:
+        """Form as many groups as there are free workers for; return their names."""
+        found = []
+        while self._size > 1 and len(free := self.free) >= self._size:
+            name = next(name for i in range(len(self.members) + 1) if (name := f"group-{i}") not in self.members)
+            self.add(name, tuple(free[: self._size]))
+            found.append(name)
+        if found:
+            self._order(*found)
+        return found
 
     def drop(self, replica: str) -> None:
         """Forget the replica."""
