@@ -363,7 +363,7 @@ class Life:
         self._give_up(replica)
 
     def reform(self, replica: str) -> bool:
-        """Form a group anew that has lost workers; its round is given out again. Returns False if nobody is left."""
+        """Form a group anew that has lost workers; its round is given out again. Returns False without any worker."""
         if not (self.teams.left(replica) or self.teams.free):
             return False
         self._give_up(replica)
