@@ -13,7 +13,7 @@ import numpy as np
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec
 from daskcnn.datasets.job_dataset import find_dataset, is_missing, no_data_set
-from daskcnn.errors import ClusterError, DataError, JobError
+from daskcnn.errors import ClusterError, DataError, JobError, Lost
 from daskcnn.events import Event, RunStarted
 from daskcnn.job.dataset import on_data, opened
 from daskcnn.job.network import convolutions, layout_of, network_of
@@ -29,6 +29,7 @@ from daskcnn.sim.cluster import SimulatedCluster, read_cluster, to_toml
 from daskcnn.sim.learners import Learner, TimingOnly, Training
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds
 from daskcnn.sim.papers_costs import Constants, Sharding, sharded_events
+from daskcnn.sim.sharded_run import ShardedSimulation
 from daskcnn.sim.sharded_step import Direct
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
@@ -200,11 +201,25 @@ def simulate(chosen: Scenario, *, seed: int = 0, train: bool = False) -> Simulat
             raise JobError(["--train: strategy 'layer' computes the same numbers on any cluster; train it without"])
         job = chosen.job
         about = {**chosen.about, "parameters": chosen.numbers, "validation_samples": job.data.validation}
-        events = sharded_events(chosen.sharding(chosen.cluster), chosen.samples, job.train.epochs, about)
+        if chosen.cluster.changes:
+            _run_sharded(chosen, about, events)
+        else:
+            events = sharded_events(chosen.sharding(chosen.cluster), chosen.samples, job.train.epochs, about)
     else:
         with single_threaded_blas():
             _run(chosen, seed, train, events)
     return Simulated(chosen, events, tables(events))
+
+
+def _run_sharded(chosen: Scenario, about: dict[str, Any], events: list[Event]) -> None:
+    """Run a job of strategy `layer` on a cluster whose workers come and go. Raises JobError where none is left."""
+    nbytes = chosen.numbers * np.dtype(chosen.job.model.dtype).itemsize
+    of_job = chosen.job, chosen.samples, nbytes
+    sharding = chosen.sharding(chosen.cluster)
+    try:
+        ShardedSimulation(sharding, chosen.cluster, *of_job, emit=events.append, about=about).run()
+    except (ClusterError, Lost) as error:
+        raise JobError([str(error)]) from error
 
 
 def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
@@ -222,7 +237,7 @@ def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
         raise JobError([str(error)]) from error
     try:
         simulation.run()
-    except ClusterError as error:
+    except (ClusterError, Lost) as error:
         raise JobError([str(error)]) from error
 
 

@@ -71,6 +71,8 @@ class Worker(Options):
     without training, by default three times as many. serial: the part of a one-thread step that more threads do not
     shorten. bandwidth (bytes a second), latency (seconds a message): of its link. speed: its change over time.
 
+    arrives, leaves, dies: seconds of the run at which it comes, calibrated; leaves in good order; or is lost.
+
     For sharded kernels, in seconds a sample: conv_seconds, of each convolution and the layers spread with it, forward
     and backward; conv_fixed, the part of these that a shard takes whatever its size; rest_seconds, of the loss and the
     layers that are not divided, which home computes alone (by default all of a step but conv_seconds). conv_share: the
@@ -94,6 +96,9 @@ class Worker(Options):
     bandwidth: float | None = Field(default=None, gt=0)
     latency: float = Field(default=0.0, ge=0)
     speed: Speed = Constant()
+    arrives: float = Field(default=0.0, ge=0)
+    leaves: float | None = Field(default=None, gt=0)
+    dies: float | None = Field(default=None, gt=0)
 
     @property
     def seconds(self) -> float:
@@ -152,6 +157,11 @@ class SimulatedCluster(Options):
             for pattern in self.worker
             for i in range(1, pattern.count + 1)
         ]
+
+    @property
+    def changes(self) -> bool:
+        """True if workers come or go during a run."""
+        return any(own.arrives or own.leaves is not None or own.dies is not None for own in self.worker)
 
     def with_one_more(self, pattern: Worker) -> SimulatedCluster:
         """Return the cluster with another worker like this one."""
@@ -227,6 +237,7 @@ _REMEDIES = {
     "bandwidth": "give bytes a second (1 Gb/s is 1.25e8), or leave it out for no limit",
     "merge_rate": "give bytes a second, or leave it out for no limit",
     **dict.fromkeys(("latency", "step_fixed", "dispatch", "task", "exchange", "start"), "give seconds, 0 or more"),
+    **dict.fromkeys(("arrives", "leaves", "dies"), "give seconds of the run, or leave it out for a worker that stays"),
     "rest_seconds": "give seconds a sample, 0 or more, or leave it out for all of a step besides conv_seconds",
     "count": f"give 1 to {_MOST_WORKERS:,}, or 0 for a pattern that only `daskcnn plan --add` uses",
     "name": "give it a name of letters, digits and . _ : / @ + -",
@@ -258,8 +269,21 @@ def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
     for name, times in Counter(str(w["name"]) for w in workers if "name" in w).items():
         if times > 1:
             yield f"worker.name = {name!r}: {times} workers have it; give each its own, or one of them a count"
+    for worker in workers:
+        yield from _misplaced(worker)
     if workers and all(w.get("count", 1) == 0 for w in workers):
         yield "worker.count = 0: a cluster needs at least one worker; raise a count"
+
+
+def _misplaced(worker: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problems of a worker's times."""
+    times = {key: worker[key] for key in ("leaves", "dies") if isinstance(worker.get(key), int | float)}
+    if len(times) > 1:
+        yield f"worker {worker.get('name')!r}: leaves and dies; keep one of them"
+    arrives = worker.get("arrives", 0)
+    if isinstance(arrives, int | float) and any(0 < time <= arrives for time in times.values()):
+        (key,) = [key for key in times if times[key] <= arrives][:1]
+        yield f"worker {worker.get('name')!r}: {key} = {times[key]:g}: it arrives at {arrives:g} s; give a later time"
 
 
 def to_toml(cluster: SimulatedCluster) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, Protocol
 
@@ -31,6 +31,15 @@ class Agenda:
         """Enter an action for this time, which is not in the past."""
         assert when >= self.now, f"{action}: {when} is before now, {self.now}"
         heappush(self._heap, (when, next(self._serial), action, args))
+
+    def forget(self, owner: object) -> None:
+        """Drop the actions that are methods of this object."""
+        self._heap[:] = [entry for entry in self._heap if getattr(entry[2], "__self__", None) is not owner]
+        heapify(self._heap)
+
+    def clear(self) -> None:
+        """Drop all actions."""
+        self._heap.clear()
 
     def run(self) -> None:
         """Call all actions, until none is left."""
@@ -74,6 +83,7 @@ class Host:
         self._seconds_a_push = nbytes / spec.merge_rate if spec.merge_rate else 0.0
         self._free = 0.0
         self._callers: dict[str, Caller] = {}
+        self._gone: set[str] = set()
 
     def join(self, caller: Caller) -> None:
         """Begin a session and ask for the center."""
@@ -97,6 +107,12 @@ class Host:
         """Let this worker sit out, as the driver says."""
         self._handle(Leave(caller.name, caller.session, self._agenda.now))
 
+    def lose(self, caller: Caller) -> None:
+        """Forget a worker that is lost, and what it has sent that has not come."""
+        self._gone.add(caller.name)
+        self._agenda.forget(caller)
+        self.leave(caller)
+
     def travelled(self, vector: Vector) -> Vector:
         """Return the vector as it comes out of the wire."""
         return vector.astype(self._wire).astype(vector.dtype) if self._rounds else vector
@@ -117,6 +133,8 @@ class Host:
         return caller.link.arrival(ready, nbytes, self._down)
 
     def _handle(self, event: Request) -> None:
+        if self._gone and event.worker in self._gone and not isinstance(event, Leave):
+            return
         instructions = self.server.handle(event)
         if instructions:
             ready = self._merged(instructions) if self._seconds_a_push else self._agenda.now
@@ -130,6 +148,8 @@ class Host:
         return self._free
 
     def _carry_out(self, instruction: Instruction, ready: float) -> None:
+        if self._gone and instruction.worker in self._gone:
+            return
         if isinstance(instruction, Reply):
             caller = self._callers[instruction.worker]
             self._agenda.at(self._delivered(caller, ready, instruction), caller.answered, instruction)

@@ -73,7 +73,7 @@ class Direct(Sharding):
     def _cut(self) -> tuple[Sequence[Stage], list[dict[str, int]]]:
         """The stages with all that can be spread of them, and each worker's kernels."""
         if self.given is None:
-            balance = self._balance()
+            balance = self.balance()
             return balance.stages, balance.kernels()
         stages = stages_of(self.model)
         stages = samples_first(stages) if self.first_conv == "samples" else stages
@@ -85,7 +85,7 @@ class Direct(Sharding):
 
         It is why that one, or one that is alike, gets no kernels, or the parts of the step if none is idle.
         """
-        unused, last = self._balance().unused(self.plan.kernels), self.workers[-1]
+        unused, last = self.balance().unused(self.plan.kernels), self.workers[-1]
         alike = (worker.name for worker in self.workers if worker.model_copy(update={"name": last.name}) == last)
         for name in alike:
             if name in unused:
@@ -98,12 +98,12 @@ class Direct(Sharding):
 
     def by_speed(self) -> Direct:
         """Return the same with kernels shared out by eq. 1, regardless of communication."""
-        balance = self._balance()
+        balance = self.balance()
         named = zip(balance.stages, balance.by_compute, strict=True)
         given = {stage.name: own for stage, own in named if stage.name}
         return replace(self, given=given, first_conv=balance.stages[0].by)
 
-    def _balance(self) -> ShareSearch:
+    def balance(self) -> ShareSearch:
         """Return the search for shares, by seconds a sample of each worker and its link."""
         home = self.workers[self.home]
         compute = {

@@ -21,7 +21,7 @@ from daskcnn.partition.rounds import Rounds
 from daskcnn.partition.step_shares import StepShares
 from daskcnn.ps import ParameterServer, Snapshot, Vector
 from daskcnn.ps.average import exchanged
-from daskcnn.sim.cluster import SimulatedCluster, step_problem
+from daskcnn.sim.cluster import SimulatedCluster, Worker, step_problem
 from daskcnn.sim.host import LIFE, Agenda, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
 from daskcnn.sim.replica import SimulatedReplica
@@ -70,12 +70,15 @@ class Simulation:
             orders.ProbeServer: self._probe,
             orders.Join: self._join,
             orders.StartRound: self._start_round,
+            orders.EndRound: self._end_round,
             orders.Leave: lambda order: self._host.leave(self.replicas[order.replica]),
             orders.Save: lambda order: self._tell(facts.Saved(self.server.snapshot().version, self.now)),
             orders.Judge: self._judge,
             orders.Restore: lambda order: None,
-            orders.Dismiss: lambda order: None,  # it is idle
-            orders.CancelAll: lambda order: None,  # nothing is under way where nobody is lost
+            orders.Dismiss: lambda order: None,  # it is idle, or gone
+            orders.Cancel: lambda order: self._host.lose(self.replicas[order.replica]),
+            orders.CancelAll: lambda order: self._cancel_all(),
+            orders.Rescue: lambda order: self._tell(facts.Rescued(self.server.snapshot().version, self.now)),
             orders.Log: lambda order: self._log(order.event),
             orders.End: self._end,
         }
@@ -112,10 +115,18 @@ class Simulation:
         return self._agenda.now
 
     def run(self) -> Snapshot:
-        """Run to the end. Returns the server's last snapshot. Raises Diverged, and ClusterError for too few workers."""
+        """Run to the end. Returns the server's last snapshot.
+
+        Raises Diverged, ClusterError for too few workers, and Lost where none is left.
+        """
         self._log(self._start_event())
         for member in self.members:
-            self._facts.append(facts.WorkerReady(member.name, member.kind, 0.0))
+            if member.arrives:
+                self._agenda.at(member.arrives, self._arrives, member)
+            else:
+                self._facts.append(facts.WorkerReady(member.name, member.kind, 0.0))
+            if (end := member.dies or member.leaves) is not None:
+                self._agenda.at(end, self._dies if member.dies else self._leaves, member)
         self._tell_all()
         with _seldom_collected():
             self._agenda.run()
@@ -152,6 +163,27 @@ class Simulation:
         if self.end is not None:
             self._log(RunEnded(status=self.end.status))
         return found
+
+    # --- workers come and go ---
+
+    def _arrives(self, member: Worker) -> None:
+        self._tell_now(facts.WorkerReady(member.name, member.kind, self.now))
+
+    def _leaves(self, member: Worker) -> None:
+        self._tell_now(facts.WorkerLeaving((member.name,), "it leaves", self.now))
+
+    def _dies(self, member: Worker) -> None:
+        self._host.lose(self.replicas[member.name])
+        self._tell_now(facts.WorkerGone((member.name,), "it dies", self.now))
+
+    def _end_round(self, order: orders.EndRound) -> None:
+        """Let a worker that leaves go at once, without the round that is under way."""
+        self._host.lose(self.replicas[order.replica])
+        self._tell(facts.WorkerGone((order.replica,), "it leaves", self.now))
+
+    def _cancel_all(self) -> None:
+        for replica in self.replicas.values():
+            self._agenda.forget(replica)
 
     @property
     def rounds(self) -> Rounds:
@@ -236,6 +268,7 @@ class Simulation:
 
     def _end(self, order: orders.End) -> None:
         self.end = order
+        self._agenda.clear()
 
     # --- records ---
 

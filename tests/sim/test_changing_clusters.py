@@ -1,0 +1,126 @@
+"""Workers that come, leave and die in simulated time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from daskcnn.errors import JobError, Lost
+from daskcnn.events import EpochEnded, KernelsSharded, RoundEnded, RunEnded, WorkerJoined, WorkerLeft, WorkerLost
+from daskcnn.job.resolve import resolve
+from daskcnn.planning.simulate import scenario_of, simulate
+from daskcnn.ps import RULES
+from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, parse_cluster
+from tests.sim.sim_cases import of, run, seconds, workload
+
+PEERS = ("bsp", {"exchange": "asa"})
+every_rule = pytest.mark.parametrize("which", [*((name, {}) for name in RULES), PEERS], ids=[*RULES, "asa"])
+
+
+def changing(**of_third: Any) -> SimulatedCluster:
+    """Two workers of 10 images a second that stay, and one of which this is known."""
+    stays = [{"name": f"w{i}", "images_per_second": 10.0} for i in range(2)]
+    return parse_cluster({"worker": [*stays, {"name": "w2", "images_per_second": 10.0, **of_third}]})
+
+
+@every_rule
+@pytest.mark.parametrize(
+    "change", [{"arrives": 12.0}, {"dies": 12.0}, {"leaves": 12.0}], ids=["comes", "dies", "leaves"]
+)
+def test_every_sample_is_presented_whoever_comes_or_goes(which: Any, change: dict[str, float]) -> None:
+    name, rule = which
+    simulation, events = run(workload(name, rule=rule, epochs=6), changing(**change))
+    assert simulation.rounds.done == 600
+    assert sum(event.samples for event in of(RoundEnded, events)) == 600
+    assert events[-1] == RunEnded(status="done", at=events[-1].at)
+    if name == "parallel-sgd":  # its replicas meet once, at the end
+        return
+    rounds = {event.worker: event.at for event in of(RoundEnded, events)}
+    assert (rounds["w2"] > 12.0) == ("arrives" in change)
+    gone = [*of(WorkerLost, events), *of(WorkerLeft, events)]
+    assert [event.worker for event in (of(WorkerJoined, events) if "arrives" in change else gone)] == ["w2"]
+
+
+@pytest.mark.parametrize("name", ["sgwu", "agwu", "bsp", "easgd"])
+def test_a_worker_that_comes_shortens_a_run_and_one_that_dies_lengthens_it(name: str) -> None:
+    work = workload(name, samples=1000, epochs=6)
+    with_two, with_three = (seconds(work, changing(**times)) for times in ({"arrives": 1e9}, {}))
+    assert with_three < seconds(work, changing(arrives=100.0)) < with_two
+    assert with_three < seconds(work, changing(dies=100.0)) < with_two
+
+
+def test_a_run_whose_workers_all_die_is_lost() -> None:
+    alone = parse_cluster({"worker": [{"name": "w0", "images_per_second": 10.0, "dies": 5.0}]})
+    with pytest.raises(Lost, match="it was the last of the run"):
+        run(workload("sgwu", epochs=6), alone)
+
+
+@pytest.mark.parametrize(
+    ("times", "problem"),
+    [
+        ({"leaves": 5.0, "dies": 6.0}, "worker 'w2': leaves and dies; keep one of them"),
+        ({"arrives": 7.0, "dies": 6.0}, "worker 'w2': dies = 6: it arrives at 7 s; give a later time"),
+        ({"dies": 0.0}, "worker[2].dies = 0.0: input should be greater than 0; give seconds of the run"),
+    ],
+)
+def test_times_that_contradict_each_other_are_refused(times: dict[str, float], problem: str) -> None:
+    with pytest.raises(ClusterFileError) as found:
+        changing(**times)
+    assert problem in str(found.value)
+
+
+# --- layer ---
+
+LAYERS = [
+    {"layer": "conv", "kernels": 64, "size": 5, "pad": 2},
+    {"layer": "maxpool", "size": 2},
+    {"layer": "conv", "kernels": 128, "size": 5, "pad": 2},
+    {"layer": "maxpool", "size": 2},
+    {"layer": "dense", "units": 10},
+]
+
+
+def sharded(*workers: dict[str, Any], **of_run: Any) -> list[Any]:
+    """The events of two epochs of ten steps, on workers of ten images a second: alone a step takes ten seconds."""
+    job = {
+        "data": {"name": "cifar10", "path": "nowhere.zarr", "limit": 1100, "validation": 100},
+        "model": {"layers": LAYERS},
+        "train": {"strategy": "layer", "epochs": 2, "batch_size": 100},
+        "run": of_run,
+    }
+    named = [{"name": f"w{i}", "images_per_second": 10.0, "bandwidth": 1e8, **own} for i, own in enumerate(workers)]
+    return simulate(scenario_of(resolve(job), parse_cluster({"worker": named}), "here")).events
+
+
+def cuts(events: list[Any]) -> list[list[str]]:
+    """Who had kernels, one time after the other."""
+    return [[*event.kernels] for event in of(KernelsSharded, events)]
+
+
+def test_layer_gives_kernels_to_a_worker_that_comes_and_takes_those_of_one_that_leaves() -> None:
+    events = sharded({}, {"leaves": 70.0}, {"arrives": 30.0})
+    assert cuts(events) == [["w0", "w1"], ["w0", "w1", "w2"], ["w0", "w2"]]
+    assert [event.worker for event in of(WorkerJoined, events)] == ["w2"]
+    assert [event.worker for event in of(WorkerLeft, events)] == ["w1"]
+    assert of(WorkerLost, events) == []
+    assert [event.step for event in of(EpochEnded, events)] == [10, 20]
+    assert all(event.loss is None for event in of(EpochEnded, events))
+
+
+def test_layer_trains_again_what_a_lost_worker_had_and_no_more_than_snapshots_leave() -> None:
+    often, seldom = (sharded({}, {"dies": 45.0}, snapshot_every=every) for every in (12.0, 1e6))
+    assert cuts(often) == cuts(seldom) == [["w0", "w1"], ["w0"]]
+    assert of(RunEnded, often)[0].at + 10.0 < of(RunEnded, seldom)[0].at
+
+
+def test_layer_with_workers_that_stay_takes_as_long_as_its_steps() -> None:
+    whole = of(RunEnded, sharded({}, {}))[0].at
+    late = of(RunEnded, sharded({}, {}, {"arrives": 1e6}))[0].at
+    assert whole < late < whole + 25.0, "snapshots, and 100 samples that are judged twice"
+    assert of(RunEnded, sharded({}, {}, {"arrives": 30.0}))[0].at < late - 10.0
+
+
+def test_a_layer_run_whose_workers_all_die_is_lost() -> None:
+    with pytest.raises(JobError, match="it was the last of the run"):
+        sharded({"dies": 30.0})
