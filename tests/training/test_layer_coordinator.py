@@ -407,7 +407,7 @@ def test_a_worker_that_leaves_hands_its_kernels_over_at_a_boundary_and_no_step_i
     keep, left, dismiss, shards, place, run = shell.pieces()
     assert keep == orders.Keep(6, 0.6, BOOK, None)
     assert left == orders.Log(WorkerLeft(worker="a", reason="it is shut down"))
-    assert dismiss == orders.Dismiss("a")
+    assert dismiss == orders.Dismiss("a", for_good=True)
     assert isinstance(shards, orders.Log)
     assert isinstance(shards.event, KernelsSharded)
     assert (shards.event.home, shards.event.kernels) == ("b", {"b": {"conv1": 40}})

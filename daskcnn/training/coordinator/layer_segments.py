@@ -18,7 +18,6 @@ from daskcnn.errors import Diverged
 from daskcnn.events import WorkerJoined
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
-from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer_records import LayerRecords, LayerSnapshot
 from daskcnn.training.coordinator.settings import LayerSettings
 from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Links, Sharing
@@ -42,16 +41,10 @@ class LayerSegments(Coordinating):
         self._last_ask = False  # True if the answer that is awaited is the epoch's last
         self._heard: float | None = None  # since when there is no result
         self._asked = False  # it was asked for whom the run waits, and the answer is to come
-        self._now = 0.0
 
     @abstractmethod
     def _end_interrupted(self) -> None:
         """Save what was trained, and end."""
-
-    def handle(self, fact: Fact) -> list[orders.Order]:
-        """Take a fact in; return what is to be done now, in order."""
-        self._now = fact.at
-        return super().handle(fact)
 
     @property
     def snapshot(self) -> LayerSnapshot:
