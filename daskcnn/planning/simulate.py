@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from daskcnn.runs.log import read_events
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import Stage
 from daskcnn.show.report_tables import RunReport, tables
-from daskcnn.sim.cluster import SimulatedCluster, read_cluster, to_toml
+from daskcnn.sim.cluster import SimulatedCluster, Worker, read_cluster, to_toml
 from daskcnn.sim.learners import Learner, TimingOnly, Training
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds
 from daskcnn.sim.papers_costs import Constants, Sharding, sharded_events
@@ -88,6 +88,11 @@ class Scenario:
             kernel_shares=job.train.kernel_shares,
         )
 
+    def group_step(self, members: Sequence[Worker]) -> float:
+        """Return the seconds of a step of these workers as a group, whose home is the first."""
+        group = self.sharding(self.cluster.model_copy(update={"worker": list(members)}))
+        return replace(group, at=members[0].name).step().seconds
+
     def star(self, cluster: SimulatedCluster) -> Sharding:
         """The job's kernels as the papers shard them: home takes part in every layer."""
         return Sharding(**self._convolutions(cluster))
@@ -132,8 +137,9 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
     if cluster is None and not path.is_dir():
         raise JobError([f"{job}: a job file says nothing of the cluster; give --cluster with a cluster file or a run"])
     resolved = resolve(raw)
-    if (size := resolved.train.replica_size) > 1:
-        raise JobError([f"train.replica_size = {size}: groups of workers are not simulated; set it to 1"])
+    if (size := resolved.train.replica_size) > 1 and cluster is None:
+        reason = "a run's log says nothing of its workers one by one"
+        raise JobError([f"train.replica_size = {size}: {reason}; give --cluster with a cluster file"])
     source = cluster or job
     return scenario_of(resolved, _cluster(source), source)
 
@@ -226,12 +232,20 @@ def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
     """Run a data-parallel job. Raises JobError for a cluster that it cannot run on."""
     workload = chosen.workload
     learner: Callable[[], Learner] = TimingOnly
+    if train and (size := workload.replica_size) > 1:
+        raise JobError([f"--train: a group computes as one worker does; set train.replica_size = {size} to 1"])
     if train:
         dataset = find_dataset(chosen.job, progress=lambda *_: None, warn=lambda _: None)
         learner = learner_of(chosen.job, dataset, workload)
     try:
         simulation = Simulation(
-            workload, chosen.cluster, seed=seed, learner=learner, emit=events.append, about=chosen.about
+            workload,
+            chosen.cluster,
+            seed=seed,
+            learner=learner,
+            emit=events.append,
+            about=chosen.about,
+            group_step=chosen.group_step,
         )
     except ValueError as error:
         raise JobError([str(error)]) from error

@@ -34,7 +34,11 @@ class Agenda:
 
     def forget(self, owner: object) -> None:
         """Drop the actions that are methods of this object."""
-        self._heap[:] = [entry for entry in self._heap if getattr(entry[2], "__self__", None) is not owner]
+        self.keep(lambda action, *args: getattr(action, "__self__", None) is not owner)
+
+    def keep(self, wanted: Callable[..., bool]) -> None:
+        """Drop the actions that are not wanted; it is asked with each action and its arguments."""
+        self._heap[:] = [entry for entry in self._heap if wanted(entry[2], *entry[3])]
         heapify(self._heap)
 
     def clear(self) -> None:
@@ -88,6 +92,7 @@ class Host:
     def join(self, caller: Caller) -> None:
         """Begin a session and ask for the center."""
         self._callers[caller.name] = caller
+        self._gone.discard(caller.name)
         at = self._reaches(caller, 0)
         self._agenda.at(at, self._handle, Join(LIFE, caller.name, caller.session, at=at))
 
@@ -111,6 +116,7 @@ class Host:
         """Forget a worker that is lost, and what it has sent that has not come."""
         self._gone.add(caller.name)
         self._agenda.forget(caller)
+        self._agenda.keep(lambda action, *args: action != self._handle or args[0].worker != caller.name)
         self.leave(caller)
 
     def travelled(self, vector: Vector) -> Vector:
@@ -133,8 +139,6 @@ class Host:
         return caller.link.arrival(ready, nbytes, self._down)
 
     def _handle(self, event: Request) -> None:
-        if self._gone and event.worker in self._gone and not isinstance(event, Leave):
-            return
         instructions = self.server.handle(event)
         if instructions:
             ready = self._merged(instructions) if self._seconds_a_push else self._agenda.now

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from daskcnn.events import CalibratedWorker, Event, RunEnded, RunStarted, ServerCounted
+from daskcnn.events import CalibratedWorker, Event, FormedGroup, GroupsFormed, RunEnded, RunStarted, ServerCounted
 from daskcnn.partition.rounds import Rounds
 from daskcnn.partition.step_shares import StepShares
 from daskcnn.ps import ParameterServer, Snapshot, Vector
@@ -38,6 +38,7 @@ class Simulation:
 
     seed: of the workers' varying speeds. learner: makes the arithmetic of each worker; none by default. emit: takes the
     run's events, if a log is wanted. about: further fields of the first event, such as run, dataset and model.
+    group_step: the seconds of a step of these workers as a group, with its home first; for a workload of groups.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Simulation:
         learner: Callable[[], Learner] = TimingOnly,
         emit: Callable[[Event], None] | None = None,
         about: Mapping[str, Any] | None = None,
+        group_step: Callable[[Sequence[Worker]], float] | None = None,
     ) -> None:
         self._about = {"run": "simulated", "seed": seed, **(about or {})}
         self.workload, self.cluster, self.rule = workload, cluster, workload.rule
@@ -58,6 +60,8 @@ class Simulation:
         self._paces = [
             member.speed.pace(np.random.default_rng([seed, index])) for index, member in enumerate(self.members)
         ]
+        self._known = {member.name: (member, index) for index, member in enumerate(self.members)}
+        self._group_step = group_step
         self._compose(self._learners[0].weights)
         self.coordinator = Coordinator(workload, logs=emit is not None)
         self.end: orders.End | None = None
@@ -68,6 +72,7 @@ class Simulation:
             orders.UseRule: self._use,
             orders.StartServer: lambda order: self._tell(facts.ServerReady(order.life, "simulated", self.now)),
             orders.ProbeServer: self._probe,
+            orders.FormGroups: self._form_groups,
             orders.Join: self._join,
             orders.StartRound: self._start_round,
             orders.EndRound: self._end_round,
@@ -98,10 +103,14 @@ class Simulation:
         self.server = ParameterServer(self.rule, center, **how)
         self._host = self._made_host()
         cadence = Cadence(self.rule, workload.batch_size, workload.validation)
-        self.replicas = {
-            member.name: SimulatedReplica(member, pace, own, workload, cadence, self._host, self._agenda)
-            for member, pace, own in zip(self.members, self._paces, self._learners, strict=True)
-        }
+
+        def made(member: Worker, index: int) -> SimulatedReplica:
+            pace, own = self._paces[index], self._learners[index]
+            return SimulatedReplica(member, pace, own, workload, cadence, self._host, self._agenda)
+
+        self._made = made
+        alone = self._known.values() if workload.replica_size == 1 else ()
+        self.replicas = {member.name: made(member, index) for member, index in alone}
 
     def _made_host(self) -> Host:
         workload, cluster = self.workload, self.cluster
@@ -173,7 +182,8 @@ class Simulation:
         self._tell_now(facts.WorkerLeaving((member.name,), "it leaves", self.now))
 
     def _dies(self, member: Worker) -> None:
-        self._host.lose(self.replicas[member.name])
+        if member.name in self.replicas:
+            self._host.lose(self.replicas[member.name])
         self._tell_now(facts.WorkerGone((member.name,), "it dies", self.now))
 
     def _end_round(self, order: orders.EndRound) -> None:
@@ -212,7 +222,7 @@ class Simulation:
     # --- orders ---
 
     def _calibrate(self, order: orders.Calibrate) -> None:
-        member, batch = self.replicas[order.worker].member, self.workload.batch_size
+        (member, _), batch = self._known[order.worker], self.workload.batch_size
         seconds = member.seconds + member.step_fixed / batch
         row = CalibratedWorker(
             name=member.name,
@@ -235,6 +245,23 @@ class Simulation:
         for learner in self._learners:
             learner.use(order.rule)
         self._compose(snapshot.center, snapshot.version)
+
+    def _form_groups(self, order: orders.FormGroups) -> None:
+        """Make a replica of each group that is new, which is as fast as its sharded step, at its fastest worker."""
+        assert self._group_step is not None, "a workload of groups"
+        batch, rows = self.workload.batch_size, list[FormedGroup]()
+        for name, own in order.groups.items():
+            members = sorted((self._known[each][0] for each in own), key=lambda member: member.step(batch))
+            home, seconds = members[0], self._group_step(members)
+            if name in order.changed:
+                kept = {"name": name, "images_per_second": batch / seconds, "step_fixed": 0.0}
+                kept["evaluations_per_second"] = 1 / home.judging
+                replica = self._made(home.model_copy(update=kept), self._known[home.name][1])
+                replica.session = self.replicas[name].session if name in self.replicas else 0
+                self.replicas[name] = replica
+            speed = batch / seconds
+            rows.append(FormedGroup(name=name, home=home.name, members=own, device=home.kind, images_per_second=speed))
+        self._log(GroupsFormed(groups=rows, left_out=order.left_out))
 
     def _probe(self, order: orders.ProbeServer) -> None:
         members, work = [self.replicas[name].member for name in order.workers], self.workload
@@ -262,7 +289,7 @@ class Simulation:
             start(order, self._tell_now)
 
     def _judge(self, order: orders.Judge) -> None:
-        learner, snapshot = self.replicas[self.members[0].name].learner, self.server.snapshot()
+        learner, snapshot = next(iter(self.replicas.values())).learner, self.server.snapshot()
         weights, _ = exchanged(snapshot.center, snapshot.state or {})
         self._tell(facts.Judged(learner.judge(order.part, weights), self.now))
 

@@ -36,8 +36,8 @@ class Workload(Settings):
         assert job.rule is not None, "data-parallel"
         settings = Settings.of(job, samples)
         own: dict[str, Any] = {each.name: getattr(settings, each.name) for each in fields(Settings)}
-        # each of the cluster's workers is a replica, and no run goes back
-        own |= {"replica_size": 1, "wanted": {}, "measures_links": True, "lowers": False}
+        # all of the cluster's workers are of use, and no run goes back
+        own |= {"wanted": {}, "measures_links": True, "lowers": False}
         of = job.cluster
         own |= {
             "wire": job.rule.wire(of.wire),

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from daskcnn.errors import JobError, Lost
-from daskcnn.events import EpochEnded, KernelsSharded, RoundEnded, RunEnded, WorkerJoined, WorkerLeft, WorkerLost
+from daskcnn.events import (
+    EpochEnded,
+    GroupsFormed,
+    KernelsSharded,
+    RoundEnded,
+    RunEnded,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
 from daskcnn.ps import RULES
@@ -124,3 +133,37 @@ def test_layer_with_workers_that_stay_takes_as_long_as_its_steps() -> None:
 def test_a_layer_run_whose_workers_all_die_is_lost() -> None:
     with pytest.raises(JobError, match="it was the last of the run"):
         sharded({"dies": 30.0})
+
+
+# --- groups ---
+
+
+def groups(*workers: dict[str, Any], strategy: str = "sgwu") -> list[Any]:
+    """The events of six epochs of groups of two, each of 1000 samples."""
+    job = {
+        "data": {"name": "cifar10", "path": "nowhere.zarr", "limit": 1100, "validation": 100},
+        "model": {"layers": LAYERS},
+        "train": {"strategy": strategy, "epochs": 6, "batch_size": 50, "replica_size": 2, "partition": "udpa"},
+    }
+    named = [{"name": f"w{i}", "images_per_second": 10.0, "bandwidth": 1e8, **own} for i, own in enumerate(workers)]
+    return simulate(scenario_of(resolve(job), parse_cluster({"worker": named}), "here")).events
+
+
+def members(events: list[Any]) -> list[list[int]]:
+    """How many workers each group had, one time after the other."""
+    return [[len(group.members) for group in event.groups] for event in of(GroupsFormed, events)]
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "bsp"])
+def test_a_group_that_loses_a_worker_goes_on_and_takes_one_that_comes(strategy: str) -> None:
+    events = groups({}, {}, {}, {"dies": 60.0}, {"arrives": 90.0}, strategy=strategy)
+    assert [sorted(each) for each in members(events)] == [[2, 2], [1, 2], [2, 2]]
+    assert sum(event.samples for event in of(RoundEnded, events)) == 6000
+    assert [event.worker for event in of(WorkerLost, events)] == ["w3"]
+
+
+def test_two_workers_that_come_make_another_group_and_shorten_the_run() -> None:
+    four, six = groups({}, {}, {}, {}), groups({}, {}, {}, {}, {"arrives": 60.0}, {"arrives": 60.0})
+    assert members(six) == [[2, 2], [2, 2, 2]]
+    assert of(RunEnded, six)[0].at < of(RunEnded, four)[0].at
+    assert sum(event.samples for event in of(RoundEnded, six)) == 6000

@@ -102,7 +102,7 @@ class Records:
 
     def snapshot_if_due(self, rounds: Rounds, life: int, now: float) -> None:
         """Keep the state as it is if that was long ago: what comes after is trained again if the server is lost."""
-        if now - self._since > self._settings.snapshot_every and not (self.saving or self.ruined or rounds.ended):
+        if now - self._since > self.settings.snapshot_every and not (self.saving or self.ruined or rounds.ended):
             self.save(None, rounds, life, judged=False)
             self._since = now
 
