@@ -248,7 +248,8 @@ def disturbed(given: argparse.Namespace, cluster: Cluster, epochs: int) -> tuple
                     end()
                     over.remove((at, end))
                 if due <= watch.now <= 60 * given.minutes:
-                    fault = draw.choice(faults)
+                    early = watch.now <= 20 * given.minutes  # a full disk at the end is another matter: exit 6
+                    fault = draw.choice([each for each in faults if early or each is not fill])
                     end, seconds = fault(cluster, draw)
                     over.append((watch.now + seconds, end))
                     watch.faults.append((watch.now, fault.__name__))
