@@ -15,6 +15,7 @@ from typing import Any
 
 from daskcnn import events
 from daskcnn.runs.attendance import Attendance
+from daskcnn.show.changes import Changes
 from daskcnn.show.lines import describe
 from daskcnn.show.text import shard_texts
 
@@ -125,7 +126,7 @@ class StepSums:
 
 _NOTED = (
     *(events.RunResumed, events.WorkerJoined, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut),
-    *(events.WorkerLeft, events.Warned),
+    *(events.WorkerLeft, events.RunPaused, events.RunContinued, events.Warned),
 )
 
 
@@ -139,6 +140,7 @@ class History:
     rows: list[RoundRow] = field(default_factory=list)
     looks: list[EvaluationRow] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    changes: Changes = field(default_factory=Changes)
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
     shards: dict[str, dict[str, str]] = field(default_factory=dict)
     eq2: int | None = None
@@ -166,6 +168,7 @@ class History:
         self.attendance.take(event)
         self._take_of_run(event)
         self._take_of_workers(event)
+        self.changes.take(event, self.now)
         if isinstance(event, _NOTED):
             self.notes += [Note(self.now, line) for line in describe(event)]
 
@@ -187,7 +190,7 @@ class History:
 
     def forget(self, most: int) -> None:
         """Keep about the last `most` rounds and troubles, and as many evaluations over the whole run; sums stay."""
-        del self.rows[:-most], self.notes[:-most]
+        del self.rows[:-most], self.notes[:-most], self.changes.rows[:-most]
         while len(self.looks) > most:
             self.looks = self.looks[-1::-2][::-1]
         rounds = {(row.life, row.number) for row in self.rows}

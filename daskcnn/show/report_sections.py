@@ -9,6 +9,7 @@ from typing import Any
 
 from daskcnn.events import Judged, RunStarted
 from daskcnn.show import text as texts
+from daskcnn.show.changes import Change
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
 from daskcnn.show.strategy_table import choice_table
@@ -52,6 +53,7 @@ def sections(
         Section("sharding", "sharding", table=_sharding(report)),
         Section("accuracy", "loss" if losses else "accuracy", table=looks),
         *([Section("rounds", "rounds", table=made)] if rounds else []),
+        Section("changes", "workers that came and went", table=text_table(report.changes, _CHANGES, most=most)),
         Section("troubles", "troubles", table=replace(text_table(report.notes, _NOTES, most=troubles), headed=False)),
     )
     return tuple(part for part in found if part.facts or (part.table and part.table.rows))
@@ -187,6 +189,13 @@ _LOOKS: list[Column[EvaluationRow]] = [
     _field("AUC", "auc", "{:.3f}".format),
     _field("samples of a step", "step_samples", count),
     _field("noise scale", "noise_scale", count),
+]
+_CHANGES: list[Column[Change]] = [
+    _field("worker", "worker", clean),
+    _field("change", "change", str),
+    _field("time", "at", duration),
+    _field("samples moved", "samples", count),
+    _field("time lost", "lost", duration),
 ]
 _NOTES: list[Column[Note]] = [_field("time", "at", duration), _field("trouble", "text", str)]
 _ROUNDS: list[Column[RoundRow]] = [

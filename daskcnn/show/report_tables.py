@@ -15,6 +15,7 @@ from typing import Any
 from daskcnn.events import CalibratedWorker, Event, Judged, RunStarted, StrategyChosen
 from daskcnn.ps import RULES
 from daskcnn.runs.totals import WorkerTotals
+from daskcnn.show.changes import Change
 from daskcnn.show.history import EvaluationRow, History, Note, RoundRow, StepSums
 
 UNFINISHED, LAYER = "not ended", "layer"
@@ -155,6 +156,7 @@ class RunReport:
     server: Counted | None
     looks: tuple[EvaluationRow, ...]
     notes: tuple[Note, ...]
+    changes: tuple[Change, ...]
     kernels: dict[str, dict[str, int]]
     shards: dict[str, dict[str, str]]
     conv_seconds: dict[str, dict[str, float]]
@@ -184,7 +186,7 @@ class RunReport:
         """Return plain data, for JSON, under the fields' own names."""
         plain = ("status", "epoch", "seconds", "images_per_second", "utilisation", "began")
         one = ("total", "balance", "traffic", "server", "alone")
-        many = ("workers", "increments", "by_round", "looks", "notes")
+        many = ("workers", "increments", "by_round", "looks", "notes", "changes")
         return {
             "start": self.start.model_dump(exclude={"at"}),
             **{name: getattr(self, name) for name in plain},
@@ -240,6 +242,7 @@ def report_of(run: History) -> RunReport:
         server=_counted(run),
         looks=tuple(run.looks),
         notes=tuple(run.notes),
+        changes=tuple(run.changes.rows),
         kernels=run.kernels,
         shards=run.shards,
         conv_seconds={name: dict(seconds) for name, seconds in run.conv_seconds.items()},

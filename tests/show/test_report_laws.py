@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +12,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from rich.console import Console
 
 from daskcnn import events
 from daskcnn.dashboard.live_run import LiveRun, Message, heading, shown
@@ -19,8 +22,12 @@ from daskcnn.runs.summary import WorkerSummary
 from daskcnn.runs.totals import worker_totals
 from daskcnn.show.board import Board
 from daskcnn.show.history import History
+from daskcnn.show.lines import describe
+from daskcnn.show.renderers.notebook import NotebookProgress
+from daskcnn.show.renderers.page import report_page
 from daskcnn.show.renderers.run_text import format_report, format_summary
-from daskcnn.show.report_tables import RunReport, report_of
+from daskcnn.show.renderers.terminal import TerminalProgress
+from daskcnn.show.report_tables import RunReport, report_of, tables
 from daskcnn.show.run_figures import run_figures
 from daskcnn.show.timeline import timeline
 from daskcnn.training.coordinator import facts, orders
@@ -96,7 +103,8 @@ class Recorded(Course):
         which, partition = draw.choice(EXCHANGES), draw.choice(sorted(PARTITIONERS))
         size = 1 if which[1] else draw.choice([1, 1, 1, 2])
         goes_back = {"lowers": True, "guess": GUESS}
-        self.settings = settings_of(which, partition, replica_size=size, **goes_back)
+        least = draw.choice([{}, {"cpu": 2}]) if size == 1 else {}
+        self.settings = settings_of(which, partition, replica_size=size, least=least, wait=1e6, **goes_back)
         self.log: list[Event] = []
         self.start(0.0, None)
 
@@ -135,13 +143,21 @@ class Recorded(Course):
             self.lose_server: 3,
         }
         happenings |= {self.get_out_of_step: 2, self.hang: 2, self.interrupt: 0.3, self.ruin: 1, self.kill: 2}
+        happenings |= {self.pass_time: 1, self.leave: 2}
         for _ in range(STEPS):
             if self.coordinator.ended:
                 break
             self.shell.now += self.random.random()
             (happening,) = self.random.choices([*happenings], [*happenings.values()])
             happening()
-        return self.shell.finish()
+        while not self.coordinator.ended:
+            self.answer_first_or_come()
+        return self.shell.end
+
+    def leave(self) -> None:
+        """A worker is asked to end."""
+        if workers := [*self.coordinator.roster.alive]:
+            self.shell.tell(facts.WorkerLeaving((self.random.choice(workers),), "SIGTERM", self.shell.now))
 
     def kill(self) -> None:
         """The driver is killed; a while later the run is resumed."""
@@ -307,6 +323,33 @@ def check_texts(report: RunReport, log: Sequence[Event]) -> None:
             assert " ".join(said.split()) in " ".join(text.split()), "report and summary differ"
 
 
+def check_changes(report: RunReport, log: Sequence[Event]) -> None:
+    kinds = {"joined": events.WorkerJoined, "lost": events.WorkerLost, "left": events.WorkerLeft}
+    for change, kind in (*kinds.items(), ("paused", events.RunContinued)):
+        assert sum(row.change == change for row in report.changes) == sum(isinstance(event, kind) for event in log)
+    assert all(row.lost is None or row.lost >= 0 for row in report.changes)
+    assert all(row.at >= 0 for row in report.changes)
+
+
+def check_renderings(log: Sequence[Event]) -> None:
+    """Everything that a person reads of a run is made without an error, and names each worker of the run."""
+    report = tables(log)
+    page = report_page(report)
+    console = Console(file=io.StringIO(), width=120)
+    terminal, notebook = TerminalProgress(console), NotebookProgress(lambda _: None, now=lambda: 0.0)
+    with notebook:
+        for event in log:
+            terminal.handle(event)
+            notebook.handle(event)
+            describe(event)
+    console.print(terminal.render())
+    text = format_report(report, full=True)
+    for row in report.changes:
+        assert row.worker in text
+        assert row.worker in page
+    json.dumps(report.to_dict())
+
+
 class Watching:
     """The display and the live page of a run, with their laws after each event."""
 
@@ -364,6 +407,7 @@ def check(log: Sequence[Event], prefixes: Iterable[int]) -> None:
             check_report(report, log[:number])
             check_lanes(report)
             check_texts(report, log[:number])
+            check_changes(report, log[:number])
             watching.check_page()
 
 
@@ -377,9 +421,15 @@ def test_totals_obey_their_laws_whatever_happens_to_a_run(seeds: range) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+def test_every_rendering_of_a_run_that_workers_join_leave_and_return_to_is_made() -> None:
+    for seed in range(40, 46):
+        check_renderings(log_of(seed))
+
+
 def test_the_logs_hold_what_the_laws_are_about() -> None:
     found = [event for seed in range(60) for event in log_of(seed)]
-    for kind in (events.WorkerJoined, events.WorkerLost, events.RunResumed, events.GroupsFormed, events.EpochEnded):
+    presence = events.WorkerJoined, events.WorkerLost, events.WorkerLeft, events.RunPaused, events.RunContinued
+    for kind in (*presence, events.RunResumed, events.GroupsFormed, events.EpochEnded):
         assert sum(isinstance(event, kind) for event in found) > 5, kind.kind
 
 

@@ -44,6 +44,11 @@ class SchedulerLeases(SchedulerPlugin):  # type: ignore[misc] # Dask has no type
         """Take note of a worker that is gone."""
         self.table.worker_gone(worker, time.time())
 
+    def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
+        """Keep a cluster that adapts from closing workers that a run has, or that hold a server."""
+        held = {lease.worker for lease in self.table.leases()}
+        return [worker for worker in workers if worker.address not in held]
+
     def remove_client(self, scheduler: Any, client: str) -> None:
         """End the leases of a driver that is gone."""
         self.table.client_gone(client)

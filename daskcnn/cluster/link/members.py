@@ -11,7 +11,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from distributed import Client
 
 from daskcnn.cluster.link.calls import Check, answer_to, no_check
+from daskcnn.cluster.link.demand import Demand
 from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.leases import Hold, in_words
 from daskcnn.errors import ClusterError
@@ -218,21 +219,26 @@ def wait_for_members(
     settle : seconds without a new worker after which any number will do, or one within the ranges
     silent : reports on workers that do not answer, by address; these are not chosen
     only : patterns of the names of workers that may train; any if there are none
-    hold : the run's hold, which takes the workers; those of other runs are not chosen. None: all may be chosen
+    hold : the run's hold, which takes the workers; those of other runs are not chosen, and clusters that adapt see what
+        is missing. None: all may be chosen
     """
-    look = _Look(client, check, silent or {}, only, hold)
-    patience = Patience(wait, check, say, begun)
+    with closing(_Look(client, check, silent or {}, only, hold)) as look:
+        return _waited_for(look, wanted, Patience(wait, check, say, begun), settle)
+
+
+def _waited_for(look: _Look, wanted: Workers, patience: Patience, settle: float) -> Members:
     found, since = look.free(), time.monotonic()
     while True:
-        check()
+        patience.check()
         before, found = found, look.free()
         since = since if found == before else time.monotonic()
         settled = _enough(found, wanted) or patience.over or time.monotonic() >= since + settle
         if (missing := missing_members(found, wanted)) and patience.over:
-            raise look.refusal(found, wanted, wait)
+            raise look.refusal(found, wanted, patience.seconds)
         if settled and not missing and look.taken(members := chosen(found, wanted)):
             return members
         if missing:
+            look.ask_for(sum(missing.values()))
             patience.wait_for(f"workers: {_more(missing)} ({'; '.join([f'found {_counted(found)}', *look.why()])})")
         else:
             time.sleep(POLL)
@@ -249,6 +255,7 @@ class _Look:
     hold: Hold | None
     barred: list[Member] = field(default_factory=list)  # by their names
     others: list[Member] = field(default_factory=list)  # that train for other runs
+    demand: Demand | None = None
 
     def free(self) -> list[Member]:
         """Return the workers that the job may take. Those that hold servers are the last of their kind."""
@@ -270,6 +277,18 @@ class _Look:
             return True
         with _reached(self.client):
             return self.hold.take([m.address for m in members.workers], self.check)
+
+    def ask_for(self, missing: int) -> None:
+        """Let clusters that adapt see that this many workers are missing."""
+        if self.demand is None and self.hold is not None:
+            self.demand = Demand(self.client)
+        if self.demand is not None:
+            self.demand.set(missing)
+
+    def close(self) -> None:
+        """Ask for no more workers."""
+        if self.demand is not None:
+            self.demand.close()
 
     def why(self) -> list[str]:
         """Return why workers that are there are not free, in words."""

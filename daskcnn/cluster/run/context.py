@@ -352,6 +352,7 @@ class RunContext:
         numbered = cluster.workers.given and not cluster.workers.ranged
         fixed = numbered or job.train.reproducible
         leases: dict[str, Any] = {"hold": hold, "only": tuple(cluster.only or ()), "grows": not fixed}
+        leases["most"] = sum(cluster.workers.most.values()) if cluster.workers.ranged else 0
         workers = RunWorkers(connection, members, emit, **leases)
         workers.news.subscribe(client, name)
         dispatch, results = Dispatch(name, workers, cluster.stall_timeout), Results(workers, cluster.stall_timeout)
@@ -378,6 +379,7 @@ class RunContext:
         connection = self.connection
         connection.ignore_signals()
         self.workers.news.unsubscribe(connection.client, self.name)
+        self.workers.close()
         there = {member.address: name for name, member in self.workers.alive.items()}
         addresses = connection.workers().keys() & there.keys()
         limit = min(FREED, self.job.cluster.stall_timeout)

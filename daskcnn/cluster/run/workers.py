@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from daskcnn.cluster.link.calls import ServerLost, WorkersLost
 from daskcnn.cluster.link.client import Connection
+from daskcnn.cluster.link.demand import Demand
 from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member, Members, advertised, unique_names
@@ -40,6 +41,7 @@ class RunWorkers:
     hold : the run's hold on its workers; None where it needs none
     only : patterns of the names of workers that may come; any if there are none
     grows : workers that other runs had are of use when they are free, as are those that are left over now
+    most : workers that the run asks clusters for that adapt; 0: no more than it has
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class RunWorkers:
         hold: Hold | None = None,
         only: Sequence[str] = (),
         grows: bool = False,
+        most: int = 0,
     ) -> None:
         self.connection, self.members, self._emit = connection, members, emit
-        self._hold, self._only, self._grows = hold, only, grows
+        self._hold, self._only, self._grows, self._most = hold, only, grows, most
+        self._demand = Demand(connection.client)
         self.alive = {member.name: member for member in members.workers}
         self.needs_server = False
         self.hosts: frozenset[str] = frozenset()
@@ -87,6 +91,7 @@ class RunWorkers:
         self._note_those_awake(now)
         self._note_newcomers(now)
         self._note_spares(now)
+        self._demand.set(max(0, self._most - len(self.alive)))
         if gone := [name for name, member in self.alive.items() if member.address not in now]:
             raise WorkersLost(gone)
         if self.needs_server and not {self.members.server.address, *self.hosts} <= now.keys():
@@ -163,6 +168,10 @@ class RunWorkers:
         if self._hold is not None:
             with self.connection.reached():
                 self._hold.release([member.address], self.connection.heed)
+
+    def close(self) -> None:
+        """Ask for no more workers."""
+        self._demand.close()
 
     def serve(self, hosts: Collection[str]) -> None:
         """Let others see that workers at these addresses hold the server. Raises Lost."""

@@ -120,6 +120,7 @@ CAPTIONS = {
     "sharding": "What each worker has of every convolution, and what a step of it is made of",
     "accuracy": "The center, each time it was judged",
     "rounds": "Rounds of the workers",
+    "changes": "Who came and went, the samples that moved with them, and the seconds that each change cost",
     "troubles": "What was out of the ordinary, and when",
 }
 """The caption of each table of a report."""
