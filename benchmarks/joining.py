@@ -74,7 +74,6 @@ def worker(client: Client) -> subprocess.Popen[bytes]:
     """Start the third worker as a user would."""
     command = [sys.executable, "-m", "distributed.cli.dask_worker", client.scheduler.address, "--name", THIRD]
     command += ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--resources", "CPU=1"]
-    command += ["--preload", "daskcnn.cluster.preload"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -98,7 +97,7 @@ def trained(options: argparse.Namespace, strategy: str, client: Client, *, joins
             train_job(resolve(job), client=client, progress=course)
         finally:
             if course.started is not None:
-                course.started.terminate()
+                course.started.kill()
                 course.started.wait()
     return course
 

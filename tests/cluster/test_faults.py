@@ -98,6 +98,20 @@ def test_lost_worker_leaves_its_samples_and_one_that_comes_takes_its_share(
     assert_played(resolved, 800, told.heard, watch.typed, guess)
 
 
+@pytest.mark.slow
+def test_a_run_with_fewer_workers_than_its_least_pauses_until_the_lost_one_is_back(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
+    watch = Watch("round", kill_worker(three_workers, "cpu-1"))
+    job = small_job(synthetic, runs, train={"strategy": "sgwu", "epochs": 6}, cluster={"workers": {"cpu": "3..3"}})
+    result = run(three_workers, job, watch)
+    (lost,), (paused,), (joined,), (continued,) = map(watch.of, ("worker-lost", "paused", "worker-joined", "continued"))
+    assert (lost["worker"], joined["worker"]) == ("cpu-1", "cpu-1")
+    assert (paused["missing"], continued["workers"]) == ({"cpu": 1}, 3)
+    assert presented(watch) == 6 * 800
+    assert result.summary["status"] == "done"
+
+
 def test_lost_peer_leaves_its_samples_and_the_round_begins_again(
     three_workers: Client, synthetic: str, runs: str
 ) -> None:
