@@ -8,7 +8,7 @@ from daskcnn import events
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class WorkerChange:
     """A change at a time in seconds of the run.
 
     worker: none for a pause. samples: those that moved. lost: of a worker that came, the seconds from its calibration
@@ -23,10 +23,10 @@ class Change:
 
 
 @dataclass
-class Changes:
+class WorkerChanges:
     """Folds events, in order; nothing but `take` changes it, and who forgets rows."""
 
-    rows: list[Change] = field(default_factory=list)
+    rows: list[WorkerChange] = field(default_factory=list)
     _since: dict[str, float] = field(default_factory=dict)  # of each worker, its last report or calibration
 
     def take(self, event: events.Event, now: float) -> None:
@@ -51,4 +51,4 @@ class Changes:
         return None if since is None else max(0.0, now - since)
 
     def _add(self, at: float, change: str, worker: str, samples: int | None, lost: float | None) -> None:
-        self.rows.append(Change(at, change, worker, samples, lost))
+        self.rows.append(WorkerChange(at, change, worker, samples, lost))

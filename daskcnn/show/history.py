@@ -15,7 +15,7 @@ from typing import Any
 
 from daskcnn import events
 from daskcnn.runs.attendance import Attendance
-from daskcnn.show.changes import Changes
+from daskcnn.show.changes import WorkerChanges
 from daskcnn.show.lines import describe
 from daskcnn.show.text import shard_texts
 
@@ -140,7 +140,7 @@ class History:
     rows: list[RoundRow] = field(default_factory=list)
     looks: list[EvaluationRow] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    changes: Changes = field(default_factory=Changes)
+    changes: WorkerChanges = field(default_factory=WorkerChanges)
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
     shards: dict[str, dict[str, str]] = field(default_factory=dict)
     eq2: int | None = None

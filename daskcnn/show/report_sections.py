@@ -9,7 +9,7 @@ from typing import Any
 
 from daskcnn.events import Judged, RunStarted
 from daskcnn.show import text as texts
-from daskcnn.show.changes import Change
+from daskcnn.show.changes import WorkerChange
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
 from daskcnn.show.strategy_table import choice_table
@@ -190,7 +190,7 @@ _LOOKS: list[Column[EvaluationRow]] = [
     _field("samples of a step", "step_samples", count),
     _field("noise scale", "noise_scale", count),
 ]
-_CHANGES: list[Column[Change]] = [
+_CHANGES: list[Column[WorkerChange]] = [
     _field("worker", "worker", clean),
     _field("change", "change", str),
     _field("time", "at", duration),

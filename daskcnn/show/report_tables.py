@@ -15,7 +15,7 @@ from typing import Any
 from daskcnn.events import CalibratedWorker, Event, Judged, RunStarted, StrategyChosen
 from daskcnn.ps import RULES
 from daskcnn.runs.totals import WorkerTotals
-from daskcnn.show.changes import Change
+from daskcnn.show.changes import WorkerChange
 from daskcnn.show.history import EvaluationRow, History, Note, RoundRow, StepSums
 
 UNFINISHED, LAYER = "not ended", "layer"
@@ -156,7 +156,7 @@ class RunReport:
     server: Counted | None
     looks: tuple[EvaluationRow, ...]
     notes: tuple[Note, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[WorkerChange, ...]
     kernels: dict[str, dict[str, int]]
     shards: dict[str, dict[str, str]]
     conv_seconds: dict[str, dict[str, float]]
