@@ -1,0 +1,156 @@
+"""How soon a submitted job begins, what an idle service takes, and how long a list of 10,000 ended jobs takes.
+
+    python benchmarks/job_queue.py [--jobs 10000] [--idle 60] [--turns 3] [--json FILE]
+
+Scheduler, worker, service and commands are processes of their own, as a user starts them. From `submit` to the first
+task is measured from the start of the command to the worker's first task of the job. Seconds of the list are those of
+the whole command, its start included; seconds of the processor stand beside them. Of the turns the median counts.
+Exit 1 where a bar is missed: 6 s to the first task, 0.5 s for the list, 100 MB and 0.5 % of a core for the service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from common import machine
+from distributed import Client
+
+from daskcnn.batch import spool as spools
+from daskcnn.batch.records import Attempt, Count, Submission
+from daskcnn.batch.spool import Spool
+
+BARS = {"first_task_seconds": 6.0, "list_seconds": 0.5, "idle_bytes": 100e6, "idle_share": 0.005}
+DASKCNN = [sys.executable, "-c", "from daskcnn.cli import main; main()"]
+DASK = [sys.executable, "-m", "dask"]
+SMALL = ["--set", "data.limit=200", "--set", "data.validation=50", "--model", "lenet5", "--epochs", "1"]
+
+
+@contextmanager
+def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ended in the end."""
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **options}
+    with subprocess.Popen(command, **silent) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def full_spool(folder: Path, jobs: int) -> None:
+    """A spool with this number of jobs that are done."""
+    spools.DURABLE, durable = "OFF", spools.DURABLE  # 30,000 changes would wait for the disk
+    with Spool(folder) as spool:
+        new = [Submission(f"t{i}", "ann", {}, workers={"cpu": Count(1, 1)}) for i in range(jobs)]
+        for job in spool.add(new, Path("/runs"), 0.0):
+            spool.begin(job.id, ["desk-1"], 1.0, boot="", step=-1)
+            spool.end(job.id, Attempt(0), 2.0, reached=(1.0, 0.5))
+    spools.DURABLE = durable
+
+
+def listing(folder: Path, turns: int) -> dict[str, float]:
+    """Seconds of `daskcnn jobs`, and seconds of the processor."""
+    walls, cpus = list[float](), list[float]()
+    for _ in range(turns):
+        before, begun = _of_children(), time.perf_counter()
+        subprocess.run([*DASKCNN, "jobs", "--spool", str(folder)], check=True, stdout=subprocess.DEVNULL)
+        walls.append(time.perf_counter() - begun)
+        cpus.append(_of_children() - before)
+    return {"list_seconds": statistics.median(walls), "list_cpu_seconds": statistics.median(cpus)}
+
+
+def _of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def idle(service: psutil.Process, seconds: float) -> dict[str, float]:
+    """Memory of a service without jobs, and its share of a core."""
+    before = sum(service.cpu_times()[:2])
+    time.sleep(seconds)
+    used = sum(service.cpu_times()[:2]) - before
+    return {"idle_bytes": float(service.memory_info().rss), "idle_share": used / seconds}
+
+
+def first_task(client: Client, address: str, folder: Path) -> float:
+    """Seconds from the start of `daskcnn submit` to the first task of the job."""
+    known = _tasks(client)
+    begun = time.time()
+    subprocess.run(
+        [*DASKCNN, "submit", "--scheduler", address, "--workers", "cpu=1", *SMALL],
+        check=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not (new := _tasks(client) - known):
+        time.sleep(0.02)
+    return min(at for _, at in new) - begun
+
+
+def _tasks(client: Client) -> set[tuple[str, float]]:
+    """Tasks that have ended, and when each began to compute."""
+    streams = client.get_task_stream()
+    return {(each["key"], min(part["start"] for part in each["startstops"])) for each in streams if each["startstops"]}
+
+
+def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """All figures."""
+    full_spool(folder / "full", options.jobs)
+    found = listing(folder / "full", options.turns)
+    file = folder / "scheduler.json"
+    with ExitStack() as stack:
+        how = ["--host", "127.0.0.1", "--scheduler-file", str(file), "--no-dashboard"]
+        stack.enter_context(process(*DASK, "scheduler", "--port", "0", *how))
+        worker = ["--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard", "--resources", "CPU=1"]
+        stack.enter_context(process(*DASK, "worker", *worker, "--name", "desk-1", "--local-directory", str(folder)))
+        while not file.exists():
+            time.sleep(0.1)
+        client = stack.enter_context(Client(scheduler_file=str(file)))
+        client.wait_for_workers(1)
+        client.get_task_stream()  # begins to be kept
+        address = client.scheduler.address
+        service = stack.enter_context(
+            process(*DASKCNN, "serve", "--scheduler", address, "--spool", str(folder / "spool"), cwd=folder)
+        )
+        time.sleep(10)
+        found |= idle(psutil.Process(service.pid), options.idle)
+        seconds = list[float]()
+        for _ in range(options.turns):
+            seconds.append(first_task(client, address, folder))
+            with Spool(folder / "spool", must_exist=True) as spool:
+                while spool.jobs():
+                    time.sleep(0.5)
+        found["first_task_seconds"] = statistics.median(seconds)
+        found["bytes_after_jobs"] = float(psutil.Process(service.pid).memory_info().rss)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measured(options, Path(folder))
+    for name, value in found.items():
+        print(f"{name:20} {value:14,.3f}" + (f"   bar {BARS[name]:,.3f}" if name in BARS else ""))
+    if options.json:
+        text = json.dumps({"machine": machine(), "load": os.getloadavg()[0], "jobs": options.jobs, **found}, indent=2)
+        options.json.write_text(f"{text}\n", encoding="utf-8")
+    return int(any(found[name] > bar for name, bar in BARS.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
