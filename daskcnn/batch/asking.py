@@ -14,6 +14,7 @@ from daskcnn.batch.requests import Requests
 from daskcnn.batch.spool import Spool, usual_folder
 from daskcnn.errors import ClusterError
 
+REACHED = 10.0  # seconds within which the scheduler is reached
 LOOK = 1.0  # seconds between two questions for what is new
 Ask: TypeAlias = Callable[..., Any]
 """A request by name with its values; returns the answer. Raises UserError for a refusal."""
@@ -33,7 +34,7 @@ def at_scheduler(settings: Mapping[str, Any]) -> Iterator[Ask]:
     from daskcnn.cluster.link.connect import connect  # Dask takes longer to import than the spool to answer
     from daskcnn.job.tables import Cluster
 
-    with connect(Cluster(**settings)) as client:
+    with connect(Cluster(**settings, wait=REACHED)) as client:
         yield at_client(client)
 
 

@@ -17,6 +17,10 @@ ACTIVE: tuple[State, ...] = ("queued", "held", "running", "waiting")
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 
 
+RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""Pattern of a run's name, as `run.name` has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Count:
     """Workers of one kind: a job begins with `least` of them, and may have up to `most`; None: any number."""

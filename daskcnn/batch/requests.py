@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,13 +15,14 @@ import tomli_w
 from daskcnn import __version__
 from daskcnn.batch.drivers import Drivers
 from daskcnn.batch.progress import progress_of
-from daskcnn.batch.records import ACTIVE, ENDED, Count, QueuedJob, Submission
+from daskcnn.batch.records import ACTIVE, ENDED, RUN_NAME, Count, QueuedJob, Submission
 from daskcnn.batch.spool import Spool, SpoolError
 from daskcnn.errors import ClusterError, DataError, UserError, nearest
 from daskcnn.show.queue_table import row_of
 
 MOST_LOG, MOST_EVENTS = 256 << 10, 1 << 20  # bytes in an answer
 LISTED = 20  # jobs that have ended in a list that is not of all
+_LONGEST_USER = 64
 _MOST_JOB, _MOST_MODULES, _MOST_JOBS = 4 << 20, 8 << 20, 1000
 
 
@@ -50,9 +53,9 @@ class Requests:
             return {"answer": self._answered(request)}
         except UserError as error:
             return {"refused": (error.exit_code, error.value, error.reason, error.remedy)}
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.OperationalError, OSError) as error:
             return {"refused": (ClusterError.exit_code, str(self._spool.folder), str(error), "make room; try again")}
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # of values that no submitter of this version sends
             return {"refused": (2, "request", f"{type(error).__name__}: {error}", f"use daskcnn {__version__}")}
 
     def _answered(self, request: Any) -> Any:
@@ -149,9 +152,15 @@ def _submission(sent: Mapping[str, Any]) -> Submission:
         raise SpoolError("run.imports", f"more than {_MOST_MODULES >> 20} MiB of sources", "install the modules there")
     for path, _ in modules:
         _check_source(path)
-    workers = {kind: Count(int(least), most) for kind, (least, most) in dict(values.pop("workers", {})).items()}
-    after, only = tuple(values.pop("after", ())), tuple(values.pop("only", ()))
-    return Submission(content=content, modules=modules, workers=workers, after=after, only=only, **values)
+    asked = dict(values.pop("workers", {}))
+    workers = {
+        str(kind): Count(int(least), None if most is None else int(most)) for kind, (least, most) in asked.items()
+    }
+    after, only = tuple(map(int, values.pop("after", ()))), tuple(map(str, values.pop("only", ())))
+    new = Submission(content=content, modules=modules, workers=workers, after=after, only=only, **values)
+    if not re.fullmatch(RUN_NAME, new.name or "job"):
+        raise SpoolError(f"run.name = {new.name!r:.80}", "no name of a run", "use letters, digits and . _ -")
+    return replace(new, user=str(new.user)[:_LONGEST_USER])
 
 
 def _check_source(path: str) -> None:
