@@ -136,7 +136,7 @@ class Run:
             return {"diverged": str(error)}
         chosen = next((event for event in found.events if isinstance(event, StrategyChosen)), None)
         kept = kept_of(found.report)
-        own = {"seconds": kept["seconds"], "looks": kept["looks"]}
+        own = {"seconds": kept["seconds"], **({} if self.limit is None else {"looks": kept["looks"]})}
         if chosen is None:
             return own
         best = chosen.candidates[0]
