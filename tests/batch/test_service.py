@@ -305,6 +305,7 @@ def test_runs_of_a_sweep_that_are_not_among_the_best_at_a_rung_end_early(queue: 
         (run / "events.jsonl").write_text("".join(f"{json.dumps(event.record())}\n" for event in told))
     queue.turn()
     assert [queue.job(number).cancelling for number in numbers] == [0, 0, 1]
+    queue.wait(lambda: queue.started(numbers[2]))
     queue.turn()  # tells the driver
     queue.wait(lambda: not queue.drivers.lives(numbers[2]))
     queue.turn()
