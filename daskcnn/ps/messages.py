@@ -92,11 +92,15 @@ class PushPart:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A worker is gone, or done. Leaving twice, or for an earlier session, changes nothing."""
+    """A worker is gone, or done. Leaving twice, or for an earlier session, changes nothing.
+
+    last: the seq of the last push, which counts if it waits; nobody waits for its answer. 0: none that waits counts.
+    """
 
     worker: str
     session: int
     at: float = 0.0
+    last: int = 0
 
 
 Request: TypeAlias = Join | Pull | Push | Leave

@@ -219,6 +219,13 @@ class UpdateRule(BaseModel, ABC):
         """Go on from the reply to a pull, where the rule asks for one."""
         raise NotImplementedError(f"{type(self).__name__} never pulls")
 
+    def of_part(self, quality: float, part: float) -> float:
+        """The Q of a push that stands for this part of its round, as its worker leaves. quality: the Q of its weights.
+
+        Here the same, since pushes count by their samples, or by what the weights have gained.
+        """
+        return quality
+
     # --- the server's side ---
 
     def init(self, center: Vector) -> RuleState:

@@ -15,9 +15,13 @@ Barriers. A rule with a barrier merges when every worker that joined before the 
 one takes part from the next round: its join is answered, with the merged center, when this round ends. Leave and a
 newer session take a worker's slot (and its push, if it waits) out of the barrier, which may open it.
 
+A worker that leaves in good order names its last push (`Leave.last`). Where that waits it is merged with the others',
+and the worker counts until then; it is told no answer. A newer session of the worker is let in behind that merge.
+
 Bounded staleness. A rule without a barrier may hold a push back until the slowest worker has caught up, by the pushes
 merged of each. After every request the sequencer looks for a push that may go on; the slowest worker's own always may.
-A worker that leaves frees the pushes that wait for it. One that comes late begins with the count of the slowest.
+A worker that leaves frees the pushes that wait for it, and its own last one. One that comes late begins with the count
+of the slowest.
 
 Shares. Where all workers make each step together, `StepSharing` is told after each merge how long the workers took from
 the answers before it to their pushes. What it changes of their minibatches comes with the answers.
@@ -33,27 +37,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from daskcnn.ps.gradient_noise import GradientNoise, NoiseScale
+from daskcnn.ps.interfaces import SharesChanged, StepSharing, Vectors
 from daskcnn.ps.messages import (
     CenterPart,
     Code,
     Instruction,
     Join,
     Leave,
-    Objection,
     Pull,
     Push,
     PushPart,
     Refuse,
     Reply,
     Request,
-    RuleState,
     Snapshot,
-    Vector,
 )
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.versions import Bases, Clocks
@@ -61,58 +63,10 @@ from daskcnn.ps.versions import Bases, Clocks
 _Refusal: TypeAlias = tuple[Code, str] | None
 
 
-class Vectors(Protocol):
-    """Center and rule state, whole or in ranges. The methods take effect in the order of their calls."""
-
-    dtype: str
-
-    def objection(self, push: Push) -> Objection | None:
-        """Why the payload cannot be merged into the center: dtype, length, or a number that is not finite."""
-
-    def merge(self, pushes: Sequence[Push], view: View) -> Merge | None:
-        """Merge the pushes by the rule. None: the result would not be finite, and nothing has changed."""
-
-    def ahead(self, lo: int, hi: int, pushes: Sequence[Push], view: View) -> Vector | None:
-        """The numbers lo…hi of what `merge` of these pushes would make, whose payloads are these numbers; or None."""
-
-    def given(self, worker: str, session: int, *, averaged: bool) -> Vector:
-        """The center as it is now, or its average, for this session of the worker."""
-
-    def forget(self, push: Push) -> None:
-        """The push will not be merged: what was kept of its payload may go."""
-
-    def drop(self, worker: str, session: int) -> None:
-        """The session is over: nothing is kept for it any longer."""
-
-    def kept(self) -> tuple[Vector, RuleState]:
-        """Center and rule state as they are now. They are never written again."""
-
-    def validate(self) -> None:
-        """Assert every invariant that holds between two calls."""
-
-
-class SharesChanged(Protocol):
-    """Other minibatches of the workers, from step `since` of the round on."""
-
-    @property
-    def since(self) -> int:
-        """The first step that it counts for."""
-
-    @property
-    def more(self) -> Mapping[str, int]:
-        """Samples that each worker adds; below 0 it takes away."""
-
-
-class StepSharing(Protocol):
-    """Decides on the minibatches of workers that make each step together (`partition.step_shares`)."""
-
-    def met(self, step: int, samples: Mapping[str, int], seconds: Mapping[str, float]) -> SharesChanged | None:
-        """Take in a merge after this step, with each worker's samples and seconds since the one before."""
-
-
 @dataclass(slots=True)
 class _Joined:
-    """A worker in its present session. late: whether it joined into a round that is under way.
+    """A worker in its present session. late: whether it joined into a round that is under way. leaves: whether it
+    has left, and counts until its last push is merged.
 
     seq, reply: of its push last merged; 0 and None before the first. base: the version that it was given last.
     asked: the seqs of its joins and pulls that wait for the round's end.
@@ -124,6 +78,7 @@ class _Joined:
     base: int | None = None
     asked: tuple[int, ...] = ()
     reply: Reply | None = None
+    leaves: bool = False
 
 
 class Sequencer:
@@ -140,6 +95,8 @@ class Sequencer:
         self._late: dict[str, None] = {}  # an ordered set
         self._sessions: dict[str, int] = {}  # the highest ever seen, also of those that left
         self._pending: dict[str, Push] = {}
+        self._put_off: dict[str, Join] = {}  # of workers whose session before that leaves
+        self._left: dict[str, tuple[int, int]] = {}  # session and seq of the last push, of those that named it
         self._parts: dict[tuple[int, int, int], dict[str, Push]] = {}  # by version and range, then by worker
         self._bases, self._clocks = Bases(), Clocks()
         self._seen = View(version, 0, self._bases, self._clocks)
@@ -196,6 +153,13 @@ class Sequencer:
             return []
         return [CenterPart(each.worker, each.session, each.seq, at, values) for each in pushes]
 
+    def counts(self, worker: str, session: int, seq: int) -> bool:
+        """Tell whether the push of this key was merged, or waits and will be although its worker leaves."""
+        member = self._members.get(worker)
+        if member is not None and member.session == session:
+            return member.leaves or seq <= member.seq
+        return self._left.get(worker) == (session, seq)
+
     def _in_turn(self, push: Push) -> bool:
         """Tell whether a part is of the push that its worker's session makes next, or that waits."""
         member = self._members.get(push.worker)
@@ -208,6 +172,9 @@ class Sequencer:
             return [self._refuse(join, *refusal)]
         dropped: list[Instruction] = []
         worker, member = join.worker, self._members.get(join.worker)
+        if member is not None and member.leaves:
+            before, self._put_off[worker] = self._put_off.get(worker), join
+            return [] if before is None else [self._refuse(before, Code.SESSION, f"session {join.session} came")]
         if member is None or member.session < join.session:
             dropped = self._remove(worker, Code.SESSION, f"session {join.session} took its place")
             late = self._rule.barrier and bool(self._pending)
@@ -241,11 +208,27 @@ class Sequencer:
             self._sessions[leave.worker] = max(self._sessions.get(leave.worker, leave.session), leave.session)
             self._vectors.drop(leave.worker, leave.session)
             return []
-        instructions = self._remove(leave.worker, Code.LEFT, "the worker left")
+        if leave.last and leave.session == member.session and (found := self._last_push(leave, member)) is not None:
+            return found
+        if member.leaves and leave.session > member.session:
+            join, self._sessions[leave.worker] = self._put_off.pop(leave.worker, None), leave.session
+            return [] if join is None else [self._refuse(join, Code.LEFT, "the worker left; join again")]
+        instructions = self._remove(leave.worker, Code.LEFT, "the worker left") + self._let_back_in(leave.worker)
         if leave.session > member.session:  # what was sent for it may have come before its join
             self._sessions[leave.worker] = leave.session
             self._vectors.drop(leave.worker, leave.session)
         return instructions
+
+    def _last_push(self, leave: Leave, member: _Joined) -> list[Instruction] | None:
+        """Let the last push of a worker that leaves wait without it. None: it was merged, and the worker may go."""
+        worker, waiting = leave.worker, self._pending.get(leave.worker)
+        if waiting is not None and waiting.seq == leave.last:
+            member.leaves = True
+            return [Refuse(worker, leave.session, leave.last, Code.LEFT, "the worker left; its push counts")]
+        if leave.last > member.seq:  # it is still on its way
+            return []
+        self._left[worker] = leave.session, leave.last
+        return None
 
     # --- changes of state ---
 
@@ -287,7 +270,7 @@ class Sequencer:
 
     def _merges(self, at: float) -> list[Instruction]:
         instructions: list[Instruction] = []
-        while self._pending and (batch := self._rule.ready(self._pending, view := self._view())):
+        while self._pending and (batch := self._ready(view := self._view())):
             merge = self._vectors.merge(batch, view)
             for push in batch:
                 del self._pending[push.worker]
@@ -295,6 +278,7 @@ class Sequencer:
                 where = f"would hold NaN or infinity in {self._vectors.dtype}"
                 reason = f"merge of finite pushes: {where}; lower the learning rate"
                 instructions += [self._refuse(push, Code.FINITE, reason) for push in batch]
+                instructions += self._let_go(batch)
                 continue
             before, self._version = self._version, self._version + 1
             self._merged += len(batch)
@@ -302,8 +286,32 @@ class Sequencer:
                 self._noise.met([push.n_samples for push in batch], merge.squares)
                 self._noise_scale = self._noise.scale
             changed = self._shared(batch, at)
-            instructions += [self._answer(push, merge, before, at, changed) for push in batch]
+            staying = [push for push in batch if not self._members[push.worker].leaves]
+            instructions += [self._answer(push, merge, before, at, changed) for push in staying]
+            instructions += self._let_go(batch)
         return instructions
+
+    def _ready(self, view: View) -> tuple[Push, ...]:
+        """The pushes to merge now. Without a barrier none of a worker that leaves waits for others to catch up."""
+        if not self._rule.barrier:
+            for worker, push in self._pending.items():
+                if self._members[worker].leaves:
+                    return (push,)
+        return self._rule.ready(self._pending, view)
+
+    def _let_go(self, batch: Sequence[Push]) -> list[Instruction]:
+        """Remove the workers that leave behind their last push, and let in those that are back."""
+        instructions: list[Instruction] = []
+        for push in batch:
+            if self._members[push.worker].leaves:
+                self._left[push.worker] = push.session, push.seq
+                instructions += self._remove(push.worker, Code.LEFT, "the worker left")
+                instructions += self._let_back_in(push.worker)
+        return instructions
+
+    def _let_back_in(self, worker: str) -> list[Instruction]:
+        join = self._put_off.pop(worker, None)
+        return [] if join is None else self._on_join(join)
 
     def _shared(self, batch: Sequence[Push], at: float) -> SharesChanged | None:
         """Return what changes of the workers' minibatches after this merge."""
@@ -414,13 +422,15 @@ class Sequencer:
         """Assert every invariant that holds between two requests."""
         self._vectors.validate()
         assert self._pending.keys() <= self._members.keys() - self._late.keys()
-        assert not (self._pending and self._rule.ready(self._pending, self._view())), "a merge was not made"
+        assert not (self._pending and self._ready(self._view())), "a merge was not made"
+        assert all(self._members[worker].leaves for worker in self._put_off)
         assert not self._late or self._pending, f"late for no round: {list(self._late)}"
         for worker, member in self._members.items():
             assert member.late == (worker in self._late) == (member.base is None), f"{worker}: {member}"
             assert member.late or not member.asked, f"{worker} waits for nothing"
+            assert not member.leaves or worker in self._pending, f"{worker} has left, and counts"
             assert member.base is None or 0 <= member.base <= self._version
-            assert self._sessions[worker] == member.session
+            assert self._sessions[worker] == member.session or member.leaves
             assert (member.seq == 0) == (member.reply is None)
             assert member.reply is None or (member.reply.session, member.reply.seq) == (member.session, member.seq)
         for worker, push in self._pending.items():

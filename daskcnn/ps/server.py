@@ -15,9 +15,10 @@ import numpy as np
 
 from daskcnn.ps.average import AVERAGE, following
 from daskcnn.ps.gradient_noise import added_up, takes_norms
+from daskcnn.ps.interfaces import StepSharing, Vectors
 from daskcnn.ps.messages import Objection, Pace, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
-from daskcnn.ps.sequencer import Sequencer, StepSharing, Vectors
+from daskcnn.ps.sequencer import Sequencer
 from daskcnn.ps.vectors import all_finite, cut_state, misfit, whole_vector, within
 
 

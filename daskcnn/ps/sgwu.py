@@ -18,6 +18,9 @@ class SGWU(AccuracyWeighted):
 
     barrier: ClassVar[bool] = True
 
+    def of_part(self, quality: float, part: float) -> float:
+        return quality * part
+
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
         qualities = [push.accuracy for push in pushes]
         if not (total := sum(qualities)):

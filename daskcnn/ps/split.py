@@ -26,9 +26,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from daskcnn.ps.gradient_noise import added_up
+from daskcnn.ps.interfaces import Vectors
 from daskcnn.ps.messages import Code, Objection, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
-from daskcnn.ps.sequencer import Vectors
 from daskcnn.ps.server import CenterRange, Steps
 from daskcnn.ps.vectors import cut_state, whole_vector, wrong_shape
 

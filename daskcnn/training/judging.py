@@ -51,6 +51,10 @@ class JudgedPart(NamedTuple):
         """Return a part of this size of `whole` validation samples, which begin at `lo`."""
         return cls(lo, lo + samples, draw if samples < whole else None)
 
+    def first(self, samples: int) -> JudgedPart:
+        """Return the first samples of it, at least one, if it has more than this number."""
+        return self._replace(hi=min(self.hi, self.lo + max(1, samples)))
+
     def indices(self, first: int, end: int, seed: int) -> npt.NDArray[np.int64]:
         """Return the samples in ascending order. first, end: of all validation samples."""
         if self.draw is None:

@@ -25,6 +25,10 @@ stands for the network, that is pulled and judged instead. Every round that is n
 Minibatches. Where all workers make each step together, the reply to a push may change the sizes of those that come
 (`sizes`). Steps stay as they are; the samples between two stops, and those of the round, follow.
 
+Leaving. A worker that is to leave ends its round behind the step at hand, or while it waits for a reply. It pushes what
+it has gained since its last push, if anything; nobody waits for the answer. Q is measured on no more samples than a
+moment is enough for. The report counts the samples that were pushed.
+
 Exchanges. At most one is under way; its push and its pull are one Send, and all its replies are one fact. `seq` counts
 the pushes of a session from 1, and a push carries the version that it was trained from. Q is measured before a push,
 on the weights that are pushed.
@@ -45,7 +49,7 @@ driver hands in vectors where the replica computes, in its dtype, and brings pay
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -66,11 +70,13 @@ from daskcnn.training.exchange_orders import (
     Report,
     Send,
 )
-from daskcnn.training.judging import JudgedPart
+from daskcnn.training.judging import FORWARD, JudgedPart
 from daskcnn.training.round_report import RoundReport
 
 CERTAIN = 1.0
 """The Q of a push whose weights were not judged."""
+MOMENT = 1.0
+"""Seconds that a worker which leaves may judge its weights for."""
 
 
 _AWAIT, _REPORT = Await(), Report()
@@ -112,7 +118,7 @@ class _Tally:
 
     told: number of its stops that were reached. pushed: samples up to the last push. since: time when the last work
     ended. sizes: of its minibatches, if they may change. sent: time of the last exchange. hidden: seconds of exchanges
-    while steps were made.
+    while steps were made. cut: True if it ends early.
     """
 
     round: Round
@@ -142,6 +148,7 @@ class _Tally:
     judged: int = 0
     center: Score | None = None
     noise: NoiseScale | None = None
+    cut: bool = False
 
 
 class ReplicaExchange:
@@ -220,6 +227,31 @@ class ReplicaExchange:
             self._phase = _AWAITING
             return _AWAIT
         return self._at_stop(tally)
+
+    def leave(self, step: int, score: Score, lr: float | None, *, busy: float, load: float, at: float) -> Order:
+        """Take in that the round ends behind this step of the ordered stretch; else as `trained`."""
+        tally = self._tally
+        assert tally is not None and self._phase is _TRAINING, self._not_now("a worker leaves")  # noqa: PT018
+        stop, samples = tally.stops[tally.told], score.samples
+        gained = samples - (stop.samples - stop.gained)
+        push = samples > tally.pushed
+        judge = push and tally.own_part is not None and self.rule.judges_pushes
+        stop = replace(stop, step=step, samples=samples, gained=gained, push=push, pull=False, judge=judge, last=True)
+        tally.stops, tally.center_part, tally.cut = (*tally.stops[: tally.told], stop), None, True
+        if tally.own_part is not None:
+            affordable = int(MOMENT / (FORWARD * busy / samples)) if busy else tally.own_part.samples
+            tally.own_part = tally.own_part.first(affordable)
+        return self.trained(score, lr, busy=busy, load=load, at=at)
+
+    def departed(self, at: float) -> Report:
+        """Take in that the worker leaves, and the server merges its last push: no reply is waited for."""
+        tally, sent, self._under_way, self._sent = self._tally, self._under_way, None, None
+        assert tally is not None and sent is not None, self._not_now("a worker leaves")  # noqa: PT018
+        tally.communication += at - tally.since
+        tally.pushes += sent.push is not None
+        tally.stops, tally.center_part, tally.cut, tally.since = tally.stops[: tally.told], None, True, at
+        self._phase = _REPORTING
+        return _REPORT
 
     def judged_local(self, score: Score | None, *, begun: float, at: float) -> Send:
         """Take in the score of the replica's own weights; None: it is not known."""
@@ -309,6 +341,7 @@ class ReplicaExchange:
             optimizer,
             sizes=tally.sizes,
             noise=tally.noise if own is None else own.scale,
+            cut=tally.pushed if tally.cut else None,
             norms=() if own is None else own.kept(),
             hidden=tally.hidden,
         )
@@ -342,6 +375,8 @@ class ReplicaExchange:
             if self._sent is not None and payload is local.weights:  # they are trained on meanwhile
                 payload = self._sent
             self._seq += 1
+            if tally.cut:
+                q = self.rule.of_part(CERTAIN if q is None else q, stop.samples / tally.round.samples)
             tally.q, tally.base_version = q, local.base_version
             samples, tally.pushed = stop.samples - tally.pushed, stop.samples
             known = samples, CERTAIN if q is None else q, local.pace
@@ -403,7 +438,7 @@ class ReplicaExchange:
         assert (sent is not None) if waiting else (sent is None or phase is _TRAINING), phase
         assert 0 <= tally.told <= len(tally.stops)
         assert tally.pushed <= (tally.round.samples if tally.sizes is None else tally.sizes.until(tally.sizes.steps))
-        assert tally.stops[-1].samples == tally.round.samples
+        assert tally.cut or tally.stops[-1].samples == tally.round.samples
         assert tally.pushes + (sent is not None and sent.push is not None) <= self._seq
         assert min(tally.wait, tally.communication, tally.evaluation) >= 0.0
         if phase in (_PULLING_CENTER, _JUDGING_CENTER, _REPORTING):

@@ -17,7 +17,7 @@ from daskcnn.cluster.worker.tasks import ServedRound, join_server
 from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import RULES, ParameterServer, Push, Reply, Request
+from daskcnn.ps import RULES, Join, Leave, ParameterServer, Push, Reply, Request
 from daskcnn.training.replica import Stopped, Trained
 
 
@@ -31,14 +31,27 @@ class SlowLink:
         self.bytes_up = self.bytes_down = 0
         self.threads: set[str] = set()
         self.pushes: list[Push] = []
+        self.left: list[tuple[int, bool]] = []
+        self.stopped: Callable[[], bool] = lambda: False
 
     def call(self, event: Request) -> Reply:
-        self.answers.acquire()
+        while not self.answers.acquire(timeout=0.01):
+            if self.stopped():
+                self.server.handle(event)  # it is there, and waits
+                raise Stopped
         self.threads.add(threading.current_thread().name)
         self.pushes += [event] if isinstance(event, Push) else []
         (reply,) = self.server.handle(event)
         assert isinstance(reply, Reply)
         return reply
+
+    def leave(self, last: Push, *, sent: bool, until: float) -> bool:
+        self.left.append((last.seq, sent))
+        if not sent:
+            self.pushes.append(last)
+            self.server.handle(last)
+        self.server.handle(Leave(last.worker, last.session, last=last.seq))
+        return self.server.counts(last.worker, last.session, last.seq)
 
 
 SIZE = 10
@@ -85,8 +98,13 @@ class Worker:
         replica: Any = CountingReplica(job, before)
         self.replica, self.session = replica, Session(replica)
 
+    def _linked(self, _: Any, *, stopped: Callable[[], bool], **__: Any) -> SlowLink:
+        self.link.stopped = stopped
+        return self.link
+
     def train(self, steps: int, session: int = 1) -> Any:
-        server = SimpleNamespace(secret="", stream=lambda *_: None, link=lambda *_, **__: self.link)
+        server = SimpleNamespace(secret="", stream=lambda *_: None, link=self._linked)
+        self.session.farewell.begin((0, session, 0))
         round_ = Round("a", 0, ((0, SIZE * steps),), SIZE * steps, (0.0, 1.0))
         order: Any = SimpleNamespace(
             life=0,
@@ -177,3 +195,46 @@ def test_states_of_lost_replicas_are_kept_for_their_return_but_not_of_all_there_
     kept = worth_keeping({**of, "e": of["a"]}, ("d", "f"))
     assert [*kept] == ["c", "e", "d"]
     assert kept["e"] is of["a"]
+
+
+# --- the worker, or the server, is to leave ---
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "local-sgd"])
+def test_a_worker_that_is_to_leave_pushes_what_it_has_and_waits_for_nobody(strategy: str) -> None:
+    def before(number: int) -> None:
+        if number == 3:
+            worker.session.farewell.leave()
+
+    rule = {"accuracy_on": "train"} if strategy.endswith("wu") else {"every": 8}
+    worker = Worker(strategy, rule, before, overlap=False)
+    worker.link.server.handle(Join(0, "b", 1))
+    report = worker.train(8)
+    assert (report.cut, report.samples, report.pushes, report.center) == (30, 30, 1, None)
+    assert worker.link.left == [(1, False)]
+    (push,) = worker.link.pushes
+    assert push.n_samples == 30
+    assert push.accuracy == {"sgwu": 3 / 8, "agwu": 1.0, "local-sgd": 1.0}[strategy]
+    worker.link.server.handle(Push(0, "b", 1, 1, 0, np.full(3, 3.0), 30, push.accuracy))
+    assert worker.link.server.snapshot().merged == 2
+
+
+def test_a_worker_leaves_while_it_waits_for_others() -> None:
+    worker = Worker("local-sgd", {"every": 4}, overlap=False)
+    worker.link.server.handle(Join(0, "b", 1))
+    threading.Timer(0.05, worker.session.farewell.leave).start()
+    report = worker.train(8)
+    assert (report.cut, report.pushes) == (40, 1)
+    assert worker.link.left == [(1, True)]
+
+
+def test_one_round_ends_early_where_the_server_is_to_leave_and_the_next_does_not() -> None:
+    def before(number: int) -> None:
+        worker.link.answers.release()
+        if number == 2:
+            worker.session.farewell._early = (0, 1, 0)  # as `report` has it
+
+    worker = Worker("agwu", {"accuracy_on": "train"}, before, overlap=False)
+    assert worker.train(4).cut == 20
+    report = worker.train(4, session=2)
+    assert (report.cut, report.samples) == (None, 40)

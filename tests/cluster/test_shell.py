@@ -51,7 +51,9 @@ def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
             raise found[0]
         return True
 
-    workers = SimpleNamespace(look_round=look, alive={}, left=[], came=list, members=SimpleNamespace(workers=()))
+    workers = SimpleNamespace(
+        look_round=look, alive={}, left=[], leavers=[], came=list, members=SimpleNamespace(workers=())
+    )
     connection = SimpleNamespace(ignore_signals=found.clear)
     context: Any = SimpleNamespace(workers=workers, connection=connection, calibrations={}, emit=None, ends=None)
     context.results = Results(context.workers, 1.0)

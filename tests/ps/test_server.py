@@ -352,6 +352,60 @@ def test_a_leaver_s_waiting_push_is_dropped_and_answered() -> None:
     np.testing.assert_allclose(s.snapshot().center, 4.0)
 
 
+def test_the_last_push_of_one_that_leaves_in_good_order_counts_and_nobody_waits_for_another() -> None:
+    s = server("sgwu", "a", "b")
+    handle(s, push("a", value=2.0, accuracy=0.25))
+    assert handle(s, Leave("a", 1, last=1)) == handle(s, Leave("a", 1, last=1)) == [refusal("a", 1, Code.LEFT)]
+    assert s.counts("a", 1, 1)
+    assert handle(s, push("b", value=6.0, accuracy=0.75)) == [replace(merged("b", 1, 1, base=0), accuracy=0.75)]
+    np.testing.assert_allclose(s.snapshot().center, 5.0)
+    assert s.counts("a", 1, 1)
+    assert (s.snapshot().merged, s.snapshot().refused) == (2, {})
+    assert handle(s, push("b", 2, base=1)) == [merged("b", 2, 2, base=1)], "it is by itself"
+
+
+def test_a_worker_that_leaves_waits_until_its_last_push_is_there() -> None:
+    s = server("sgwu", "a", "b")
+    handle(s, push("b"))
+    assert handle(s, Leave("a", 1, last=1)) == []
+    assert not s.counts("a", 1, 1)
+    assert [type(each) for each in handle(s, push("a"))] == [Reply, Reply]
+    assert handle(s, Leave("a", 1, last=1)) == []
+    assert s.counts("a", 1, 1)
+    assert handle(s, push("b", 2, base=1)) == [merged("b", 2, 2, base=1)]
+
+
+def test_one_that_is_back_before_its_last_push_is_merged_is_let_in_behind_it() -> None:
+    s = server("sgwu", "a", "b")
+    handle(s, push("a", value=2.0))
+    handle(s, Leave("a", 1, last=1))
+    assert handle(s, Join(0, "a", 2)) == []
+    assert handle(s, Join(0, "a", 3)) == [refusal("a", 0, Code.SESSION, session=2)]
+    found = handle(s, Leave("a", 1))  # as its driver says that has not heard of its push
+    assert found == [refusal("a", 1, Code.LEFT), reply("a", 0, 0, session=3)]
+    s = server("sgwu", "a", "b")
+    handle(s, push("a", value=2.0))
+    handle(s, Leave("a", 1, last=1))
+    handle(s, Join(0, "a", 2))
+    found = handle(s, push("b", value=4.0))
+    assert found == [merged("b", 1, 1, base=0), reply("a", 0, 1, session=2)]
+    np.testing.assert_allclose(s.snapshot().center, 3.0)
+    handle(s, push("a", base=1, session=2))
+    handle(s, Leave("a", 2, last=1))
+    handle(s, Join(0, "a", 3))
+    assert handle(s, Leave("a", 3)) == [refusal("a", 0, Code.LEFT, session=3)]
+    assert len(handle(s, push("b", 2, base=1))) == 1
+
+
+def test_the_last_push_of_one_that_is_far_ahead_waits_for_nobody() -> None:
+    s = server("agwu", "a", "b", rule={"max_staleness": 0})
+    handle(s, push("a"))
+    assert handle(s, push("a", 2, base=1)) == []
+    assert handle(s, Leave("a", 1, last=2)) == [refusal("a", 2, Code.LEFT)]
+    assert s.snapshot().merged == 2
+    assert s.counts("a", 1, 2)
+
+
 def test_the_late_begin_when_all_others_have_left() -> None:
     s = server("sgwu", "a")
     s.handle(Join(0, "b", 1))

@@ -55,6 +55,7 @@ class Machine(RuleBasedStateMachine):
         self.sessions: Counter[str] = Counter()
         self.replies: dict[tuple[str, int, int], Reply] = {}
         self.merges = 0
+        self.left: dict[str, Push] = {}  # last pushes that wait without their workers
         self.told: list[Request] = []
         self.centers: list[bytes] = []
 
@@ -70,9 +71,14 @@ class Machine(RuleBasedStateMachine):
                 case Refuse(worker=worker, session=session):
                     client = self.clients.get(worker)
                     assert client is None or session <= self.sessions[worker]
-                    if client and client.waits and each.code == Code.FINITE:
+                    if each.code == Code.FINITE and worker in self.left:
+                        del self.left[worker]
+                    elif client and client.waits and each.code == Code.FINITE:
                         client.waits = None  # its merge would overflow; the seq may be used again
                         client.sent.pop()
+        for worker in [worker for worker, push in self.left.items() if self.server._pending.get(worker) is not push]:
+            del self.left[worker]
+            self.merges += 1
         return instructions
 
     def replied(self, reply: Reply) -> None:
@@ -109,10 +115,10 @@ class Machine(RuleBasedStateMachine):
         self.clients[worker] = Client(self.sessions[worker], merged=self.least())
         self.tell(Join(0, worker, self.sessions[worker]))
 
-    @precondition(lambda self: self.clients)
+    @precondition(lambda self: self.clients.keys() - self.left.keys())
     @rule(data=st.data())
     def pull(self, data: st.DataObject) -> None:
-        worker = data.draw(st.sampled_from(sorted(self.clients)))
+        worker = data.draw(st.sampled_from(sorted(self.clients.keys() - self.left.keys())))
         client = self.clients[worker]
         answered = self.tell(Pull(0, worker, client.session, seq=0))
         assert bool(answered) == (client.base is not None)
@@ -183,7 +189,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def push_from_an_earlier_life(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.sessions)))
-        session = self.sessions[worker] - (worker in self.clients)
+        session = self.sessions[worker] - (worker in self.clients or worker in self.left)
         self.refused(Push(0, worker, session, 1, 0, np.zeros(3), 1, 0.5))
 
     def refused(self, event: Push) -> None:
@@ -199,6 +205,20 @@ class Machine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.clients)))
         self.tell(Leave(worker, self.clients.pop(worker).session))
+
+    @precondition(lambda self: any(client.waits for client in self.clients.values()))
+    @rule(data=st.data())
+    def leave_in_good_order(self, data: st.DataObject) -> None:
+        """The push that waits counts; one that is behind it would not come."""
+        worker = data.draw(st.sampled_from(sorted(w for w, c in self.clients.items() if c.waits)))
+        client = self.clients[worker]
+        assert client.waits is not None
+        assert self.tell(Leave(worker, client.session, last=client.waits.seq + 1)) == []
+        assert not self.server.counts(worker, client.session, client.waits.seq)
+        del self.clients[worker]
+        self.left[worker] = self.server._pending[worker]
+        self.tell(Leave(worker, client.session, last=client.waits.seq))
+        assert self.server.counts(worker, client.session, client.waits.seq)
 
     @invariant()
     def valid(self) -> None:

@@ -197,14 +197,14 @@ class Lockstep(RuleBasedStateMachine):
             np.testing.assert_array_equal(self.split.read(other), one.weights, strict=True)
 
     @precondition(lambda self: self.sessions)
-    @rule(data=st.data(), odd=ODD)
-    def leave(self, data: st.DataObject, odd: int) -> None:
+    @rule(data=st.data(), odd=ODD, last=st.sampled_from((None, None, 0, 1, 2)))
+    def leave(self, data: st.DataObject, odd: int, last: int | None) -> None:
         worker = data.draw(st.sampled_from(sorted(self.sessions)))
         session = self.sessions[worker] + odd
         if odd >= 0:
             self.over(worker)
             self.sessions[worker] = session
-        self.tell(Leave(worker, session))
+        self.tell(Leave(worker, session, last=0 if last is None else self.seqs[worker] + last))
 
     @rule()
     def snapshot(self) -> None:
@@ -225,7 +225,8 @@ class Lockstep(RuleBasedStateMachine):
         self.snapshot()
         for worker in self.sessions:  # whoever has left leaves nothing behind
             self.to_read.clear()
-            self.tell(Leave(worker, self.sessions[worker] + 9))
+            for session in range(self.sessions[worker] + 9):  # of the last push of one that had left, too
+                self.tell(Leave(worker, session))
             assert self.split.kept_for(worker) == {(0, 0)}
 
 

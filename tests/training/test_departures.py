@@ -38,7 +38,7 @@ def leave(shell: Shell, worker: str) -> list[orders.Order]:
 def test_a_worker_that_leaves_ends_its_round_and_each_presentation_is_made_once(rule: Any, part: float) -> None:
     shell = training(rule, "cpu-0", "cpu-1", "cpu-2")
     shell.cut = part
-    assert leave(shell, "cpu-1") == [EndRound("cpu-1", 1, 1)]
+    assert leave(shell, "cpu-1") == [EndRound("cpu-1", 1, 1, 0)]
     assert leave(shell, "cpu-1") == [], "it was told"
     shell.answer_to(StartRound, "cpu-1")
     (left,) = shell.of(WorkerLeft)
@@ -116,7 +116,7 @@ def test_a_worker_that_is_gone_before_it_has_reported_is_lost() -> None:
 def test_a_server_moves_in_good_order_and_nothing_is_done_again(rule: str) -> None:
     shell = training((rule, {}), "cpu-0", "cpu-1")
     found = shell.tell(facts.ServerLeaving(1, REASON, shell.now))
-    assert found == [EndRound("cpu-0", 1, 1), EndRound("cpu-1", 1, 1)]
+    assert found == [EndRound("cpu-0", 1, 1, 0), EndRound("cpu-1", 1, 1, 0)]
     assert shell.tell(facts.ServerLeaving(1, REASON, shell.now)) == []
     shell.answer_to(StartRound, "cpu-0")
     shell.answer_to(StartRound, "cpu-1")

@@ -432,3 +432,87 @@ def test_rounds_of_own_steps_have_no_minibatches_that_change() -> None:
     assert isinstance(sent, Send)
     assert sent.push is not None
     assert sent.push.step == 0
+
+
+# --- a worker that leaves ---
+
+
+def _begun(of: UpdateRule, samples: int = 12, *, overlap: bool = False) -> ReplicaExchange:
+    machine = ReplicaExchange(of, Local(np.zeros(2), np.zeros(2)), Cadence(of, BATCH, OWN.samples), overlap=overlap)
+    machine.joined(np.zeros(2), 0)
+    machine.begin(Round("a", 0, ((0, samples),), samples, (0.0, 1.0)), JudgedPart(100, 107), OWN)
+    return machine
+
+
+def _score(samples: int) -> Score:
+    return Score(float(samples), samples // 2, samples)
+
+
+@every_variant
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_round_ends_behind_any_step_with_a_push_of_what_was_gained(of: UpdateRule, step: int) -> None:
+    machine, pushed, made = _begun(of), 0, 0
+    order: Order = machine._tally.stops[0] if machine._tally else Await()
+    while isinstance(order, TrainSteps) and order.step < step:  # the exchanges on the way
+        sent = machine.trained(_score(order.samples), 0.1, busy=1.0, load=0.0, at=1.0)
+        sent = machine.judged_local(_score(7), begun=1.0, at=1.0) if isinstance(sent, JudgeLocal) else sent
+        assert isinstance(sent, Send)
+        made, pushed = order.step, pushed + (sent.push.samples if sent.push else 0)
+        following = machine.replied([_answered(1)] * ((sent.push is not None) + sent.pull), 2.0)
+        assert following is not None
+        order = following
+    assert made < step
+    found = machine.leave(step, _score(BATCH * step), 0.1, busy=float(step), load=0.0, at=3.0)
+    machine.validate()
+    found = machine.judged_local(_score(7), begun=3.0, at=3.5) if isinstance(found, JudgeLocal) else found
+    assert isinstance(found, Send)
+    assert (found.pull, found.meanwhile) == (False, None)
+    assert found.push is not None
+    assert found.push.samples == BATCH * step - pushed
+    assert machine.departed(4.0) == Report()
+    machine.validate()
+    report = machine.report(bytes_up=0, bytes_down=0)
+    assert report.cut == report.samples == BATCH * step
+    assert (report.judged, report.center) == (0, None)
+
+
+def test_the_q_of_a_part_of_a_round_is_that_part_of_it() -> None:
+    machine = _begun(rule_of("sgwu"))
+    found = machine.leave(1, _score(3), 0.1, busy=1.0, load=0.0, at=1.0)
+    assert found == JudgeLocal(OWN), "a moment is enough for these"
+    sent = machine.judged_local(Score(7.0, 6, 8), begun=1.0, at=2.0)
+    assert sent.push is not None
+    assert sent.push.accuracy == 0.75 * 3 / 12
+    assert rule_of("agwu").of_part(0.75, 0.25) == 0.75
+
+
+def test_a_slow_worker_that_leaves_judges_its_weights_on_as_many_samples_as_a_moment_is_enough_for() -> None:
+    machine = _begun(rule_of("sgwu"))
+    found = machine.leave(1, _score(3), 0.1, busy=3.0, load=0.0, at=3.0)
+    assert found == JudgeLocal(OWN.first(3))
+    machine = _begun(rule_of("sgwu"))
+    assert machine.leave(1, _score(3), 0.1, busy=300.0, load=0.0, at=3.0) == JudgeLocal(OWN.first(1))
+
+
+def test_a_worker_leaves_while_its_push_waits_for_others() -> None:
+    machine = _begun(rule_of("local-sgd", every=2))
+    sent = machine.trained(_score(6), 0.1, busy=1.0, load=0.0, at=1.0)
+    assert isinstance(sent, Send)
+    assert machine.departed(5.0) == Report()
+    machine.validate()
+    report = machine.report(bytes_up=0, bytes_down=0)
+    assert (report.cut, report.pushes, report.communication) == (6, 1, 4.0)
+
+
+def test_replies_that_are_under_way_are_taken_in_before_a_worker_leaves() -> None:
+    machine = _begun(rule_of("easgd", tau=1), overlap=True)
+    sent = machine.trained(_score(3), 0.1, busy=1.0, load=0.0, at=1.0)
+    assert isinstance(sent, Send)
+    assert sent.meanwhile is not None
+    assert machine.leave(2, _score(6), 0.1, busy=2.0, load=0.0, at=2.0) == Await()
+    last = machine.replied([_answered(1)], 2.5)
+    assert isinstance(last, Send)
+    assert last.push is not None
+    assert last.push.samples == 3
+    machine.departed(3.0)
+    assert machine.report(bytes_up=0, bytes_down=0).cut == 6

@@ -24,6 +24,8 @@ from daskcnn.cluster.link.lease_table import Holder, Lease, LeaseTable, clock_te
 
 NAME = "daskcnn-leases"  # the scheduler's plugin
 FREED = 10.0  # seconds at most that the end of a run waits for the scheduler; it ends the leases with the connection
+_IN_ORDER = ("retire-workers", "worker-close-gracefully")  # Dask's words for it
+_REMEMBERED = 1000
 
 # --- in the scheduler's process ---
 
@@ -35,13 +37,18 @@ class SchedulerLeases(SchedulerPlugin):  # type: ignore[misc] # Dask has no type
 
     def __init__(self) -> None:
         self.table = LeaseTable()
+        self.retired: dict[str, None] = {}  # addresses of the last workers that left in good order
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Take note of a worker that came."""
         self.table.worker_came(worker, str(scheduler.workers[worker].name), time.time())
 
-    def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+    def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **_: Any) -> None:
         """Take note of a worker that is gone."""
+        if stimulus_id.startswith(_IN_ORDER):
+            self.retired[worker] = None
+            while len(self.retired) > _REMEMBERED:
+                del self.retired[next(iter(self.retired))]
         self.table.worker_gone(worker, time.time())
 
     def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
@@ -58,6 +65,11 @@ def leases_on(dask_scheduler: Any) -> tuple[Lease, ...]:
     """Return all leases of this scheduler, in its process."""
     found = dask_scheduler.plugins.get(NAME)
     return () if found is None else found.table.leases()
+
+
+def _retired_on(workers: Collection[str], dask_scheduler: Any) -> set[str]:
+    found = dask_scheduler.plugins.get(NAME)
+    return set() if found is None else {worker for worker in workers if worker in found.retired}
 
 
 def workers_on(scheduler: Any) -> list[tuple[str, str, str]]:
@@ -141,6 +153,11 @@ class Hold:
         """Free these workers."""
         self.mine.difference_update(workers)
         ask_scheduler(self._client, partial(_release, self._holder.key, tuple(workers)), check=check)
+
+    def retired(self, workers: Collection[str], check: Check = no_check) -> set[str]:
+        """Return those of these workers that are gone since the scheduler has retired them."""
+        found: set[str] = ask_scheduler(self._client, partial(_retired_on, tuple(workers)), check=check)
+        return found
 
     def rename(self, run: str, check: Check = no_check) -> None:
         """Give the run another name for people. A scheduler that is gone is found by what needs it."""

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from distributed import Client, get_worker
 
+from daskcnn.cluster.link.leaving import topic
 from daskcnn.events import Calibrating
 
+_ALL = "all"  # the scheduler's own topic
 EVERY = 2.0  # seconds between two messages, which the scheduler passes on; shorter work sends none
-
-
-def _topic(run: str) -> str:
-    return f"daskcnn-{run}"
 
 
 class Teller:
     """A worker's side."""
 
     def __init__(self, run: str) -> None:
-        self._topic, self._told = _topic(run), time.monotonic()
+        self._topic, self._told = topic(run), time.monotonic()
 
     def tell(self, doing: str, done: int = 0, of: int = 0) -> None:
         """Send what is being done now, and how many of its parts are done; 0 of 0 where it has no parts."""
@@ -39,18 +37,43 @@ class News:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
+        self._leaving: SimpleQueue[str] = SimpleQueue()
+        self._not_retired: SimpleQueue[str] = SimpleQueue()
+        self._wake: Callable[[], None] = lambda: None
 
-    def subscribe(self, client: Client, run: str) -> None:
-        """Begin to receive messages of the run's workers."""
-        client.subscribe_topic(_topic(run), self.heard)
+    def subscribe(self, client: Client, run: str, wake: Callable[[], None] = lambda: None) -> None:
+        """Begin to receive messages of the run's workers. wake: is called with those that should not wait."""
+        self._wake = wake
+        client.subscribe_topic(topic(run), self.heard)
+        client.subscribe_topic(_ALL, self._heard_of_all)
+
+    def _heard_of_all(self, event: tuple[float, Mapping[str, Any]]) -> None:
+        """Keep the workers that the scheduler could not retire, since they hold actors. Runs as `heard`."""
+        if event[1].get("action") == "retire-workers" and (kept := event[1].get("could-not-retire")):
+            for worker in kept:
+                self._not_retired.put(str(worker))
+            self._wake()
+
+    def not_retired(self) -> list[str]:
+        """Return the addresses of workers that the scheduler has tried to retire since."""
+        return [self._not_retired.get_nowait() for _ in range(self._not_retired.qsize())]
 
     def unsubscribe(self, client: Client, run: str) -> None:
         """Receive no more messages."""
-        client.unsubscribe_topic(_topic(run))
+        client.unsubscribe_topic(topic(run))
+        client.unsubscribe_topic(_ALL)
 
     def heard(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """Keep a message. Runs on the thread of the client's event loop."""
-        self._queue.put(event[1])
+        if (worker := event[1].get("leaves")) is None:
+            self._queue.put(event[1])
+        else:
+            self._leaving.put(str(worker))
+            self._wake()
+
+    def leaving(self) -> list[str]:
+        """Return the addresses of workers that have told since that they are to end."""
+        return [self._leaving.get_nowait() for _ in range(self._leaving.qsize())]
 
     def taken(self, names: Mapping[str, str]) -> list[Calibrating]:
         """Return the messages so far as events. names: of workers by address; messages of others are dropped."""

@@ -173,7 +173,7 @@ class Results:
 
     def __init__(self, workers: RunWorkers, limit: float) -> None:
         self._workers, self._limit = workers, limit
-        self.ended: queue.SimpleQueue[tuple[Name, Future]] = queue.SimpleQueue()
+        self.ended: queue.SimpleQueue[tuple[Name, Future] | None] = queue.SimpleQueue()
         self._turns: dict[Any, float] = {}  # by task, where its result did not come in the first turn
 
     def next_ended(self) -> tuple[Name, Future] | None:
@@ -182,6 +182,10 @@ class Results:
             return self.ended.get(timeout=LOOK)
         except queue.Empty:
             return None
+
+    def wake(self) -> None:
+        """End the wait for a task that is under way. May be called on any thread."""
+        self.ended.put(None)
 
     def turn(self, futures: Iterable[Future]) -> set[Future]:
         """Wait a moment. Returns the tasks that have not ended. Raises WorkersLost where one was lost with its data."""
@@ -354,8 +358,8 @@ class RunContext:
         leases: dict[str, Any] = {"hold": hold, "only": tuple(cluster.only or ()), "grows": not fixed}
         leases["most"] = sum(cluster.workers.most.values()) if cluster.workers.ranged else 0
         workers = RunWorkers(connection, members, emit, **leases)
-        workers.news.subscribe(client, name)
         dispatch, results = Dispatch(name, workers, cluster.stall_timeout), Results(workers, cluster.stall_timeout)
+        workers.news.subscribe(client, name, results.wake)
         calibrations = dict[str, Calibration]()
         even = job.train.reproducible
         scoring = Scoring(name, dispatch, results, cluster.stall_timeout, calibrations, even=even)

@@ -91,7 +91,9 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     whole = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
     held = context.dispatch.send_to(whole, [server.address])
     options: dict[str, Any] = {"wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
-    options |= {"life": life, "secret": secret} | ({} if ranges else _of_center(context, rule, 0, len(snapshot.center)))
+    options |= {"life": life, "secret": secret, "run": context.name} | (
+        {} if ranges else _of_center(context, rule, 0, len(snapshot.center))
+    )
     if rule.shares_steps and Settings.of(context.job, context.samples).resizes_steps:
         batch, measured = context.job.train.batch_size, context.calibrations.items()
         options["step_fixed"] = {w: fixed_samples(c.step_fixed, c.seconds_per_sample, batch) for w, c in measured}
@@ -149,7 +151,7 @@ def _start_ranges(
     for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), cycle([*first, *rest]), strict=False):
         at = RangeAt(host.address, context.dispatch.key("parameter-range"), lo, hi)
         held = context.dispatch.send_to(part, [host.address])
-        options = {"wire": context.job.cluster.wire, **_of_center(context, rule, lo, hi)}
+        options = {"wire": context.job.cluster.wire, "run": context.name, **_of_center(context, rule, lo, hi)}
         futures.append(context.dispatch.submit_actor(at.key, RangeActor, known, held, host=host, **options))
         ranges.append(at)
     return tuple(ranges), futures

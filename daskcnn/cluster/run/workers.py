@@ -8,11 +8,12 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from daskcnn.cluster.link.calls import ServerLost, WorkersLost
+from daskcnn.cluster.link.calls import ServerLost, WorkersLost, begin
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.demand import Demand
 from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.leases import Hold
+from daskcnn.cluster.link.leaving import RETIRED, SHUT_DOWN
 from daskcnn.cluster.link.members import Member, Members, advertised, unique_names
 from daskcnn.cluster.link.news import News
 from daskcnn.errors import Lost
@@ -20,6 +21,7 @@ from daskcnn.events import Event, WorkerIgnored, WorkerLost
 
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
 LOOK_AT_OTHERS = 5.0  # seconds between two looks at whether workers of other runs are free
+_GOING = frozenset({"closing_gracefully", "closing"})
 EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gone, once its task has failed
 
 
@@ -35,6 +37,9 @@ class RunWorkers:
     newcomers : workers that came, until `came` gives them.
     spare : workers that came and are of no use now, by name.
     left : names of spare workers that are gone, until they are taken from here.
+    leaving : addresses of workers that are to end, of the run or of its server's hosts, and why.
+    leavers : addresses of those that were not taken from here yet.
+    awaited : names of workers whose last report is under way: they count as there, until it has come or will not.
 
     Parameters
     ----------
@@ -62,6 +67,10 @@ class RunWorkers:
         self.needs_server = False
         self.hosts: frozenset[str] = frozenset()
         self.newcomers: list[Member] = []
+        self.leaving: dict[str, str] = {}
+        self.leavers: list[str] = []
+        self.awaited: set[str] = set()
+        self._refused: list[str] = []
         self.news = News()
         others = {*hold.others} if hold is not None else set[str]()
         there = connection.workers()
@@ -84,6 +93,12 @@ class RunWorkers:
         """
         self.connection.heed()
         self.tell_news()
+        for address in self.news.leaving():
+            self._note_leaving(address, SHUT_DOWN)
+        for address in self.news.not_retired():
+            if address in self._serving:
+                self._note_leaving(address, RETIRED)
+                self._refused.append(address)
         if time.monotonic() - self._looked < LOOK:
             return False
         self._looked = time.monotonic()
@@ -92,11 +107,47 @@ class RunWorkers:
         self._note_newcomers(now)
         self._note_spares(now)
         self._demand.set(max(0, self._most - len(self.alive)))
-        if gone := [name for name, member in self.alive.items() if member.address not in now]:
-            raise WorkersLost(gone)
-        if self.needs_server and not {self.members.server.address, *self.hosts} <= now.keys():
+        for address, info in now.items():
+            if info.get("status") == "closing_gracefully":
+                self._note_leaving(address, RETIRED)
+        if lost := self._lost(now):
+            raise WorkersLost(lost)
+        if not self._serving <= now.keys():
             raise ServerLost
         return True
+
+    @property
+    def _serving(self) -> set[str]:
+        """The addresses of workers that hold the server, or a part of it, or are the next to."""
+        return {self.members.server.address, *self.hosts} if self.needs_server else set()
+
+    def serves(self, address: str) -> bool:
+        """Return True if this worker holds the server, or a part of it."""
+        return address in self._serving
+
+    def retire_refused(self) -> None:
+        """Retire the workers that the scheduler could not, once they hold no server any more. Raises Lost."""
+        if gone := [address for address in self._refused if address not in self._serving]:
+            self._refused = [address for address in self._refused if address in self._serving]
+            client = self.connection.client
+            with self.connection.reached():
+                begin(client, client.scheduler.retire_workers(workers=gone, close_workers=True))
+
+    def _note_leaving(self, address: str, reason: str) -> None:
+        """Note a worker that is to end, once, if the run has to do with it."""
+        known = {member.address for member in self.alive.values()} | self._serving
+        if address in known and address not in self.leaving:
+            self.leaving[address] = reason
+            self.leavers.append(address)
+
+    def _lost(self, now: Collection[str]) -> list[str]:
+        """Return the workers that are gone and that nothing more will be heard of. Notes those that were retired."""
+        gone = {m.address: name for name, m in self.alive.items() if m.address not in now and name not in self.awaited}
+        if self._hold is not None and (unknown := gone.keys() - self.leaving.keys()):
+            with self.connection.reached():
+                for address in self._hold.retired(unknown, self.connection.heed):
+                    self._note_leaving(address, RETIRED)
+        return [name for address, name in gone.items() if address not in self.leavers]
 
     def _note_those_awake(self, now: Mapping[str, Mapping[str, Any]]) -> None:
         """Make those news that are heard of again: they hung, or were left over."""
@@ -114,7 +165,8 @@ class RunWorkers:
 
     def _note_newcomers(self, now: Mapping[str, Mapping[str, Any]]) -> None:
         """Note workers that came, and that no other run has."""
-        if not (new := {address: info for address, info in now.items() if address not in self._known}):
+        going = {address for address, info in now.items() if info.get("status") in _GOING}
+        if not (new := {a: info for a, info in now.items() if a not in self._known and a not in going}):
             return
         barred = {m.address for m in advertised(now, plain=self._plain) if not named_by(self._only, m.name)}
         others = self._of_others(new.keys())
@@ -164,7 +216,9 @@ class RunWorkers:
         return taken
 
     def free(self, member: Member) -> None:
-        """Let other runs have the worker. Raises Lost."""
+        """Let other runs have the worker. One that was to end and stays all the same may come again. Raises Lost."""
+        if self.leaving.pop(member.address, None) is not None:
+            self._known.discard(member.address)
         if self._hold is not None:
             with self.connection.reached():
                 self._hold.release([member.address], self.connection.heed)
@@ -212,10 +266,12 @@ class RunWorkers:
         Raises Lost where none of them answers.
         """
         members, now = self.members, self.connection.workers()
-        apart = [member for member in (members.server, *members.servers) if member.address in now]
+        stays = now.keys() - self.leaving.keys()
+        apart = [member for member in (members.server, *members.servers) if member.address in stays]
         silent = self.connection.silent(member.address for member in (*apart, *self.alive.values()))
         apart = [member for member in apart if member.address not in silent]
-        if not (able := apart or [member for member in self.alive.values() if member.address not in silent]):
+        rest = [m for m in self.alive.values() if m.address not in silent]
+        if not (able := apart or [m for m in rest if m.address in stays] or rest):
             raise Lost(f"workers {', '.join(sorted(silent))}: none answers, and the parameter server needs one")
         host = able[0]
         alone = members.server_alone if apart else False

@@ -24,6 +24,7 @@ from distributed import Actor, get_worker
 
 from daskcnn import ps
 from daskcnn.cluster.link.client import lent_client
+from daskcnn.cluster.link.leaving import Held, hold_end_up
 from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, merges_loading, use_memory_again
 from daskcnn.cluster.server.stream import Answer, Give, Tell, WorkerEnd, take_workers
 from daskcnn.errors import PushRefused
@@ -34,6 +35,7 @@ from daskcnn.ps.vectors import cast
 from daskcnn.training.replica import Stopped
 
 TURN = 0.5  # seconds
+AGAIN = 0.02  # seconds between two questions if the last push of a worker that leaves is there
 
 
 class ServerLink:
@@ -78,6 +80,33 @@ class ServerLink:
         )
         self.bytes_down += reply.weights.nbytes
         return reply
+
+    def leave(self, last: ps.Push, *, sent: bool, until: float) -> bool:
+        """Leave with this last push, which the server merges although nobody waits for the answer.
+
+        sent: it was sent already. until: time to give up at. Returns True once the server has it.
+        """
+        if not sent:
+            last = replace(last, payload=cast(last.payload, self._wire))
+            self.bytes_up += last.payload.nbytes
+        while time.monotonic() < until:
+            if not sent:
+                sent = self._sent_off(last)
+            left = self._ask([lambda: self._actor().leave(last.worker, last.session, last.seq)])
+            if left == [True]:
+                return True
+            time.sleep(AGAIN)
+        return False
+
+    def _sent_off(self, push: ps.Push) -> bool:
+        """Send a push whose answer is not waited for. Returns False where the stream breaks."""
+        if self._stream is None:
+            self._begun(lambda: self._actor().handle(self._staged(push)))
+            return True
+        with suppress(OSError, EOFError):
+            self._stream.begin(push, self._stopped)
+            return True
+        return False
 
     @property
     def takes_parts(self) -> bool:
@@ -206,6 +235,7 @@ class ServerActor:
     steps : The optimizer's steps by merged gradients, as far as the center is held here. None: replicas make them.
     besides : Places of what layers keep besides parameters, as far as the center is held here.
     step_fixed : Fixed time of each worker's steps, in samples, where minibatches follow speeds within rounds; or None.
+    run : Its run, which is told if its worker is to end; empty: none is.
     """
 
     def __init__(
@@ -223,8 +253,11 @@ class ServerActor:
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
         step_fixed: Mapping[str, float] | None = None,
+        run: str = "",
     ) -> None:
         use_memory_again(self)
+        if run:
+            hold_end_up(get_worker(), run, f"server-{life}", Held(self))
         self._callers, self._turn = Callers(), threading.Lock()
         self._server: ps.Sequencer
         sharing = None if step_fixed is None else StepShares(step_fixed)
@@ -261,10 +294,18 @@ class ServerActor:
             await loop.run_in_executor(self._thread, self.serve, request, tell)
         return await reply
 
-    async def leave(self, worker: str, session: int) -> None:
-        """A worker is gone or sits out: it frees its place at the barrier."""
-        leave = ps.Leave(worker=worker, session=session)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.serve, leave)
+    async def leave(self, worker: str, session: int, last: int = 0) -> bool:
+        """A worker is gone or sits out: it frees its place at the barrier. last: as in `Leave`.
+
+        Returns True if that push was merged, or will be.
+        """
+
+        def left() -> bool:
+            self.serve(ps.Leave(worker, session, last=last))
+            with self._turn:
+                return self._server.counts(worker, session, last)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, left)
 
     async def snapshot(self) -> ps.Snapshot:
         """Everything a new server needs to go on; of a split one, its ranges have the vectors."""

@@ -17,6 +17,7 @@ from distributed.protocol import to_serialize
 from daskcnn import compiled
 from daskcnn.arrays import keep_freed_memory, release_freed_memory
 from daskcnn.cluster.link.client import lent_client
+from daskcnn.cluster.link.leaving import Held, hold_end_up
 from daskcnn.errors import PushRefused
 from daskcnn.ps import Code, Push, Snapshot, UpdateRule, Vector
 from daskcnn.ps.messages import Objection
@@ -70,7 +71,10 @@ def begin_to_load(dtype: str) -> None:
 
 
 class RangeActor:
-    """Holds one range of the center, on any worker. kept, ema, steps, besides: as for `ps.server.CenterRange`."""
+    """Holds one range of the center, on any worker. kept, ema, steps, besides: as for `ps.server.CenterRange`.
+
+    run: as for `actor.ServerActor`.
+    """
 
     def __init__(
         self,
@@ -82,8 +86,11 @@ class RangeActor:
         ema: float | None = None,
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
+        run: str = "",
     ) -> None:
         use_memory_again(self)
+        if run:
+            hold_end_up(get_worker(), run, f"range-{id(self)}", Held(self))
         self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept, ema, steps, besides)
         self._cast = Cast(wire)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")

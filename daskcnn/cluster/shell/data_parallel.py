@@ -16,7 +16,8 @@ from daskcnn.cluster.layers.task_context import OutOfStep
 from daskcnn.cluster.peers.meetings import PeerExchange
 from daskcnn.cluster.peers.pieces import OutOfTurn
 from daskcnn.cluster.run.context import RunContext
-from daskcnn.cluster.run.exchange import ServerExchange, WorkerReplicas
+from daskcnn.cluster.run.early_ends import EarlyEnds
+from daskcnn.cluster.run.exchange import PendingWork, ServerExchange, WorkerReplicas
 from daskcnn.cluster.run.probing import ServerProbes
 from daskcnn.cluster.shell.shell import Actions, Shell
 from daskcnn.errors import Diverged, PushRefused, UserError
@@ -50,6 +51,7 @@ class DataParallel:
         self._exchange: ServerExchange | PeerExchange
         self._groups: GroupReplicas
         self._probes, self._warned = ServerProbes(context), False
+        self._early, self._ending = EarlyEnds(context), dict[str, PendingWork | None]()  # the work that is to end early
 
     def actions(self, shell: Shell) -> Actions:
         """Return the actions of this kind of replicas and this way to merge."""
@@ -64,6 +66,7 @@ class DataParallel:
             orders.Join: self._join,
             orders.StartRound: lambda started: shell.work.update(self._exchange.rounds(started)),
             orders.Leave: lambda order: self._exchange.leave(order),
+            orders.EndRound: self._end_round,
             orders.AskWaiting: self._ask_waiting,
             orders.Restore: lambda order: self._restore(),
             orders.Judge: self._judge,
@@ -82,7 +85,26 @@ class DataParallel:
         return ServerExchange(context, rule, WorkerReplicas(context.dispatch), shell.watch)
 
     def ahead(self) -> None:
-        """Submit nothing: replicas submit their own steps ahead."""
+        """Take the reports of rounds that have ended early. Replicas submit their own steps ahead."""
+        work = self._shell.work
+        for order, report in self._early.taken():
+            asked = self._ending.pop(order.replica, None)
+            if report is not None and asked is not None and work.get(order.replica) is asked:
+                self._shell.give_up(order.replica)
+                fact = facts.RoundDone(order.replica, order.life, order.session, report, self._shell.now)
+                self._keep_optimizer(fact)
+                self._shell.tell(fact)
+
+    def _end_round(self, order: orders.EndRound) -> None:
+        self._ending[order.replica] = self._shell.work.get(order.replica)
+        self._early.ask(order)
+
+    def leaves(self, address: str) -> None:
+        """Tell that a worker, or the server, is to leave."""
+        workers = self.context.workers
+        if workers.serves(address):
+            self._shell.tell(facts.ServerLeaving(self.life, workers.leaving[address], self._shell.now))
+        self._shell.tell_leaving(address)
 
     def close(self) -> None:
         """End the server."""
@@ -113,6 +135,7 @@ class DataParallel:
         self._restore()
         host = self._exchange.start(order, self.state)
         self._shell.tell(facts.ServerReady(order.life, host, self._shell.now))
+        self.context.workers.retire_refused()
 
     def _rescue(self, _: orders.Rescue) -> None:
         assert isinstance(self._exchange, PeerExchange)
@@ -162,8 +185,11 @@ class DataParallel:
         """Keep the optimizer's state that a replica reports at the end of its round."""
         if isinstance(fact, facts.RoundDone):
             del self._shell.work[fact.replica]
-            if fact.report.optimizer is not None:
-                self._optimizers[fact.replica] = fact.report.optimizer
+            self._keep_optimizer(fact)
+
+    def _keep_optimizer(self, fact: facts.RoundDone) -> None:
+        if fact.report.optimizer is not None:
+            self._optimizers[fact.replica] = fact.report.optimizer
 
     def failed(self, name: str, error: Exception) -> Fact:
         """Return the fact that an error stands for. Raises WorkersLost where a loss led to it, and mistakes of ours."""

@@ -153,6 +153,10 @@ class LayerSharded:
             return facts.OutOfStep(self.life, str(error), self._shell.now)
         raise error
 
+    def leaves(self, address: str) -> None:
+        """Tell that a worker is to leave."""
+        self._shell.tell_leaving(address)
+
     def close(self) -> None:
         """Forget which pieces are placed."""
         self._graph, self.life = None, 0

@@ -68,6 +68,9 @@ class Strategy(Protocol):
     def failed(self, name: Any, error: Exception) -> Fact:
         """Return the fact that an error of this worker's or replica's task stands for. Raises it if there is none."""
 
+    def leaves(self, address: str) -> None:
+        """Take note that the worker at this address is to end."""
+
     def close(self) -> None:
         """Give up all that is under way besides the shell's tasks."""
 
@@ -143,6 +146,12 @@ class Shell:
         """Queue a fact; the coordinator is told it in its turn."""
         self._facts.append(fact)
 
+    def tell_leaving(self, address: str) -> None:
+        """Tell that the worker of the run at this address is to end, if it is one."""
+        for name, member in self.context.workers.alive.items():
+            if member.address == address:
+                self.tell(facts.WorkerLeaving((name,), self.context.workers.leaving[address], self.now))
+
     def look(self) -> None:
         """Look at workers, signals and the scheduler, if the last look is a moment ago; time passes with it.
 
@@ -155,6 +164,8 @@ class Shell:
         with self._losses_told():
             if workers.look_round() and self.now >= self._awake:
                 self.tell(facts.Tick(self.now))
+        while workers.leavers:
+            self.strategy.leaves(workers.leavers.pop(0))
         if workers.left:
             gone, workers.left = tuple(workers.left), []
             self.tell(facts.WorkerGone(gone, "connection lost", self.now))

@@ -21,6 +21,8 @@ from typing import Any, TypeVar, cast
 from distributed import get_worker
 
 from daskcnn.arrays import Array, Device, DeviceKind, device_profile, keep_freed_memory, release_freed_memory
+from daskcnn.cluster.link.leaving import hold_end_up
+from daskcnn.cluster.worker.farewell import Farewell, RoundKey
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.dataset import opened
 from daskcnn.job.network import check_vectors
@@ -29,6 +31,7 @@ from daskcnn.store import BatchPlan
 from daskcnn.store.array_index import ArrayChanged, ArrayIndex
 from daskcnn.training.replica import Replica
 from daskcnn.training.replica_exchange import ReplicaExchange
+from daskcnn.training.round_report import RoundReport
 
 THROTTLE = "DASKCNN_THROTTLE"
 """Environment variable of a worker: a factor ≥ 1 by which it computes slower, to simulate a slower machine."""
@@ -75,6 +78,7 @@ class Session:
 
     Attributes
     ----------
+    farewell : What the driver is to have of it if the worker leaves.
     order : The order of the samples in the present pass of a layer-sharded run, by its plan.
     exchange : Its exchanges with the server; None until it joins one.
     kept : Objects that tasks leave for later ones.
@@ -83,6 +87,7 @@ class Session:
     """
 
     replica: Replica
+    farewell: Farewell = field(default_factory=Farewell)
     counters: Counters = field(default_factory=Counters)
     order: tuple[BatchPlan, Array] | None = None
     exchange: ReplicaExchange | None = None
@@ -150,7 +155,10 @@ def open_session(
         throttle = float(os.environ.get(THROTTLE, "1"))
         replica = Replica(job, dataset, device, clock=time.perf_counter, throttle=throttle, pause=time.sleep)
         keep_freed_memory()
-        return keep_session(run, Session(replica))
+        session = keep_session(run, Session(replica))
+        if here:
+            hold_end_up(get_worker(), run, "replica", session.farewell)
+        return session
 
 
 def keep_session(run: str, session: Session) -> Session:
@@ -178,10 +186,17 @@ def forget_run(run: str, dask_worker: Any = None) -> None:
     """Free what the run keeps on this worker. dask_worker: the worker, where this is no task of it."""
     session = _sessions.pop((run, _here() if dask_worker is None else dask_worker.address), None)
     if session is not None:
+        session.farewell.forget()
         session.replica.device.pool.close()
         session.sender.shutdown(wait=False)
         del session
         release_freed_memory()
+
+
+async def end_round(run: str, key: RoundKey, within: float, dask_worker: Any) -> RoundReport | None:
+    """Let a round of this worker end early, and return its report, as `Farewell.report` does."""
+    session = _sessions.get((run, dask_worker.address))
+    return None if session is None else await session.farewell.report(key, within)
 
 
 _locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by the worker's address

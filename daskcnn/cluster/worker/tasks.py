@@ -14,6 +14,7 @@ from distributed import get_worker
 
 from daskcnn.arrays import Array, DeviceKind, device_profile, single_threaded_blas
 from daskcnn.cluster.link.calls import returns_refusals
+from daskcnn.cluster.link.leaving import LONGEST
 from daskcnn.cluster.link.news import Teller
 from daskcnn.cluster.messages import Calibration, RoundOrder
 from daskcnn.cluster.server.actor import ServerLink
@@ -122,7 +123,8 @@ class ServedRound(ReplicaRound):
         session.exchange.give_up()  # a round before may have been stopped
         super().__init__(session.replica, session.exchange, order.round, order.score, order.q, order.scale)
         self.asked, self._session = order, session
-        self._link = _link(order, session, stop)
+        self._farewell, self._stopped, self._waits = session.farewell, stop, False
+        self._link = _link(order, session, lambda: stop() or (self._waits and self._farewell.asked))
         self._calls: Future[list[Reply]] | None = None  # under way while steps are made
         self._ahead = 0, 0  # the ticket of parts that were sent, and the seq of the push that they are of
         if self._link.takes_parts and self.replica.gradient_parts:
@@ -132,12 +134,15 @@ class ServedRound(ReplicaRound):
         """Train the round to its end. Raises Stopped, PushRefused, Diverged, or OSError where the server is gone."""
         with closing(self.steps()) as steps:
             while isinstance(self.order, TrainSteps):
-                self.trained(self._stretch(steps, self.order))
+                self._stretch(steps, self.order)
         return self.end()
 
     def trained(self, so_far: Trained) -> None:
         """Exchange what the rule wants exchanged after the stretch that was ordered."""
         self.stretch_trained(so_far)
+        self._exchange()
+
+    def _exchange(self) -> None:
         while isinstance(self.order, JudgeLocal | Send | Await):
             self.order = self._next(self.order)
 
@@ -150,15 +155,23 @@ class ServedRound(ReplicaRound):
 
     # --- orders ---
 
-    def _stretch(self, steps: Iterator[Trained], order: TrainSteps) -> Trained:
-        """Make these steps; hand in replies that come meanwhile."""
+    def _stretch(self, steps: Iterator[Trained], order: TrainSteps) -> None:
+        """Make these steps, or fewer if the worker leaves, and exchange; hand in replies that come meanwhile."""
         for step, so_far in enumerate(steps, order.first):
+            if self._farewell.asked:
+                return self._leave(step, so_far)
             if step == order.step:
-                return so_far
+                return self.trained(so_far)
             if self._calls is not None and self._calls.done():
                 self._replied(self._calls.result())
                 self._calls = None
         raise AssertionError(f"the round's steps end before {order}")
+
+    def _leave(self, step: int, so_far: Trained) -> None:
+        """End the round behind this step."""
+        busy, now = so_far.load + so_far.compute, time.perf_counter()
+        self.order = self.exchange.leave(step, so_far.score, so_far.lr, busy=busy, load=so_far.load, at=now)
+        self._exchange()
 
     def _next(self, order: JudgeLocal | Send | Await) -> Order:
         """Carry the order out. Returns the order that follows."""
@@ -182,10 +195,26 @@ class ServedRound(ReplicaRound):
             of_step: dict[str, Any] = {"pace": gain.pace, "step": gain.step, "ticket": ticket if of == gain.seq else 0}
             push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy, **of_step)
         if order.meanwhile is None:
-            return self._taken_in(self._call(push, order.pull))
+            return self._waited(push, order.pull)
         # the task's context has its worker, through which the server is called
         self._calls = self._session.sender.submit(copy_context().run, self._call, push, order.pull)
         return order.meanwhile
+
+    def _waited(self, push: Push | None, pull: bool) -> Order:
+        """Push and pull, and wait for the replies; or push and leave."""
+        sent = False
+        if not self._farewell.asked:
+            self._waits = sent = True
+            try:
+                return self._taken_in(self._call(push, pull))
+            except Stopped:
+                if self._stopped():
+                    raise
+            finally:
+                self._waits = False
+        if push is not None and not self._link.leave(push, sent=sent, until=time.monotonic() + LONGEST):
+            raise Stopped
+        return self.exchange.departed(time.perf_counter())
 
     def _send_part(self, samples: int, pace: StepPace, lo: int, hi: int) -> None:
         """Send a part of the gradients of the step at hand, while the rest is computed."""
@@ -305,9 +334,14 @@ def join_run(order: RoundOrder) -> bool:
 @returns_refusals
 def train_round(order: RoundOrder) -> RoundReport | None:
     """Train a round, and exchange weights in it. Returns None if the driver stopped it."""
-    served = ServedRound(order, session_of(order.run), stop_signal())
+    assert order.round is not None, "an order to join only"
+    session, report = session_of(order.run), None
+    session.farewell.begin((order.life, order.session, order.round.number))
     try:
         with single_threaded_blas():
-            return served.train()
+            report = ServedRound(order, session, stop_signal()).train()
     except Stopped:
         return None
+    finally:
+        session.farewell.end(report)
+    return report

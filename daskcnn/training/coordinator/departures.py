@@ -57,7 +57,8 @@ class Departures(Recovering):
     def _end_rounds(self, replicas: Iterable[str]) -> None:
         life = self._alive
         for replica in replicas:
-            self._out.put(orders.EndRound(replica, life.number, life.sessions.numbers[replica]))
+            running = life.sessions.running[replica]
+            self._out.put(orders.EndRound(replica, life.number, running.session, running.round.number))
 
     def _reported_early(self, fact: facts.RoundDone) -> bool:
         """Take the report of a replica that leaves, and let it go; return False for any other."""

@@ -97,12 +97,13 @@ class StartRound(Order):
 class EndRound(Order):
     """Let the replica end its round behind the step at hand, and push what it has: its worker or the server leaves.
 
-    Answer: `RoundDone` with a report of the samples that it has done, or `WorkerGone`.
+    number: of the round. Answer: `RoundDone` with a report of the samples that it has done, or `WorkerGone`.
     """
 
     replica: str
     life: int
     session: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,92 @@
+"""Workers that are asked to end: they tell their runs, and hold their end up for a few seconds until these are ready.
+
+Dask closes a worker on SIGTERM, at the end of its lifetime, and when the scheduler retires it. It calls a plugin's
+`teardown` first; a nanny leaves 8 seconds for it. What a worker has of a run says itself when it is no longer needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Any, Protocol
+from weakref import ref
+
+from distributed.diagnostics.plugin import WorkerPlugin
+
+LONGEST = 6.0
+"""Seconds for which a worker holds its end up: a nanny ends its process after 8, and threads have to end as well."""
+UNHEARD = 2.5
+"""Seconds after which a run that has not asked for anything is not waited for."""
+SHUT_DOWN, RETIRED = "it is shut down", "the scheduler retires it"
+"""Why a worker leaves, in words."""
+_NAME = "daskcnn-leaving"
+_PAUSE = 0.02  # seconds between two looks
+_TOLD = 1.0  # seconds at most to tell the runs
+
+
+def topic(run: str) -> str:
+    """Return the topic of a run's messages from its workers."""
+    return f"daskcnn-{run}"
+
+
+class Kept(Protocol):
+    """What a worker has of a run. All is called on the worker's event loop."""
+
+    def leave(self) -> None:
+        """Take note that the worker is to end."""
+
+    @property
+    def heard(self) -> bool:
+        """True once the run has asked for it."""
+
+    @property
+    def done(self) -> bool:
+        """True once the run needs it no longer."""
+
+
+class Held:
+    """An actor of a run's server: the run needs it until it has released it."""
+
+    heard = True
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = ref(actor)
+
+    def leave(self) -> None:
+        """Go on as before: the run asks for the actor's state."""
+
+    @property
+    def done(self) -> bool:
+        """True once the actor is released."""
+        return self._actor() is None
+
+
+class _Leaving(WorkerPlugin):  # type: ignore[misc] # Dask has no types
+    """Of one worker. kept: what it has of runs, by the run and what it is."""
+
+    name = _NAME
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], Kept] = {}
+
+    async def teardown(self, worker: Any) -> None:
+        """Tell the runs, and wait for them."""
+        begun, kept = time.monotonic(), dict(self.kept)
+        for each in kept.values():
+            each.leave()
+        for run in {run for run, _ in kept}:
+            with suppress(Exception):  # the scheduler is gone as well, or the run: then nobody asks
+                told = worker.scheduler.log_event(topic=topic(run), msg={"leaves": worker.address})
+                await asyncio.wait_for(told, _TOLD)
+        while waiting := [each for each in kept.values() if not each.done]:
+            passed = time.monotonic() - begun
+            if passed > LONGEST or (passed > UNHEARD and not any(each.heard for each in waiting)):
+                return
+            await asyncio.sleep(_PAUSE)
+
+
+def hold_end_up(worker: Any, run: str, what: str, kept: Kept) -> None:
+    """Let the worker tell this run when it is to end, and wait for it. May be called on any thread."""
+    plugin = worker.plugins.setdefault(_NAME, _Leaving())
+    plugin.kept = {key: each for key, each in plugin.kept.items() if not each.done} | {(run, what): kept}

@@ -1,0 +1,67 @@
+"""A worker's round that ends early, because it or the server is to leave, and its report, which the driver asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TypeAlias
+
+from daskcnn.training.round_report import RoundReport
+
+RoundKey: TypeAlias = tuple[int, int, int]
+"""A round: life, session, and number."""
+TAKEN = 0.1
+"""Seconds for the report to reach the wire before its worker ends."""
+_PAUSE = 0.02  # seconds between two looks for the report
+
+
+class Farewell:
+    """Knows in a worker's session which round is under way, and whether it is to end early."""
+
+    def __init__(self) -> None:
+        self._leaves = False
+        self._early: RoundKey | None = None
+        self._round: RoundKey | None = None
+        self._report: RoundReport | None = None
+        self._ended = True
+        self._taken: float | None = None
+        self._over = False
+        self.heard = False
+
+    # --- on the thread of the round's task ---
+
+    def begin(self, key: RoundKey) -> None:
+        """Take note that a round begins."""
+        self._report, self._ended, self._round = None, False, key
+
+    def end(self, report: RoundReport | None) -> None:
+        """Take note that the round has ended. None: nothing came of it."""
+        self._report, self._ended = report, True
+
+    @property
+    def asked(self) -> bool:
+        """True if the round under way is to end early."""
+        return not self._ended and (self._leaves or self._early == self._round)
+
+    # --- on the worker's event loop ---
+
+    def leave(self) -> None:
+        """Take note that the worker is to end."""
+        self._leaves = True
+
+    def forget(self) -> None:
+        """Take note that the run is over, or goes on without the worker."""
+        self._report, self._over = None, True
+
+    @property
+    def done(self) -> bool:
+        """True once the driver has the last round's report, or needs none."""
+        return self._over or (self._leaves and self._taken is not None and time.monotonic() - self._taken > TAKEN)
+
+    async def report(self, key: RoundKey, within: float) -> RoundReport | None:
+        """Let this round end, and return its report; None if there is none, or it does not come in time."""
+        self._early, self.heard, deadline = key, True, time.monotonic() + within
+        while (self._round != key or not self._ended) and time.monotonic() < deadline:
+            await asyncio.sleep(_PAUSE)
+        self._taken = time.monotonic()
+        return self._report if self._round == key else None

@@ -1,0 +1,102 @@
+"""Workers that are asked to end in mid-run, and the server's host: SIGTERM, and the scheduler's `retire_workers`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from distributed import Client
+
+from daskcnn.job.resolve import resolve
+from daskcnn.store import open_dataset
+from daskcnn.training.coordinator.evaluations import guessing_on
+from daskcnn.training.coordinator.replicas import Coordinator
+from daskcnn.training.coordinator.settings import Settings
+from tests.cluster.by_hand import process, scheduler, wait_for, worker
+from tests.cluster.cluster_jobs import Watch, addresses_of, in_mid_round, run, small_job
+from tests.replays import assert_replayed
+
+pytestmark = pytest.mark.cluster
+Workers = tuple[Client, dict[str, subprocess.Popen[str]]]
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """A scheduler and workers as a user starts them, with nannies: two that train, two for the server."""
+    file, named = str(tmp_path / "scheduler.json"), {"a": "CPU=1", "b": "CPU=1", "ps": "PS=1", "spare": "PS=1"}
+    with ExitStack() as stack:
+        stack.enter_context(process(*scheduler(file)))
+        wait_for(Path(file))
+        started = {
+            name: stack.enter_context(process(*worker(file, tmp_path / name, resource), "--name", name))
+            for name, resource in named.items()
+        }
+        client = stack.enter_context(Client(scheduler_file=file, set_as_default=False))
+        client.wait_for_workers(len(named), timeout=60)
+        yield client, started
+
+
+def terminated(workers: Workers, name: str) -> Callable[[], None]:
+    """SIGTERM, as Kubernetes and SLURM send it: to the nanny."""
+    return lambda: workers[1][name].send_signal(signal.SIGTERM)
+
+
+def retired(workers: Workers, name: str) -> Callable[[], None]:
+    """As an adaptive cluster retires one that it has no more use for."""
+    client, address = workers[0], addresses_of(workers[0])[name]
+    return lambda: Thread(target=client.retire_workers, args=([address],), daemon=True).start()
+
+
+def presented(watch: Watch) -> int:
+    return sum(event["samples"] for event in watch.of("round"))
+
+
+def trained(workers: Workers, job: dict[str, Any], act: Callable[[], None]) -> Watch:
+    """Run the job, with this in mid-round. The recorded facts lead to the same orders without a cluster."""
+    watch, heard = Watch(), in_mid_round(workers[0], act)
+    result = run(workers[0], job, watch, heard=heard)
+    assert result.summary["status"] == "done"
+    assert presented(watch) == job["train"]["epochs"] * 800
+    resolved = resolve(job)
+    guess = guessing_on(resolved, open_dataset(job["data"]["path"]))
+    assert_replayed(Coordinator(Settings.of(resolved, 800, guess)), heard.heard)
+    return watch
+
+
+@pytest.mark.parametrize("act", [terminated, retired])
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "bsp"])
+def test_a_worker_that_is_asked_to_end_pushes_what_it_has(
+    workers: Workers, synthetic: str, runs: str, strategy: str, act: Any
+) -> None:
+    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4, "partition": "udpa"})
+    watch = trained(workers, job, act(workers, "b"))
+    assert not watch.of("worker-lost")
+    (left,) = watch.of("worker-left")
+    assert left["worker"] == "b"
+    assert left["reason"] == ("it is shut down" if act is terminated else "the scheduler retires it")
+    assert 0 < left["samples_done"] < left["samples_moved"] == 400
+    last = [event for event in watch.of("round") if event["worker"] == "b"][-1]
+    assert (last["samples"], last["pushes"]) == (left["samples_done"], last["pushes"])
+    counted = watch.of("server")[-1]
+    assert counted["merged"] == sum(event["pushes"] for event in watch.of("round"))
+
+
+@pytest.mark.parametrize("act", [terminated, retired])
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
+def test_a_server_whose_host_is_asked_to_end_moves_and_nothing_is_done_again(
+    workers: Workers, synthetic: str, runs: str, strategy: str, act: Any
+) -> None:
+    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4, "partition": "udpa"})
+    watch = trained(workers, job, act(workers, "ps"))
+    (moved,) = [event["message"] for event in watch.of("warning") if "moves to" in event["message"]]
+    assert moved.startswith("the parameter server moves to spare, as its worker leaves: ")
+    assert not watch.of("worker-left")
+    assert not watch.of("worker-lost")
+    if act is retired:
+        assert "ps" not in addresses_of(workers[0])
