@@ -21,6 +21,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskcnn.cluster.link.calls import Check, ask_scheduler, no_check
 from daskcnn.cluster.link.lease_table import Holder, Lease, LeaseTable, clock_text, others_of
+from daskcnn.cluster.link.leaving import NOT_RETIRED
 
 NAME = "daskcnn-leases"  # the scheduler's plugin
 FREED = 10.0  # seconds at most that the end of a run waits for the scheduler; it ends the leases with the connection
@@ -35,8 +36,8 @@ class SchedulerLeases(SchedulerPlugin):  # type: ignore[misc] # Dask has no type
 
     name = NAME
 
-    def __init__(self) -> None:
-        self.table = LeaseTable()
+    def __init__(self, scheduler: Any) -> None:
+        self.table, self._scheduler = LeaseTable(), scheduler
         self.retired: dict[str, None] = {}  # addresses of the last workers that left in good order
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
@@ -59,6 +60,11 @@ class SchedulerLeases(SchedulerPlugin):  # type: ignore[misc] # Dask has no type
     def remove_client(self, scheduler: Any, client: str) -> None:
         """End the leases of a driver that is gone."""
         self.table.client_gone(client)
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Tell drivers which workers could not be retired: one may hold a driver's server, which it can move."""
+        if topic == "all" and msg.get("action") == "retire-workers" and msg["could-not-retire"]:
+            self._scheduler.log_event(NOT_RETIRED, {"workers": [*msg["could-not-retire"]]})
 
 
 def leases_on(dask_scheduler: Any) -> tuple[Lease, ...]:
@@ -84,7 +90,7 @@ def workers_on(scheduler: Any) -> list[tuple[str, str, str]]:
 
 def _table(scheduler: Any) -> LeaseTable:
     if NAME not in scheduler.plugins:
-        scheduler.add_plugin(SchedulerLeases(), name=NAME)
+        scheduler.add_plugin(SchedulerLeases(scheduler), name=NAME)
     found: LeaseTable = scheduler.plugins[NAME].table
     return found
 

@@ -20,6 +20,8 @@ UNHEARD = 2.5
 """Seconds after which a run that has not asked for anything is not waited for."""
 SHUT_DOWN, RETIRED = "it is shut down", "the scheduler retires it"
 """Why a worker leaves, in words."""
+NOT_RETIRED = "daskcnn-not-retired"
+"""The topic of workers that the scheduler could not retire, since they hold actors."""
 _NAME = "daskcnn-leaving"
 _PAUSE = 0.02  # seconds between two looks
 _TOLD = 1.0  # seconds at most to tell the runs

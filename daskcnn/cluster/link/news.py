@@ -10,10 +10,9 @@ from typing import Any
 
 from distributed import Client, get_worker
 
-from daskcnn.cluster.link.leaving import topic
+from daskcnn.cluster.link.leaving import NOT_RETIRED, topic
 from daskcnn.events import Calibrating
 
-_ALL = "all"  # the scheduler's own topic
 EVERY = 2.0  # seconds between two messages, which the scheduler passes on; shorter work sends none
 
 
@@ -45,14 +44,13 @@ class News:
         """Begin to receive messages of the run's workers. wake: is called with those that should not wait."""
         self._wake = wake
         client.subscribe_topic(topic(run), self.heard)
-        client.subscribe_topic(_ALL, self._heard_of_all)
+        client.subscribe_topic(NOT_RETIRED, self._heard_of_actors)
 
-    def _heard_of_all(self, event: tuple[float, Mapping[str, Any]]) -> None:
+    def _heard_of_actors(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """Keep the workers that the scheduler could not retire, since they hold actors. Runs as `heard`."""
-        if event[1].get("action") == "retire-workers" and (kept := event[1].get("could-not-retire")):
-            for worker in kept:
-                self._not_retired.put(str(worker))
-            self._wake()
+        for worker in event[1]["workers"]:
+            self._not_retired.put(str(worker))
+        self._wake()
 
     def not_retired(self) -> list[str]:
         """Return the addresses of workers that the scheduler has tried to retire since."""
@@ -61,7 +59,7 @@ class News:
     def unsubscribe(self, client: Client, run: str) -> None:
         """Receive no more messages."""
         client.unsubscribe_topic(topic(run))
-        client.unsubscribe_topic(_ALL)
+        client.unsubscribe_topic(NOT_RETIRED)
 
     def heard(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """Keep a message. Runs on the thread of the client's event loop."""
