@@ -10,10 +10,10 @@ defaults, but for SIGSTOP: a worker that hangs is given up after --stall-timeout
 Next step: from the signal until the slowest of the others begins a step. Of `bsp` they wait at most at the barrier; of
 `sgwu` and `agwu` they go on by themselves, so that it may be the step that they would have made anyway. Pause: the
 longest time, from the signal on, between two steps of one of the others, without what it was before. With `layer` it
-is from the signal until a step ends that had not ended before, as the driver hears of it. Done again: samples. Of the
-rules these are the ones that the worker had trained on since its last push; after SIGTERM none. Of `layer`, all since
-the snapshot. torchrun stops all ranks at any change of its members; they begin again from the last checkpoint, which
-the script writes every 20 steps. A rank that hangs is not noticed before gloo's timeout of 30 minutes.
+is from the signal until a step ends that had not ended before, as the driver hears of it. Done again: samples of
+`layer` and of torchrun whose steps ended twice. Of the rules it is what the worker had trained on since its last push,
+and nothing after SIGTERM. torchrun stops all ranks at any change of its members; they begin again from the last
+checkpoint, which the script writes every 20 steps. A rank that hangs is not noticed before gloo's timeout of 30 minutes.
 
 Exit 1 if the 95th percentile of the next step misses a bar: 5 s after SIGKILL (`layer`: 10 s), 1 s after SIGTERM.
 """
@@ -62,37 +62,30 @@ class Enough(Exception):
 
 
 def record() -> None:
-    """Keep begin, end and samples of every step of this process, and the last push."""
-    from daskcnn.cluster.worker.tasks import ServedRound
+    """Keep begin and end of every step of this process."""
     from daskcnn.training.replica import Replica
 
     if hasattr(Replica, "kept"):
         return
-    plain, send = Replica.step, ServedRound._send
-    kept: list[tuple[float, float, int]] = []
+    plain = Replica.step
+    kept: list[tuple[float, float]] = []
 
     def step(self: Any, batch: Any, *args: Any, **options: Any) -> Any:
         begun = time.monotonic()
         found = plain(self, batch, *args, **options)
-        kept.append((begun, time.monotonic(), len(batch.labels)))
+        kept.append((begun, time.monotonic()))
         return found
 
-    def sent(self: Any, order: Any) -> Any:
-        found = send(self, order)
-        if order.push is not None:
-            Replica.pushed = time.monotonic()
-        return found
-
-    Replica.step, Replica.kept, Replica.pushed, ServedRound._send = step, kept, 0.0, sent
+    Replica.step, Replica.kept = step, kept
 
 
-def steps() -> tuple[list[tuple[float, float, int]], float]:
-    """Return what was kept since it was last asked, and the time of the last push."""
+def steps() -> list[tuple[float, float]]:
+    """Return what was kept since it was last asked."""
     from daskcnn.training.replica import Replica
 
     found = Replica.kept[:]
     del Replica.kept[: len(found)]
-    return found, Replica.pushed
+    return found
 
 
 # --- here ---
@@ -214,11 +207,11 @@ def figures(machines: Machines, others: Sequence[str], heard: Heard) -> Figures:
     addresses = machines.addresses
     kept = machines.client.run(steps, workers=[addresses[name] for name in others])
     at, behind, pauses = heard.signalled, [0.0], [0.0]
-    for made, _ in kept.values():
-        later = [begun for begun, _, _ in made if begun > at]
-        gaps = [begun - ended for (_, ended, _), (begun, _, _) in pairwise(made)]
-        usual = [gap for gap, (_, ended, _) in zip(gaps, made, strict=False) if ended < at]
-        since = [gap for gap, (_, ended, _) in zip(gaps, made, strict=False) if at - 1 < ended < at + LONGEST]
+    for made in kept.values():
+        later = [begun for begun, _ in made if begun > at]
+        gaps = [(ended, begun - ended) for (_, ended), (begun, _) in pairwise(made)]
+        usual = [gap for ended, gap in gaps if ended < at]
+        since = [gap for ended, gap in gaps if ended > at - 1]
         behind.append(later[0] - at if later else LONGEST)
         pauses.append(max(since, default=LONGEST) - (median(usual) if usual else 0.0))
     return {"next": max(behind), "pause": max(pauses), "gone": heard.gone - at}
