@@ -13,7 +13,7 @@ longest time, from the signal on, between two steps of one of the others, withou
 is from the signal until a step ends that had not ended before, as the driver hears of it. Done again: samples of
 `layer` and of torchrun whose steps ended twice. Of the rules it is what the worker had trained on since its last push,
 and nothing after SIGTERM. torchrun stops all ranks at any change of its members; they begin again from the last
-checkpoint, which the script writes every 20 steps. A rank that hangs is not noticed before gloo's timeout of 30 minutes.
+checkpoint, which the script writes every 20 steps. They notice a rank that hangs after 30 minutes, gloo's timeout.
 
 Exit 1 if the 95th percentile of the next step misses a bar: 5 s after SIGKILL (`layer`: 10 s), 1 s after SIGTERM.
 """

@@ -166,15 +166,15 @@ class Listener:
             self._acts.pop(0)[1]()
 
 
-def in_mid_round(client: Client, act: Callable[[], None]) -> Listener:
-    """Act once, while the second round is under way: from then on workers are slow, so that a round takes a while."""
+def in_mid_round(client: Client, act: Callable[[], None], *, after: float = 0.1) -> Listener:
+    """Act once, some seconds after the second round began: from then on workers are slow, so that it takes a while."""
 
     def begins(fact: Any, found: list[Any]) -> bool:
         return listener.count(RoundDone) > 0 and any(isinstance(order, StartRound) for order in found)
 
     def slowly() -> None:
         client.run(exec, SLOW_DOWN, {})
-        Timer(0.1, act).start()
+        Timer(after, act).start()
 
     listener = Listener(begins, slowly)
     return listener

@@ -59,7 +59,7 @@ def presented(watch: Watch) -> int:
 
 def trained(workers: Workers, job: dict[str, Any], act: Callable[[], None]) -> Watch:
     """Run the job, with this in mid-round. The recorded facts lead to the same orders without a cluster."""
-    watch, heard = Watch(), in_mid_round(workers[0], act)
+    watch, heard = Watch(), in_mid_round(workers[0], act, after=2.0)
     result = run(workers[0], job, watch, heard=heard)
     assert result.summary["status"] == "done"
     assert presented(watch) == job["train"]["epochs"] * 800

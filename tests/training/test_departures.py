@@ -10,7 +10,7 @@ from daskcnn.events import RoundEnded, Warned, WorkerLeft, WorkerLeftOut, Worker
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import EndRound, Leave, StartRound, StartServer
-from tests.training.coordinator_shell import Shell, begun
+from tests.training.coordinator_shell import Shell, begun, name_of
 from tests.training.test_coordinator_machine import EPOCHS, SAMPLES, settings_of
 
 EXCHANGES: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in RULES), ("bsp", {"exchange": "asa"})]
@@ -49,7 +49,8 @@ def test_a_worker_that_leaves_ends_its_round_and_each_presentation_is_made_once(
     assert shell.reported == SAMPLES * EPOCHS
     assert not shell.of(WorkerLost)
     assert orders.Dismiss("cpu-1", for_good=True) in shell.orders
-    assert (Leave("cpu-1", 1, 1) in shell.orders) != shell.settings.peers
+    told = Leave("cpu-1", 1, 1) in shell.orders
+    assert told != (shell.settings.peers or shell.settings.rule.barrier), "its push may wait at the barrier"
     assert all(round_.worker != "cpu-1" for round_ in begun(shell.of(StartRound))[3:])
 
 
@@ -69,6 +70,17 @@ def test_a_report_that_comes_before_the_news_says_that_its_worker_leaves() -> No
     shell.answer_to(StartRound, "cpu-1")
     assert [each.worker for each in shell.of(WorkerLeft)] == ["cpu-1"]
     assert leave(shell, "cpu-1") == []
+
+
+def test_a_worker_whose_round_has_not_begun_leaves_with_nothing_done() -> None:
+    shell = training(("sgwu", {}), "cpu-0", "cpu-1")
+    leave(shell, "cpu-1")
+    shell.pending = [each for each in shell.pending if name_of(each[0]) != "cpu-1"]
+    shell.tell(facts.RoundDropped("cpu-0", 1, 1, shell.now))
+    shell.tell(facts.RoundDropped("cpu-1", 1, 1, shell.now))
+    assert [(each.worker, each.samples_done) for each in shell.of(WorkerLeft)] == [("cpu-1", 0)]
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
 
 
 def test_no_life_begins_with_a_worker_that_leaves() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 from daskcnn.cluster.link.calls import begin
 from daskcnn.cluster.link.leaving import LONGEST
@@ -14,8 +14,8 @@ from daskcnn.cluster.worker.session import end_round
 from daskcnn.training.coordinator.orders import EndRound
 from daskcnn.training.round_report import RoundReport
 
-Ended = tuple[EndRound, RoundReport | None]
-"""An order, and the report that it led to; None: it led to none."""
+Ended = tuple[EndRound, RoundReport | Literal["not begun"] | None]
+"""An order, and what it led to: a report, the round has not begun, or nothing is known."""
 
 
 class EarlyEnds:
@@ -41,7 +41,7 @@ class EarlyEnds:
         """Keep what the worker has answered. Runs on the client's thread."""
         failed = call.cancelled() or call.exception() is not None
         found = None if failed else call.result().get(address)
-        self._ended.put((order, found if isinstance(found, RoundReport) else None))
+        self._ended.put((order, None if isinstance(found, Exception) else found))
         self._context.results.wake()
 
     def taken(self) -> list[Ended]:

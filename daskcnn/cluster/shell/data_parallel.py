@@ -89,9 +89,14 @@ class DataParallel:
         work = self._shell.work
         for order, report in self._early.taken():
             asked = self._ending.pop(order.replica, None)
-            if report is not None and asked is not None and work.get(order.replica) is asked:
-                self._shell.give_up(order.replica)
-                fact = facts.RoundDone(order.replica, order.life, order.session, report, self._shell.now)
+            if report is None or asked is None or work.get(order.replica) is not asked:
+                continue
+            self._shell.give_up(order.replica)
+            of_round = order.replica, order.life, order.session
+            if report == "not begun":
+                self._shell.tell(facts.RoundDropped(*of_round, self._shell.now))
+            else:
+                fact = facts.RoundDone(*of_round, report, self._shell.now)
                 self._keep_optimizer(fact)
                 self._shell.tell(fact)
 

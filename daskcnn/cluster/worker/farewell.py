@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from daskcnn.training.round_report import RoundReport
 
@@ -58,10 +58,17 @@ class Farewell:
         """True once the driver has the last round's report, or needs none."""
         return self._over or (self._leaves and self._taken is not None and time.monotonic() - self._taken > TAKEN)
 
-    async def report(self, key: RoundKey, within: float) -> RoundReport | None:
-        """Let this round end, and return its report; None if there is none, or it does not come in time."""
+    async def report(self, key: RoundKey, within: float) -> RoundReport | Literal["not begun"] | None:
+        """Let this round end, and return its report; None if it fails, or does not come in time.
+
+        On a worker that is to end no task begins any more.
+        """
         self._early, self.heard, deadline = key, True, time.monotonic() + within
-        while (self._round != key or not self._ended) and time.monotonic() < deadline:
+        while not self._over and time.monotonic() < deadline:
+            if self._ended and (self._leaves or self._round == key):
+                break
             await asyncio.sleep(_PAUSE)
         self._taken = time.monotonic()
-        return self._report if self._round == key else None
+        if self._round != key:
+            return "not begun" if self._leaves else None
+        return self._report

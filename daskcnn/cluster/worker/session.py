@@ -31,7 +31,6 @@ from daskcnn.store import BatchPlan
 from daskcnn.store.array_index import ArrayChanged, ArrayIndex
 from daskcnn.training.replica import Replica
 from daskcnn.training.replica_exchange import ReplicaExchange
-from daskcnn.training.round_report import RoundReport
 
 THROTTLE = "DASKCNN_THROTTLE"
 """Environment variable of a worker: a factor ≥ 1 by which it computes slower, to simulate a slower machine."""
@@ -193,7 +192,7 @@ def forget_run(run: str, dask_worker: Any = None) -> None:
         release_freed_memory()
 
 
-async def end_round(run: str, key: RoundKey, within: float, dask_worker: Any) -> RoundReport | None:
+async def end_round(run: str, key: RoundKey, within: float, dask_worker: Any) -> Any:
     """Let a round of this worker end early, and return its report, as `Farewell.report` does."""
     session = _sessions.get((run, dask_worker.address))
     return None if session is None else await session.farewell.report(key, within)

@@ -68,17 +68,23 @@ class Departures(Recovering):
         if replica not in self._leaving or not self._alive.awaits(fact):
             return False
         self._alive.take(fact, fact.at)
-        self._depart(replica, self._leaving[replica], report.samples, fact.at)
+        self._depart(replica, self._leaving[replica], report.samples, fact.at, left=report.cut is not None)
         return True
 
-    def _depart(self, worker: str, reason: str, done: int, now: float) -> None:
-        """Go on without a worker that leaves. done: the samples of its last round."""
+    def _on_round_dropped(self, fact: facts.RoundDropped) -> None:
+        """Let a worker go that leaves before its round has begun."""
+        running = self._alive.sessions.running.get(fact.replica) if self._is_training(fact.life) else None
+        if running is not None and running.session == fact.session and fact.replica in self._leaving:
+            self._depart(fact.replica, self._leaving[fact.replica], 0, fact.at)
+
+    def _depart(self, worker: str, reason: str, done: int, now: float, *, left: bool = False) -> None:
+        """Go on without a worker that leaves. done: the samples of its last round. left: as for `Life.give_away`."""
         self._choosing.recall([worker], self.roster, self._out, now)
         life = self._present
         replica = life.teams.of(worker) if life else None
         self._drop(worker, reason, life.samples_of(worker) if life else 0, done)
         if replica is not None:
-            self._lose_replica(replica)
+            self._lose_replica(replica, left=left)
         if self.phase is _TRAINING:
             self._alive.go_on_without(now)
             self._go_on_from_reports(now)

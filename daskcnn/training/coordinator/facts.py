@@ -134,6 +134,16 @@ class RoundDone(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class RoundDropped(Fact):
+    """An answer to `EndRound`: nothing came of the round, as its worker was asked to end before it began."""
+
+    replica: str
+    life: int
+    session: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundFailed(Fact):
     """A replica's round ended with an error that ends the run, such as a push that is not finite."""
 

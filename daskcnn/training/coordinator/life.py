@@ -382,11 +382,14 @@ class Life:
             self._out.put(orders.Cancel(replica))
         self._scored.discard(replica)
 
-    def give_away(self, replica: str) -> None:
-        """Give the lost replica's samples to the others, and let none wait for it."""
+    def give_away(self, replica: str, *, left: bool = False) -> None:
+        """Give the replica's samples to the others, and let none wait for it.
+
+        left: it has left the server with a push, which may still wait at the barrier.
+        """
         if replica in self.rounds.seconds:
             self.rounds.lost(replica)
-        if not self._settings.peers:
+        if not self._settings.peers and not (left and self._barrier):
             self._leave(replica)  # it may have joined without our knowing
 
     def go_on_without(self, now: float) -> None:

@@ -97,7 +97,8 @@ class StartRound(Order):
 class EndRound(Order):
     """Let the replica end its round behind the step at hand, and push what it has: its worker or the server leaves.
 
-    number: of the round. Answer: `RoundDone` with a report of the samples that it has done, or `WorkerGone`.
+    number: of the round. Answer: `RoundDone` with a report of the samples that it has done, `RoundDropped`, or
+    `WorkerGone`.
     """
 
     replica: str

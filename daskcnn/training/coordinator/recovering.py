@@ -174,13 +174,13 @@ class Recovering(Coordinating):
         self._out.put(orders.CancelAll())
         self._await_workers()
 
-    def _lose_replica(self, replica: str, last: str = "") -> None:
-        """Give the replica's samples to the others."""
+    def _lose_replica(self, replica: str, last: str = "", *, left: bool = False) -> None:
+        """Give the replica's samples to the others. left: as for `Life.give_away`."""
         if self.phase in (_ENDED, Phase.CALIBRATING):
             return
         self._alive.lose(replica)
         if self._alive.teams.members:
-            self._alive.give_away(replica)
+            self._alive.give_away(replica, left=left)
         else:
             self._end("lost", Lost(last or f"{replica}: it was the last of the run"))
 

@@ -48,6 +48,7 @@ class Coordinator(Departures):
         return {
             facts.WorkerGone: self._on_worker_gone,
             facts.ServerLeaving: self._on_server_leaving,
+            facts.RoundDropped: self._on_round_dropped,
             facts.ServerReady: self._on_server_ready,
             facts.ServerGone: self._on_server_gone,
             facts.Joined: self._on_joined,
