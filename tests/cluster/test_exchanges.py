@@ -117,6 +117,7 @@ class Worker:
             optimizer=None,
             round=round_,
             scale=1.0,
+            rule=None,
         )
         self.link.answers.release()
         join_server(order, self.session, lambda: False)
