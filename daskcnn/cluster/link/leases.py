@@ -63,8 +63,9 @@ class SchedulerLeases(SchedulerPlugin):  # type: ignore[misc] # Dask has no type
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Tell drivers which workers could not be retired: one may hold a driver's server, which it can move."""
-        if topic == "all" and msg.get("action") == "retire-workers" and msg["could-not-retire"]:
-            self._scheduler.log_event(NOT_RETIRED, {"workers": [*msg["could-not-retire"]]})
+        kept = msg.get("could-not-retire") if topic == "all" and isinstance(msg, dict) else None
+        if kept:
+            self._scheduler.log_event(NOT_RETIRED, {"workers": [*kept]})
 
 
 def leases_on(dask_scheduler: Any) -> tuple[Lease, ...]:
