@@ -117,7 +117,6 @@ class Worker:
             optimizer=None,
             round=round_,
             scale=1.0,
-            rule=None,
         )
         self.link.answers.release()
         join_server(order, self.session, lambda: False)
