@@ -140,7 +140,7 @@ class ServerExchange:
     def start(self, order: orders.StartServer, state: TrainingState) -> str:
         """Start a server from this state; returns its host. Raises ServerLost, WorkersLost."""
         context = self._context
-        context.workers.needs_server = True
+        context.workers.needs_server, context.workers.hosts = True, frozenset()  # those of the one before may be gone
         if order.moved:
             context.workers.new_host()
         center, rule_state = exchanged(state.weights, dict(state.rule_state))
