@@ -43,12 +43,15 @@ class Departures(Recovering):
                 return
 
     def _take_leave(self, worker: str, reason: str, now: float) -> None:
-        """Have the worker end its round; without one it goes at once. A group goes on until its worker is gone."""
+        """Have the worker end its round; without one it goes at once. Groups and peers go on until it is gone."""
         life = self._present
         replica = life.teams.of(worker) if life else None
         if self._forming or replica not in (None, worker):
             return
-        if life is not None and worker in life.sessions.running:
+        running = life is not None and worker in life.sessions.running
+        if running and self.settings.peers:
+            return
+        if running:
             self._leaving[worker] = reason
             self._end_rounds([worker])
         else:
