@@ -90,7 +90,9 @@ class Worker:
     def __init__(
         self, strategy: str, rule: dict[str, Any], before: Callable[[int], None] = lambda n: None, overlap: bool = True
     ) -> None:
-        train = SimpleNamespace(strategy=strategy, batch_size=SIZE, replica_size=1, epochs=1, ema=None)
+        train = SimpleNamespace(
+            strategy=strategy, batch_size=SIZE, replica_size=1, epochs=1, ema=None, reproducible=False
+        )
         cluster = SimpleNamespace(overlap=overlap, wire="float32")
         chosen = RULES[strategy].model_validate(rule)
         job = SimpleNamespace(train=train, rule=chosen, cluster=cluster, data=SimpleNamespace(validation=10))
