@@ -36,7 +36,7 @@ class SchedulerLeases(SchedulerPlugin):  # type: ignore[misc] # Dask has no type
 
     name = NAME
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any = None) -> None:
         self.table, self._scheduler = LeaseTable(), scheduler
         self.retired: dict[str, None] = {}  # addresses of the last workers that left in good order
 
