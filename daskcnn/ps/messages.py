@@ -94,7 +94,7 @@ class PushPart:
 class Leave:
     """A worker is gone, or done. Leaving twice, or for an earlier session, changes nothing.
 
-    last: the seq of the last push, which counts if it waits; nobody waits for its answer. 0: none that waits counts.
+    last: the seq of the last push, which counts if it waits; no answer to it is told. 0: none that waits counts.
     """
 
     worker: str

@@ -26,7 +26,7 @@ Minibatches. Where all workers make each step together, the reply to a push may 
 (`sizes`). Steps stay as they are; the samples between two stops, and those of the round, follow.
 
 Leaving. A worker that is to leave ends its round behind the step at hand, or while it waits for a reply. It pushes what
-it has gained since its last push, if anything; nobody waits for the answer. Q is measured on no more samples than a
+it has gained since its last push, if anything, and waits for no answer. Q is measured on no more samples than a
 moment is enough for. The report counts the samples that were pushed.
 
 Exchanges. At most one is under way; its push and its pull are one Send, and all its replies are one fact. `seq` counts

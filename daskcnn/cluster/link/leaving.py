@@ -32,8 +32,8 @@ def topic(run: str) -> str:
     return f"daskcnn-{run}"
 
 
-class Kept(Protocol):
-    """What a worker has of a run. All is called on the worker's event loop."""
+class HasOfRun(Protocol):
+    """A part of a run that a worker has. All is called on the worker's event loop."""
 
     def leave(self) -> None:
         """Take note that the worker is to end."""
@@ -47,7 +47,7 @@ class Kept(Protocol):
         """True once the run needs it no longer."""
 
 
-class Held:
+class HeldActor:
     """An actor of a run's server: the run needs it until it has released it."""
 
     heard = True
@@ -70,7 +70,7 @@ class _Leaving(WorkerPlugin):  # type: ignore[misc] # Dask has no types
     name = _NAME
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, str], Kept] = {}
+        self.kept: dict[tuple[str, str], HasOfRun] = {}
 
     async def teardown(self, worker: Any) -> None:
         """Tell the runs, and wait for them."""
@@ -88,7 +88,7 @@ class _Leaving(WorkerPlugin):  # type: ignore[misc] # Dask has no types
             await asyncio.sleep(_PAUSE)
 
 
-def hold_end_up(worker: Any, run: str, what: str, kept: Kept) -> None:
+def hold_end_up(worker: Any, run: str, what: str, kept: HasOfRun) -> None:
     """Let the worker tell this run when it is to end, and wait for it. May be called on any thread."""
     plugin = worker.plugins.setdefault(_NAME, _Leaving())
     plugin.kept = {key: each for key, each in plugin.kept.items() if not each.done} | {(run, what): kept}

@@ -24,7 +24,7 @@ from distributed import Actor, get_worker
 
 from daskcnn import ps
 from daskcnn.cluster.link.client import lent_client
-from daskcnn.cluster.link.leaving import Held, hold_end_up
+from daskcnn.cluster.link.leaving import HeldActor, hold_end_up
 from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, merges_loading, use_memory_again
 from daskcnn.cluster.server.stream import Answer, Give, Tell, WorkerEnd, take_workers
 from daskcnn.errors import PushRefused
@@ -82,7 +82,7 @@ class ServerLink:
         return reply
 
     def leave(self, last: ps.Push, *, sent: bool, until: float) -> bool:
-        """Leave with this last push, which the server merges although nobody waits for the answer.
+        """Leave with this last push, which the server merges although no answer is waited for.
 
         sent: it was sent already. until: time to give up at. Returns True once the server has it.
         """
@@ -257,7 +257,7 @@ class ServerActor:
     ) -> None:
         use_memory_again(self)
         if run:
-            hold_end_up(get_worker(), run, f"server-{life}", Held(self))
+            hold_end_up(get_worker(), run, f"server-{life}", HeldActor(self))
         self._callers, self._turn = Callers(), threading.Lock()
         self._server: ps.Sequencer
         sharing = None if step_fixed is None else StepShares(step_fixed)

@@ -17,7 +17,7 @@ from distributed.protocol import to_serialize
 from daskcnn import compiled
 from daskcnn.arrays import keep_freed_memory, release_freed_memory
 from daskcnn.cluster.link.client import lent_client
-from daskcnn.cluster.link.leaving import Held, hold_end_up
+from daskcnn.cluster.link.leaving import HeldActor, hold_end_up
 from daskcnn.errors import PushRefused
 from daskcnn.ps import Code, Push, Snapshot, UpdateRule, Vector
 from daskcnn.ps.messages import Objection
@@ -90,7 +90,7 @@ class RangeActor:
     ) -> None:
         use_memory_again(self)
         if run:
-            hold_end_up(get_worker(), run, f"range-{id(self)}", Held(self))
+            hold_end_up(get_worker(), run, f"range-{id(self)}", HeldActor(self))
         self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept, ema, steps, besides)
         self._cast = Cast(wire)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
