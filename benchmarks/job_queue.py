@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import machine
 from distributed import Client
 
+from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.batch import spool as spools
 from daskcnn.batch.records import Attempt, Count, Submission
 from daskcnn.batch.spool import Spool
@@ -147,7 +147,9 @@ def main() -> int:
     for name, value in found.items():
         print(f"{name:20} {value:14,.3f}" + (f"   bar {BARS[name]:,.3f}" if name in BARS else ""))
     if options.json:
-        text = json.dumps({"machine": machine(), "load": os.getloadavg()[0], "jobs": options.jobs, **found}, indent=2)
+        cpu = device_profile("cpu", cpu_count())
+        machine = {"cpu": cpu.name, "threads": cpu.threads, "load": os.getloadavg()[0]}
+        text = json.dumps({"machine": machine, "jobs": options.jobs, **found}, indent=2)
         options.json.write_text(f"{text}\n", encoding="utf-8")
     return int(any(found[name] > bar for name, bar in BARS.items()))
 

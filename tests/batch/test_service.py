@@ -306,6 +306,7 @@ def test_runs_of_a_sweep_that_are_not_among_the_best_at_a_rung_end_early(queue: 
     queue.turn()
     assert [queue.job(number).cancelling for number in numbers] == [0, 0, 1]
     queue.wait(lambda: queue.started(numbers[2]))
+    queue.wait(lambda: queue.started(numbers[2]))
     queue.turn()  # tells the driver
     queue.wait(lambda: not queue.drivers.lives(numbers[2]))
     queue.turn()
