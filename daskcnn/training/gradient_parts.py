@@ -48,6 +48,11 @@ def parts_of(model: Sequential, layout: Layout) -> tuple[GradientPart, ...]:
     return tuple(parts)
 
 
+def ahead_of(model: Sequential, layout: Layout) -> float:
+    """Return the part of the vector that goes ahead on a processor."""
+    return sum(part.hi - part.lo for part in parts_of(model, layout)) / layout.size
+
+
 class GrowingGradients:
     """Gradients of a step, written to `vector` as they are found.
 

@@ -6,8 +6,9 @@ samples so that all are heard at the same time (`partition.step_shares`), and go
 
     max_i(f_i + c_i·n_i + w_i(1)) + overhead + k · merge + max_i w_i(k).
 
-All are answered at once, and so wait for each other's bytes. A worker that was answered first has computed first, and
-pushes while the link is free. That is `daskcnn.sim`'s meeting. A worker by itself exchanges nothing. Whoever
+Gradients that go ahead while the way back is computed (`training.gradient_parts`) hide up to that much of the time on
+the links. All are answered at once, and so wait for each other's bytes. A worker that was answered first has computed
+first, and pushes while the link is free. That is `daskcnn.sim`'s meeting. A worker by itself exchanges nothing. Whoever
 makes steps of the same samples makes the same progress with each, so the seconds of a step are compared. A strategy
 that needs more samples for the same progress says by how much (`PricedStrategy.needed`).
 
@@ -35,6 +36,8 @@ from daskcnn.sharded.balance import FREE, WorkerLink
 
 SHARED, LOCAL = "bsp", "local-sgd"
 _LEAST_EACH = 1e-12
+_WAY_BACK = 0.6
+"""The part of a step's computing in which gradients are found."""
 _MOST_FIXED = 0.999  # part of a step
 _EQUAL = 1e-9  # part of a time within which two are equal
 _WORTH_NAMING = 0.99  # of the seconds, for which another worker is named
@@ -76,7 +79,7 @@ class StepProblem:
 
     nbytes: of the vector that each worker sends and receives. bandwidth: of the server's link each way, which all
     share. merge: seconds of the server for each worker. overhead: seconds of a meeting besides. epoch: samples after
-    which workers meet anyway.
+    which workers meet anyway. ahead: part of the vector whose gradients are sent while the rest is computed.
     """
 
     workers: tuple[WorkerCost, ...]
@@ -86,6 +89,11 @@ class StepProblem:
     merge: float = 0.0
     overhead: float = 0.0
     epoch: float = inf
+    ahead: float = 0.0
+
+    def left(self, exchange: float, compute: float) -> float:
+        """Return the seconds of an exchange behind the computing, where a part of it has gone ahead."""
+        return exchange - min(self.ahead * exchange, _WAY_BACK * compute)
 
     def answer(self, slowest: float, workers: int) -> float:
         """Return the seconds until the last of these workers has its answer. slowest: seconds of the slowest way."""
@@ -262,6 +270,7 @@ def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int) -> Pric
     samples = {own.name: named[own.name] for own in workers if own.name in named}
     compute = min(level, max(own.seconds(samples[own.name]) for own in workers if own.name in samples))
     exchange = level - compute + problem.answer(max(problem.way(own, k) for own in workers), k)
+    exchange = problem.left(exchange, compute)
     return PricedStrategy(SHARED, samples, compute, exchange, problem.samples)
 
 

@@ -130,6 +130,21 @@ def test_a_slow_link_makes_meetings_rare() -> None:
     assert slower.every is None or slower.every > chosen.every
 
 
+def test_gradients_that_go_ahead_make_shared_steps_the_choice_on_a_gigabit_link() -> None:
+    problem = desks(2400, 2400)
+    whole, ahead = choose(problem), choose(replace(problem, ahead=0.97))
+    assert (whole.chosen.strategy, ahead.chosen.strategy) == ("local-sgd", "bsp")
+    slow = replace(desks(2400, 2400, link=WorkerLink(5e6, 2e-4)), ahead=0.97)
+    assert choose(slow).chosen.strategy == "local-sgd"
+
+
+@given(problems, st.floats(0, 1))
+@settings(max_examples=40, deadline=None)
+def test_gradients_that_go_ahead_cost_no_more_and_hide_no_computing(problem: StepProblem, ahead: float) -> None:
+    for whole, part in zip(shared_steps(problem), shared_steps(replace(problem, ahead=ahead)), strict=True):
+        assert part.compute <= part.step_seconds * (1 + 1e-9) <= whole.step_seconds * (1 + 2e-9)
+
+
 def test_workers_meet_at_an_epochs_end_at_the_latest() -> None:
     problem = replace(desks(1900, 1900, link=WorkerLink(1e5, 1e-3)), epoch=6400.0)
     assert [each.every for each in local_steps(problem)] == [50]

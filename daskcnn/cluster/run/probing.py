@@ -13,9 +13,10 @@ from daskcnn.cluster.link.streams import PROTOCOLS
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.server.probe import TOGETHER, expect_probes, probe_together, probe_way
 from daskcnn.events import LinkSpeed, LinkSpeeds
-from daskcnn.job.network import layout_of
+from daskcnn.job.network import layout_of, network_of
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator.facts import ServerProbed
+from daskcnn.training.gradient_parts import ahead_of
 
 
 class ServerProbes:
@@ -25,7 +26,10 @@ class ServerProbes:
         self._context, self._secret = context, token_hex(16)
         self._expected = ""  # the address of the host that expects probes
         self._merge, self._shared = 0.0, inf
-        self._nbytes = layout_of(context.job, context.dataset).size * np.dtype(context.job.cluster.wire).itemsize
+        layout, train = layout_of(context.job, context.dataset), context.job.train
+        self._nbytes = layout.size * np.dtype(context.job.cluster.wire).itemsize
+        in_parts = train.clip is None and train.optimizer.name != "lars" and context.job.cluster.ps_shards == 1
+        self._ahead = ahead_of(network_of(context.job, context.dataset), layout) if in_parts else 0.0
 
     def measure(self, workers: Sequence[str], at: float, *, training: bool = False) -> ServerProbed:
         """Measure the ways of these workers, one after the other and then all at once. Emits them as an event.
@@ -46,7 +50,7 @@ class ServerProbes:
             rows = [LinkSpeed(name=name, bandwidth=own.bandwidth, latency=own.latency) for name, own in links.items()]
             context.emit(LinkSpeeds(home=host.name, workers=rows))
         of_server = {"bandwidth": self._shared * shards, "merge": self._merge / shards}
-        return ServerProbed(tuple(workers), links, self._nbytes, at, **of_server)
+        return ServerProbed(tuple(workers), links, self._nbytes, at, **of_server, ahead=self._ahead)
 
     def _expects(self, address: str, *, training: bool) -> bool:
         """Let the host expect probes, unless it trains or has no streams. Returns True if it does."""

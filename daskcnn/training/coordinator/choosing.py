@@ -62,7 +62,7 @@ class Choosing:
         """Return the choice among all calibrated workers."""
         self._links.update(fact.links)
         asked, measured = self._asked, {name: (own.row, own.seconds) for name, own in roster.alive.items()}
-        server = {"bandwidth": fact.bandwidth, "merge": fact.merge, "overhead": fact.overhead}
+        server = {"bandwidth": fact.bandwidth, "merge": fact.merge, "overhead": fact.overhead, "ahead": fact.ahead}
         problem = measured_problem(measured, asked.batch_size, self._links, fact.nbytes, epoch=asked.samples, **server)
         found = choose(problem, [each for each in STRATEGIES if asked.parts_ways or each is not local_steps])
         left_out = {part.worker: part.why_left_out for part in found.left_out if part.worker in fact.workers}

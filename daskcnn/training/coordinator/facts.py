@@ -191,7 +191,7 @@ class ServerProbed(Fact):
     """The answer to `ProbeServer`.
 
     links: of those workers whose link could be measured. nbytes: of the vector that each would send and receive.
-    bandwidth, merge, overhead: of the server, as in `strategy_choice.StepProblem`.
+    bandwidth, merge, overhead: of the server. ahead: of the step. All of them as in `strategy_choice.StepProblem`.
     """
 
     workers: tuple[str, ...]
@@ -201,6 +201,7 @@ class ServerProbed(Fact):
     bandwidth: float = inf
     merge: float = 0.0
     overhead: float = 0.0
+    ahead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
