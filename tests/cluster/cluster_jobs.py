@@ -166,14 +166,17 @@ class Listener:
             self._acts.pop(0)[1]()
 
 
-def in_mid_round(client: Client, act: Callable[[], None], *, after: float = 0.1) -> Listener:
-    """Act once, some seconds after the second round began: from then on workers are slow, so that it takes a while."""
+def in_mid_round(client: Client, act: Callable[[], None], *, after: float = 0.1, slow: str = "") -> Listener:
+    """Act once, some seconds after the second round began: from then on workers are slow, so that it takes a while.
+
+    slow: what makes them so, if not `SLOW_DOWN`.
+    """
 
     def begins(fact: Any, found: list[Any]) -> bool:
         return listener.count(RoundDone) > 0 and any(isinstance(order, StartRound) for order in found)
 
     def slowly() -> None:
-        client.run(exec, SLOW_DOWN, {})
+        client.run(exec, slow or SLOW_DOWN, {})
         Timer(after, act).start()
 
     listener = Listener(begins, slowly)
@@ -187,6 +190,17 @@ for session in module._sessions.values() if module else ():
     session.replica.watch._throttle = 20.0
 """
 """On a worker: the steps of its runs take twenty times as long. A function would have this module imported."""
+FOUR_SLOW_SECONDS = """
+import sys, time
+def slowed(seconds, end=time.monotonic() + 4.0):
+    rest = 0.5 if time.monotonic() < end else 0.0
+    time.sleep(rest)
+    return seconds + rest
+module = sys.modules.get("daskcnn.cluster.worker.session")
+for session in module._sessions.values() if module else ():
+    session.replica.watch.slowed = slowed
+"""
+"""On a worker: for four seconds the steps of its runs take half a second, on whatever machine."""
 
 
 def run(

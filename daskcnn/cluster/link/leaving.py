@@ -2,6 +2,7 @@
 
 Dask closes a worker on SIGTERM, at the end of its lifetime, and when the scheduler retires it. It calls a plugin's
 `teardown` first; a nanny leaves 8 seconds for it. What a worker has of a run says itself when it is no longer needed.
+By then Dask starts no task any more. Where a run needs tasks to take over what a worker has, SIGTERM waits before that.
 """
 
 from __future__ import annotations
@@ -71,9 +72,26 @@ class _Leaving(WorkerPlugin):  # type: ignore[misc] # Dask has no types
 
     def __init__(self) -> None:
         self.kept: dict[tuple[str, str], HasOfRun] = {}
+        self._begun = self._put_off = False
+
+    def put_off(self, worker: Any) -> None:
+        """Let the worker run tasks while it waits."""
+        if self._put_off:
+            return
+        self._put_off, close = True, worker.close
+
+        async def closed(*args: Any, **options: Any) -> Any:
+            worker.close = close
+            await self.teardown(worker)
+            return await close(*args, **options)
+
+        worker.close = closed
 
     async def teardown(self, worker: Any) -> None:
-        """Tell the runs, and wait for them."""
+        """Tell the runs, and wait for them, once."""
+        if self._begun:
+            return
+        self._begun = True
         begun, kept = time.monotonic(), dict(self.kept)
         for each in kept.values():
             each.leave()
@@ -88,7 +106,12 @@ class _Leaving(WorkerPlugin):  # type: ignore[misc] # Dask has no types
             await asyncio.sleep(_PAUSE)
 
 
-def hold_end_up(worker: Any, run: str, what: str, kept: HasOfRun) -> None:
-    """Let the worker tell this run when it is to end, and wait for it. May be called on any thread."""
+def hold_end_up(worker: Any, run: str, what: str, kept: HasOfRun, *, tasks: bool = False) -> None:
+    """Let the worker tell this run when it is to end, and wait for it. May be called on any thread.
+
+    tasks: the run needs tasks of the worker until then.
+    """
     plugin = worker.plugins.setdefault(_NAME, _Leaving())
+    if tasks:
+        plugin.put_off(worker)
     plugin.kept = {key: each for key, each in plugin.kept.items() if not each.done} | {(run, what): kept}

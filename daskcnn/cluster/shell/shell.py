@@ -88,7 +88,7 @@ class Shell:
         self._looked = self._awake = self.now
         self._actions: Actions = {
             orders.Calibrate: self._calibrate,
-            orders.Dismiss: self._dismiss,
+            orders.Dismiss: self.dismiss,
             orders.Cancel: lambda order: self.give_up(order.replica),
             orders.CancelAll: lambda order: self._cancel_all(),
             orders.IgnoreSignals: lambda order: context.connection.ignore_signals(),
@@ -223,7 +223,8 @@ class Shell:
         self._calibrating[order.worker] = future = submit_calibration(self.context, order.worker)
         self.watch(order.worker, future)
 
-    def _dismiss(self, order: orders.Dismiss) -> None:
+    def dismiss(self, order: orders.Dismiss) -> None:
+        """Let a worker go, and give up what it does."""
         self._give_up_calibrating(order.worker)
         self.give_up(order.worker)
         if (member := self.context.workers.alive.pop(order.worker, None)) is not None:

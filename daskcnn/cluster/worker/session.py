@@ -26,7 +26,7 @@ from daskcnn.cluster.worker.farewell import Farewell, RoundKey
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.dataset import opened
 from daskcnn.job.network import check_vectors
-from daskcnn.job.tables import Job
+from daskcnn.job.tables import LAYER, Job
 from daskcnn.store import BatchPlan
 from daskcnn.store.array_index import ArrayChanged, ArrayIndex
 from daskcnn.training.replica import Replica
@@ -156,7 +156,7 @@ def open_session(
         keep_freed_memory()
         session = keep_session(run, Session(replica))
         if here:
-            hold_end_up(get_worker(), run, "replica", session.farewell)
+            hold_end_up(get_worker(), run, "replica", session.farewell, tasks=job.train.strategy == LAYER)
         return session
 
 
@@ -190,6 +190,12 @@ def forget_run(run: str, dask_worker: Any = None) -> None:
         session.sender.shutdown(wait=False)
         del session
         release_freed_memory()
+
+
+async def await_release(run: str, dask_worker: Any) -> None:
+    """Let this worker, which is to end, wait until the run has what it needs of it, and forgets it."""
+    if (session := _sessions.get((run, dask_worker.address))) is not None:
+        session.farewell.heard = True
 
 
 async def end_round(run: str, key: RoundKey, within: float, dask_worker: Any) -> Any:
