@@ -100,7 +100,7 @@ def test_a_job_is_submitted_through_the_scheduler_from_python(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with Client(cluster) as client, served(tmp_path, cluster.scheduler_address):
+    with Client(cluster, set_as_default=False) as client, served(tmp_path, cluster.scheduler_address):
         tables = {"cluster": {"workers": "cpu=1"}, "train": {"epochs": 1}, "run": {"name": "first"}}
         job = submit(client, tables, priority=3, hold=True)
         assert (job.id, job.run) == (1, tmp_path / "first")
@@ -128,7 +128,7 @@ def rows(dask_scheduler: Any) -> list[list[str]]:
 
 
 def test_without_a_service_a_request_is_refused_at_once(cluster: LocalCluster, tmp_path: Path) -> None:
-    with Client(cluster) as client:
+    with Client(cluster, set_as_default=False) as client:
         for _ in range(2):
             with pytest.raises(ClusterError, match="no service of a queue is there; start one with `daskcnn serve"):
                 ask_service(client, {"ask": "jobs", "version": __version__})
@@ -137,7 +137,7 @@ def test_without_a_service_a_request_is_refused_at_once(cluster: LocalCluster, t
 
 
 def test_a_submitter_of_another_version_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
-    with Client(cluster) as client, served(tmp_path, cluster.scheduler_address):
+    with Client(cluster, set_as_default=False) as client, served(tmp_path, cluster.scheduler_address):
         refused = pytest.raises(ClusterError, match="version 9 asks; the service has")
         with refused:
             ask_service(client, {"ask": "jobs", "version": "9"})
@@ -177,7 +177,7 @@ def test_a_scheduler_that_goes_away_is_found_again(tmp_path: Path) -> None:
         queue.wait_for("serving at scheduler")
     queue.wait_for("trying again")
     queue.said.clear()
-    with scheduler(int(address.rpartition(":")[2])) as second, Client(second) as client:
+    with scheduler(int(address.rpartition(":")[2])) as second, Client(second, set_as_default=False) as client:
         queue.wait_for("serving at scheduler")
         assert ask_service(client, {"ask": "jobs", "version": __version__}) == []
         queue.end()
@@ -217,7 +217,7 @@ def test_a_lost_service_wakes_those_who_wait(cluster: LocalCluster) -> None:
         silent = desk.attend("two", "you"), await desk.ask({}, within=0.01)
         return await waiting, silent, await desk.exchange("one", [], [], 0)
 
-    with Client(cluster) as client:
+    with Client(cluster, set_as_default=False) as client:
         assert client.sync(asked) == (None, ("", {"silent": 0.01}), None)
 
 

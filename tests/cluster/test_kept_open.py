@@ -13,7 +13,10 @@ IDLE = 0.5  # seconds until it closes
 
 def test_a_scheduler_does_not_close_for_being_idle_while_a_job_waits_and_does_so_later() -> None:
     options = {"n_workers": 0, "processes": False, "dashboard_address": "127.0.0.1:0", "protocol": "inproc://"}
-    with LocalCluster(**options, scheduler_kwargs={"idle_timeout": f"{IDLE} s"}) as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(**options, scheduler_kwargs={"idle_timeout": f"{IDLE} s"}) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
         with kept_open(client):
             time.sleep(3 * IDLE)  # the length of the wait is the test's subject
             assert cluster.scheduler.status.name == "running"
