@@ -70,7 +70,7 @@ def small_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any
 
 def sharded_by_speed(job: dict[str, Any], **train: Any) -> dict[str, Any]:
     """The same job by strategy `layer`, unless `train` has another; a job of another strategy has no shares."""
-    return job | {"train": {"strategy": "layer", "kernel_shares": "speeds"} | job["train"] | train}
+    return job | {"train": {"kernel_shares": "speeds"} | job["train"] | {"strategy": "layer"} | train}
 
 
 class Watch:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 from weakref import ref
 
+from distributed import get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 LONGEST = 6.0
@@ -106,11 +107,15 @@ class _Leaving(WorkerPlugin):  # type: ignore[misc] # Dask has no types
             await asyncio.sleep(_PAUSE)
 
 
-def hold_end_up(worker: Any, run: str, what: str, kept: HasOfRun, *, tasks: bool = False) -> None:
-    """Let the worker tell this run when it is to end, and wait for it. May be called on any thread.
+def hold_end_up(run: str, what: str, kept: HasOfRun, *, tasks: bool = False) -> None:
+    """Let the worker of this task tell this run when it is to end, and wait for it. A process that is none has no end.
 
     tasks: the run needs tasks of the worker until then.
     """
+    try:
+        worker = get_worker()
+    except ValueError:
+        return
     plugin = worker.plugins.setdefault(_NAME, _Leaving())
     if tasks:
         plugin.put_off(worker)

@@ -257,7 +257,7 @@ class ServerActor:
     ) -> None:
         use_memory_again(self)
         if run:
-            hold_end_up(get_worker(), run, f"server-{life}", HeldActor(self))
+            hold_end_up(run, f"server-{life}", HeldActor(self))
         self._callers, self._turn = Callers(), threading.Lock()
         self._server: ps.Sequencer
         sharing = None if step_fixed is None else StepShares(step_fixed)

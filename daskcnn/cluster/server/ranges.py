@@ -90,7 +90,7 @@ class RangeActor:
     ) -> None:
         use_memory_again(self)
         if run:
-            hold_end_up(get_worker(), run, f"range-{id(self)}", HeldActor(self))
+            hold_end_up(run, f"range-{id(self)}", HeldActor(self))
         self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept, ema, steps, besides)
         self._cast = Cast(wire)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")

@@ -155,8 +155,7 @@ def open_session(
         replica = Replica(job, dataset, device, clock=time.perf_counter, throttle=throttle, pause=time.sleep)
         keep_freed_memory()
         session = keep_session(run, Session(replica))
-        if here:
-            hold_end_up(get_worker(), run, "replica", session.farewell, tasks=job.train.strategy == LAYER)
+        hold_end_up(run, "replica", session.farewell, tasks=job.train.strategy == LAYER)
         return session
 
 
