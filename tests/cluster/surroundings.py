@@ -21,7 +21,7 @@ E = TypeVar("E", bound=Event)
 
 def member(name: str, kind: Literal["cpu", "gpu", "ps"]) -> Member:
     """A worker of this process. Its address is its name."""
-    return Member(name, name, "here", kind, 1, 1 << 30)
+    return Member(name, name, "here", kind, 1, 1 << 30, called=name)
 
 
 @dataclass(frozen=True)
