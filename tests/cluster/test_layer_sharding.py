@@ -79,6 +79,7 @@ def test_a_part_that_is_not_to_be_had_costs_the_steps_since_the_snapshot_and_not
     np.testing.assert_allclose(result.model.vector, reference(job).weights, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_a_worker_that_stands_still(three_workers: Client, synthetic: str, runs: str) -> None:
     """SIGSTOP: its connections stay open, and nothing comes through them any more."""
     job = layer_job(
