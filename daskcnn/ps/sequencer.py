@@ -16,7 +16,8 @@ one takes part from the next round: its join is answered, with the merged center
 newer session take a worker's slot (and its push, if it waits) out of the barrier, which may open it.
 
 A worker that leaves in good order names its last push (`Leave.last`). Where that waits it is merged with the others',
-and the worker counts until then; it is told no answer. A newer session of the worker is let in behind that merge.
+and the worker counts until then; it is told no answer, and all else of that session is refused. A newer session of the
+worker is let in behind that merge.
 
 Bounded staleness. A rule without a barrier may hold a push back until the slowest worker has caught up, by the pushes
 merged of each. After every request the sequencer looks for a push that may go on; the slowest worker's own always may.
@@ -173,8 +174,11 @@ class Sequencer:
         dropped: list[Instruction] = []
         worker, member = join.worker, self._members.get(join.worker)
         if member is not None and member.leaves:
-            before, self._put_off[worker] = self._put_off.get(worker), join
-            return [] if before is None else [self._refuse(before, Code.SESSION, f"session {join.session} came")]
+            older, newer = sorted((self._put_off.get(worker, join), join), key=lambda each: each.session)
+            self._put_off[worker] = newer
+            if (older.session, older.seq) == (newer.session, newer.seq):  # the first, or a repeat of it
+                return []
+            return [self._refuse(older, Code.SESSION, f"session {newer.session} came")]
         if member is None or member.session < join.session:
             dropped = self._remove(worker, Code.SESSION, f"session {join.session} took its place")
             late = self._rule.barrier and bool(self._pending)
@@ -398,6 +402,8 @@ class Sequencer:
             return Code.WORKER, f"worker={worker!r}: has not joined, or has left; join first, as a new session"
         if session != member.session:
             return Code.SESSION, f"session={session}: {worker} is in {member.session}; join as a new one"
+        if member.leaves:  # it is told no merge: a repeat of its last push would wait for ever
+            return Code.LEFT, f"session={session}: {worker} has left, its last push counts; join as a new one"
         return None
 
     def _out_of_turn(self, push: Push, member: _Joined) -> _Refusal:

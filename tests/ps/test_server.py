@@ -397,6 +397,32 @@ def test_one_that_is_back_before_its_last_push_is_merged_is_let_in_behind_it() -
     assert len(handle(s, push("b", 2, base=1))) == 1
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_one_that_leaves_in_good_order_is_refused_all_else_at_once(back: bool) -> None:
+    s = server("sgwu", "a", "b")
+    handle(s, push("a"))
+    handle(s, push("b"))
+    handle(s, push("a", 2, base=1))
+    handle(s, Leave("a", 1, last=2))
+    if back:
+        handle(s, Join(0, "a", 2))
+    for seq in (1, 2, 3):  # merged and answered before, waiting, never sent
+        assert handle(s, push("a", seq, base=1)) == [refusal("a", seq, Code.LEFT)]
+    assert handle(s, Pull(0, "a", 1, seq=4)) == [refusal("a", 4, Code.LEFT)]
+    assert handle(s, push("b", 2, base=1))[0] == merged("b", 2, 2, base=1)
+    assert s.snapshot().merged == 4
+
+
+def test_of_joins_that_are_put_off_the_newest_is_let_in_and_a_repeat_is_no_other() -> None:
+    s = server("sgwu", "a", "b")
+    handle(s, push("a"))
+    handle(s, Leave("a", 1, last=1))
+    assert handle(s, Join(0, "a", 3)) == handle(s, Join(0, "a", 3)) == []
+    for older in (1, 2):  # they were longer on their way
+        assert handle(s, Join(0, "a", older)) == [refusal("a", 0, Code.SESSION, session=older)]
+    assert handle(s, push("b")) == [merged("b", 1, 1, base=0), reply("a", 0, 1, session=3)]
+
+
 def test_the_last_push_of_one_that_is_far_ahead_waits_for_nobody() -> None:
     s = server("agwu", "a", "b", rule={"max_staleness": 0})
     handle(s, push("a"))

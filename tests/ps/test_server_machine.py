@@ -186,11 +186,12 @@ class Machine(RuleBasedStateMachine):
         assert self.server.snapshot().center is before.center
 
     @precondition(lambda self: self.sessions)
-    @rule(data=st.data())
-    def push_from_an_earlier_life(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), seq=st.integers(1, 3))
+    def push_from_an_earlier_life(self, data: st.DataObject, seq: int) -> None:
+        """Also of one that has left and whose last push, maybe this one, waits without it."""
         worker = data.draw(st.sampled_from(sorted(self.sessions)))
-        session = self.sessions[worker] - (worker in self.clients or worker in self.left)
-        self.refused(Push(0, worker, session, 1, 0, np.zeros(3), 1, 0.5))
+        session = self.sessions[worker] - (worker in self.clients)
+        self.refused(Push(0, worker, session, seq, 0, np.zeros(3), 1, 0.5))
 
     def refused(self, event: Push) -> None:
         before = self.server.snapshot()
