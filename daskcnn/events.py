@@ -16,6 +16,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError, model_va
 from daskcnn.documents import first_problem
 from daskcnn.errors import told
 from daskcnn.event_base import ALONE as ALONE
+from daskcnn.event_base import SURE as SURE
 from daskcnn.event_base import DamagedEvent as DamagedEvent
 from daskcnn.event_base import Event as Event
 from daskcnn.event_base import Fields as Fields

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from daskcnn.events import ALONE, PricedStep, StrategyChosen, WorkerGain, step_time
+from daskcnn.events import ALONE, SURE, PricedStep, StrategyChosen, WorkerGain, step_time
 from daskcnn.show.text import TextTable, aligned, clean, count, percent
-from daskcnn.training.strategy_choice import SURE
 
 _MOST = 12  # rows of the table
 _NAMED = 4  # workers that a row names

@@ -29,7 +29,7 @@ from itertools import pairwise
 from math import inf, isinf, log
 from typing import TypeAlias
 
-from daskcnn.events import ALONE, CalibratedWorker, PricedStep, StrategyChosen, WorkerGain
+from daskcnn.events import ALONE, SURE, CalibratedWorker, PricedStep, StrategyChosen, WorkerGain
 from daskcnn.partition.proportions import proportional
 from daskcnn.partition.step_shares import LEAST
 from daskcnn.sharded.balance import FREE, WorkerLink
@@ -46,9 +46,6 @@ _APART = {1: 1.0, 2: 1.2, 4: 1.7, 8: 4.5}
 """Samples that equal replicas need with steps of their own, of those of one alone, by their number."""
 _MOST_APART = 16
 """The most of them that are compared: from about four on, another one needs more samples than it makes."""
-SURE = 1.2
-"""Such steps have to be expected to be this many times sooner than those of one machine: N and A are of one network,
-and after the same epochs they are less accurate."""
 _BETWEEN = 1.3e-5
 """The part that is added to these for each sample between two meetings."""
 
