@@ -75,7 +75,7 @@ class Simulation:
             orders.FormGroups: self._form_groups,
             orders.Join: self._join,
             orders.StartRound: self._start_round,
-            orders.EndRound: self._end_round,
+            orders.EndRound: lambda order: None,  # its worker goes at once
             orders.Leave: lambda order: self._host.leave(self.replicas[order.replica]),
             orders.Save: lambda order: self._tell(facts.Saved(self.server.snapshot().version, self.now)),
             orders.Judge: self._judge,
@@ -179,17 +179,17 @@ class Simulation:
         self._tell_now(facts.WorkerReady(member.name, member.kind, self.now))
 
     def _leaves(self, member: Worker) -> None:
+        """Let a worker that leaves go at once, without the round that is under way."""
         self._tell_now(facts.WorkerLeaving((member.name,), "it leaves", self.now))
+        self._goes(member, "it leaves")
 
     def _dies(self, member: Worker) -> None:
+        self._goes(member, "it dies")
+
+    def _goes(self, member: Worker, reason: str) -> None:
         if member.name in self.replicas:
             self._host.lose(self.replicas[member.name])
-        self._tell_now(facts.WorkerGone((member.name,), "it dies", self.now))
-
-    def _end_round(self, order: orders.EndRound) -> None:
-        """Let a worker that leaves go at once, without the round that is under way."""
-        self._host.lose(self.replicas[order.replica])
-        self._tell(facts.WorkerGone((order.replica,), "it leaves", self.now))
+        self._tell_now(facts.WorkerGone((member.name,), reason, self.now))
 
     def _cancel_all(self) -> None:
         for replica in self.replicas.values():

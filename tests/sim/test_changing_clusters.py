@@ -154,9 +154,9 @@ def members(events: list[Any]) -> list[list[int]]:
     return [[len(group.members) for group in event.groups] for event in of(GroupsFormed, events)]
 
 
-@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "bsp"])
-def test_a_group_that_loses_a_worker_goes_on_and_takes_one_that_comes(strategy: str) -> None:
-    events = groups({}, {}, {}, {"dies": 60.0}, {"arrives": 90.0}, strategy=strategy)
+@pytest.mark.parametrize(("strategy", "how"), [("sgwu", "dies"), ("agwu", "dies"), ("bsp", "dies"), ("sgwu", "leaves")])
+def test_a_group_that_loses_a_worker_goes_on_and_takes_one_that_comes(strategy: str, how: str) -> None:
+    events = groups({}, {}, {}, {how: 60.0}, {"arrives": 90.0}, strategy=strategy)
     assert [sorted(each) for each in members(events)] == [[2, 2], [1, 2], [2, 2]]
     assert sum(event.samples for event in of(RoundEnded, events)) == 6000
     assert [event.worker for event in of(WorkerLost, events)] == ["w3"]
