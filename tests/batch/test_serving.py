@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 
@@ -48,6 +49,13 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daskcnn.batch.handle.LOOK", 0.05)
     monkeypatch.setattr(asking, "LOOK", 0.05)
     monkeypatch.setattr(connect, "TRY", 1.0)
+
+
+@pytest.fixture(autouse=True)
+def scheduler_of_dask() -> Iterator[None]:
+    """Restore Dask's setting, which services in several threads of a process each set, and leave set."""
+    with dask.config.set(scheduler=None):
+        yield
 
 
 class Served:
