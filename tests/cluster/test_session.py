@@ -117,7 +117,8 @@ def test_a_network_whose_vectors_are_more_than_the_workers_memory_is_refused(
     job = resolve(tiny_job(tiny_data(tmp_path), model={"layers": hidden}))
     limit = vector_bytes(job, opened(job.data)) - missing
     memory = SimpleNamespace(memory_limit=limit)
-    worker = SimpleNamespace(address="tcp://a", state=SimpleNamespace(nthreads=1), memory_manager=memory)
+    state = SimpleNamespace(nthreads=1)
+    worker = SimpleNamespace(address="tcp://a", state=state, memory_manager=memory, plugins={})
     monkeypatch.setattr(session, "get_worker", lambda: worker)
     if missing:
         with pytest.raises(ClusterError, match=r"weights, gradients and optimizer take .* smaller network"):

@@ -199,7 +199,7 @@ def test_a_value_out_of_range_is_refused_with_the_bound(key: str, value: object,
         (
             "run.qqq",
             "run.qqq: unknown key; known: checkpoint_every, dashboard, dir, imports, keep, mlflow, name, "
-            "prometheus, report_every, tensorboard, time_limit",
+            "prometheus, report_every, snapshot_every, tensorboard, time_limit",
         ),
     ],
 )
