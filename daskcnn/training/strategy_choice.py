@@ -348,12 +348,17 @@ def choose(problem: StepProblem, pricers: Sequence[Pricer] = STRATEGIES) -> Stra
 def _priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrategy]:
     """Return all candidates, the least seconds first; of equal ones that with the fewest workers first.
 
-    One that does not make the steps of one machine counts as `SURE` times as slow as expected.
+    Local steps are for slow links: they are none where the best shared step computes for longer than it exchanges. One
+    that does not make the steps of one machine counts as `SURE` times as slow as expected.
     """
-    found = [(each, each.seconds * (1 if each.needed == 1 else SURE)) for pricer in pricers for each in pricer(problem)]
-    equal = min(seconds for _, seconds in found) * (1 + _EQUAL)
-    found.sort(key=lambda item: (max(item[1], equal), len(item[0].samples), item[1]))
-    return [each for each, _ in found]
+    found = [each for pricer in pricers for each in pricer(problem)]
+    shared = min((each for each in found if each.strategy == SHARED), key=lambda each: each.seconds, default=None)
+    if shared is not None and shared.exchange <= shared.compute:
+        found = [each for each in found if each.strategy != LOCAL]
+    priced = [(each, each.seconds * (1 if each.needed == 1 else SURE)) for each in found]
+    equal = min(seconds for _, seconds in priced) * (1 + _EQUAL)
+    priced.sort(key=lambda item: (max(item[1], equal), len(item[0].samples), item[1]))
+    return [each for each, _ in priced]
 
 
 def _parts(problem: StepProblem, chosen: PricedStrategy) -> Iterator[WorkerGain]:

@@ -130,12 +130,17 @@ def test_a_slow_link_makes_meetings_rare() -> None:
     assert slower.every is None or slower.every > chosen.every
 
 
-def test_gradients_that_go_ahead_make_shared_steps_the_choice_on_a_gigabit_link() -> None:
-    problem = desks(2400, 2400)
+def test_gradients_that_go_ahead_make_shared_steps_the_choice_on_a_slower_link() -> None:
+    problem = desks(2400, 2400, link=WorkerLink(7e7, 2e-4))
     whole, ahead = choose(problem), choose(replace(problem, ahead=0.97))
     assert (whole.chosen.strategy, ahead.chosen.strategy) == ("local-sgd", "bsp")
     slow = replace(desks(2400, 2400, link=WorkerLink(5e6, 2e-4)), ahead=0.97)
     assert choose(slow).chosen.strategy == "local-sgd"
+
+
+def test_a_fast_link_is_not_for_local_steps_however_small_the_step() -> None:
+    small = replace(desks(9000, 9000, fixed=1.3e-3, link=WorkerLink(1.5e9, 2e-5)), samples=16, nbytes=250_000.0)
+    assert "local-sgd" not in {each.strategy for each in choose(small).candidates}
 
 
 @given(problems, st.floats(0, 1))
