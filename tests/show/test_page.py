@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import re
 from itertools import pairwise
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from daskcnn.errors import escaped
+from daskcnn.show import report_sections
 from daskcnn.show.comparison import compare
-from daskcnn.show.renderers.page import MOST_ROWS, comparison_page, report_page, ticks
+from daskcnn.show.renderers.page import CAPTIONS, MOST_ROWS, comparison_page, report_page, ticks
 from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.run_figures import run_figures
@@ -197,6 +199,11 @@ def test_runs_side_by_side_have_one_page_with_a_timeline_each() -> None:
 
 def _best(row: list[str], best: tuple[int, ...]) -> list[str]:
     return [row[1 + i] for i in best]
+
+
+def test_every_table_that_a_report_may_have_has_a_caption() -> None:
+    named = re.findall(r'Section\("(\w+)"[^\n]*table=', inspect.getsource(report_sections))
+    assert {"choice", "workers"} <= {*named} <= CAPTIONS.keys()
 
 
 def test_the_same_log_gives_the_same_bytes() -> None:

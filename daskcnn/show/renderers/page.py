@@ -114,6 +114,7 @@ MOST_ROWS = 240  # rows of a table that is not asked for in full
 MOST_MARKS, MOST_TICKS = 100, 6  # troubles that are marked in a timeline, and times below it
 MOST_CLASSES = 60  # classes up to which there is a confusion matrix
 CAPTIONS = {
+    "choice": "The strategies that were compared, the least expected seconds first",
     "workers": "Samples, seconds and bytes of each worker",
     "pushes": "What each worker pushed to the server",
     "balance": "How evenly the workers were busy; seconds are summed over the rounds",
