@@ -21,7 +21,8 @@ from daskcnn.show.queue_table import readable_jobs
 @click.option(
     "--spool",
     metavar="DIR",
-    help=f"Folder of the queue, on a disk of this machine; it is its owner's alone.  [default: {usual_folder()}]",
+    help="Folder of the queue, on a disk of this machine; it is its owner's alone. Default: daskcnn/queue in the "
+    "user's folder of states, such as ~/.local/state.",
 )
 @click.option(
     "--run-dir", metavar="PATH", default="runs", show_default=True, help="Folder of runs whose job names none."
