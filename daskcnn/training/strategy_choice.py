@@ -89,8 +89,8 @@ class StepProblem:
     ahead: float = 0.0
 
     def left(self, exchange: float, compute: float) -> float:
-        """Return the seconds of an exchange behind the computing, where a part of it has gone ahead."""
-        return exchange - min(self.ahead * exchange, _WAY_BACK * compute)
+        """Return the seconds of an exchange behind the computing, where a part of it has gone ahead: not `overhead`."""
+        return exchange - min(self.ahead * (exchange - self.overhead), _WAY_BACK * compute)
 
     def answer(self, slowest: float, workers: int) -> float:
         """Return the seconds until the last of these workers has its answer. slowest: seconds of the slowest way."""

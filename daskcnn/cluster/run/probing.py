@@ -18,6 +18,10 @@ from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator.facts import ServerProbed
 from daskcnn.training.gradient_parts import ahead_of
 
+MEETING = 0.7e-3
+"""Seconds of a meeting besides the way of its bytes: what the server's streams take more than plain sockets do, beside
+busy cores (`benchmarks/meeting.py`)."""
+
 
 class ServerProbes:
     """Probes of a run's workers to the host of its server."""
@@ -49,7 +53,7 @@ class ServerProbes:
         if links:
             rows = [LinkSpeed(name=name, bandwidth=own.bandwidth, latency=own.latency) for name, own in links.items()]
             context.emit(LinkSpeeds(home=host.name, workers=rows))
-        of_server = {"bandwidth": self._shared * shards, "merge": self._merge / shards}
+        of_server = {"bandwidth": self._shared * shards, "merge": self._merge / shards, "overhead": MEETING}
         return ServerProbed(tuple(workers), links, self._nbytes, at, **of_server, ahead=self._ahead)
 
     def _expects(self, address: str, *, training: bool) -> bool:
