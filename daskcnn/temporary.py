@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 PREFIX = "daskcnn-"
 _LOCK = ".in-use"
 """File in a folder, locked as long as its process lives. A folder without one is not ours to remove."""
+
+_TRIES, _PAUSE = 20, 0.1  # to remove a folder, and seconds between two of them
 
 
 class OwnFolder(tempfile.TemporaryDirectory[str]):
@@ -28,6 +31,15 @@ class OwnFolder(tempfile.TemporaryDirectory[str]):
             descriptor = _locked(Path(self.name) / f"{_LOCK}.new", os.O_CREAT)
             weakref.finalize(self, os.close, descriptor)
             os.rename(f"{self.name}/{_LOCK}.new", f"{self.name}/{_LOCK}")  # with the lock on it
+
+    def cleanup(self) -> None:
+        """Remove the folder. A task of a graph that failed may write into it meanwhile: then it is tried again."""
+        for _ in range(_TRIES):
+            with suppress(OSError):
+                super().cleanup()
+                return
+            time.sleep(_PAUSE)
+        shutil.rmtree(self.name, ignore_errors=True)
 
 
 def inherit(folder: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +90,20 @@ def test_where_there_are_no_locks_a_folder_is_made_all_the_same(monkeypatch: pyt
     with OwnFolder() as folder:
         remove_left()
         assert Path(folder).is_dir()
+
+
+def test_a_file_that_comes_while_a_folder_is_removed_goes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a task that still writes a chunk when another one of its graph has failed."""
+    folder, plain, late = OwnFolder(), os.rmdir, [True]
+
+    def rmdir(path: str, **how: Any) -> None:
+        if Path(path).name == Path(folder.name).name and late:
+            late.clear()
+            (Path(folder.name) / "chunk").write_bytes(b"0")
+        plain(path, **how)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    with folder:
+        pass
+    assert not late
+    assert not Path(folder.name).exists()
