@@ -1,4 +1,4 @@
-"""How soon a submitted job begins, what an idle service takes, and how long a list of 10,000 ended jobs takes.
+"""A queue of jobs: seconds to a job's first task, memory and processor of an idle service, a list of 10,000 jobs.
 
     python benchmarks/job_queue.py [--jobs 10000] [--idle 60] [--turns 3] [--json FILE]
 

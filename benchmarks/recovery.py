@@ -285,7 +285,7 @@ for step in range(first, 10**9):
 
 
 def torchrun_turn(workers: int, kind: str, longest: float) -> Figures:
-    """The ranks of one torchrun, of which the last gets the signal."""
+    """The ranks of one torchrun. The last one gets the signal."""
     with tempfile.TemporaryDirectory() as own:
         script = Path(own, "script.py")
         script.write_text(textwrap.dedent(SCRIPT))

@@ -38,7 +38,7 @@ WORKERS, SERVERS = 3, 2
 LOOK = 2.0
 """Seconds between two looks at the processes."""
 GROWS = 1.25
-"""What a process has in the last quarter may be this many times what it had in the second."""
+"""Growth that is allowed from the second quarter of a run to the last."""
 SPARE = {"memory": 64 << 20, "files": 16, "threads": 8, "tasks": 200}
 """And this much more, whatever it had."""
 POINTS = 0.015
@@ -212,7 +212,7 @@ def quarter(values: Sequence[tuple[float, float]], number: int) -> Sequence[tupl
 
 
 def job_command(given: argparse.Namespace, folder: Path, name: str, epochs: int) -> list[str]:
-    """The command of a run of so many epochs."""
+    """The command of a run of these epochs."""
     return [
         *(sys.executable, "-m", "daskcnn.run", "--scheduler-file", str(folder / "scheduler.json"), "--json"),
         *("--data", given.data, "--model", given.model, "--strategy", given.strategy, "--epochs", str(epochs)),
@@ -336,7 +336,7 @@ def soak(given: argparse.Namespace) -> dict[str, Any]:
 def wrong(
     code: int, said: str, summary: dict[str, Any], epochs: int, undisturbed: dict[str, Any] | None, watch: Watch
 ) -> list[str]:
-    """What is not as it should be, a line each."""
+    """The faults that were found, a line each."""
     if code:
         return [f"the run ended with {code}: {said[-1500:]}"]
     found = [f"grown: {each}" for each in watch.grown()]

@@ -10,7 +10,7 @@ from daskcnn.batch.records import Grant, QueuedJob
 
 
 def used(grants: Iterable[Grant], now: float, half_life: float) -> dict[str, float]:
-    """Return each user's worker-seconds until now, of which half are forgotten in every half-life."""
+    """Return each user's worker-seconds until now. Half of them are forgotten in every half-life."""
     found, rate = defaultdict[str, float](float), log(2) / half_life
     for grant in grants:
         until = now if grant.ended is None else min(grant.ended, now)

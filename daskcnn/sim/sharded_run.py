@@ -117,7 +117,7 @@ class ShardedSimulation:
                 self._carry_out[type(order)](order)
 
     def _after(self, seconds: float, fact: Callable[[], Fact]) -> None:
-        """Tell a fact in so many seconds, unless what is under way is given up until then."""
+        """Tell a fact after these seconds, if no order to give up came before."""
         self._agenda.at(self.now + seconds, self._tell_in_turn, self._turn, fact)
 
     def _tell_in_turn(self, turn: int, fact: Callable[[], Fact]) -> None:

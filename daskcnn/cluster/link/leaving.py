@@ -67,7 +67,7 @@ class HeldActor:
 
 
 class _Leaving(WorkerPlugin):  # type: ignore[misc] # Dask has no types
-    """Of one worker. kept: what it has of runs, by the run and what it is."""
+    """Holds the end of one worker up. kept: its parts of runs, by run and kind of part."""
 
     name = _NAME
 
