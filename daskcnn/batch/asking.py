@@ -32,7 +32,7 @@ def at_spool(folder: Path) -> Iterator[Ask]:
 def at_scheduler(settings: Mapping[str, Any]) -> Iterator[Ask]:
     """Ask the service through its scheduler. settings: keys of `[cluster]` that name it. Raises ClusterError."""
     from daskcnn.cluster.link.connect import connect  # Dask takes longer to import than the spool to answer
-    from daskcnn.job.tables import Cluster
+    from daskcnn.job.cluster_table import Cluster
 
     with connect(Cluster(**settings, wait=REACHED)) as client:
         yield at_client(client)

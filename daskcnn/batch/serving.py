@@ -22,7 +22,7 @@ from daskcnn.cluster.link.connect import check_scheduler, connect
 from daskcnn.cluster.link.signals import Signals
 from daskcnn.errors import ClusterError, Interrupted
 from daskcnn.files import open_regular
-from daskcnn.job.tables import Cluster
+from daskcnn.job.cluster_table import Cluster
 from daskcnn.show.text import plural
 
 BUSY, IDLE = 1.0, 2.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,19 @@ def serve(scheduler: str | None, scheduler_file: str | None, spool: str | None, 
     machine. A service that is killed is started again by the same command; it loses no job and starts none twice.
     """
     from daskcnn.batch.serving import serve as serve_queue
-    from daskcnn.job.tables import Cluster
-    from daskcnn.show.renderers.terminal import say
+    from daskcnn.job.cluster_table import Cluster
 
     if not (scheduler or scheduler_file):
         raise click.UsageError("no scheduler is given; give --scheduler ADDRESS, as `dask scheduler` prints it")
     folder = Path(spool) if spool else usual_folder()
     cluster = Cluster(scheduler=scheduler, scheduler_file=scheduler_file)
-    serve_queue(cluster, folder, runs=Path(run_dir), say=say)
+    serve_queue(cluster, folder, runs=Path(run_dir), say=_say)
+
+
+def _say(text: str) -> None:
+    """Tell of the service, with the time. A file for its output that is full, or gone, does not end it."""
+    with suppress(OSError):
+        tell(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {text}", err=True)
 
 
 @click.command(cls=Command)

@@ -18,16 +18,16 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from daskcnn.job.cluster_table import Cluster as Cluster  # every table may be imported from here
+from daskcnn.job.cluster_table import Workers as Workers
 from daskcnn.job.data_table import Data
 from daskcnn.job.options import Location, Options
 from daskcnn.job.shorthand import (
-    counted_workers,
     duration,
     listed,
     module_names,
     named,
     named_schedule,
-    number_or_range,
     weights_of_classes,
 )
 from daskcnn.markup import as_table
@@ -265,76 +265,6 @@ class Train(Options):
         """Weights that the run's result has, and that a trained network has by default, wherever it is loaded."""
         best = self.early_stopping is not None if self.restore_best is None else self.restore_best
         return "best" if best else "last"
-
-
-CountOrRange: TypeAlias = Annotated[int | str | None, BeforeValidator(number_or_range)]
-
-
-class Workers(Options):
-    """`[cluster.workers]`: workers of each kind that the job waits for and uses. Default: all that there are."""
-
-    cpu: CountOrRange = None
-    """Workers that compute on a CPU: a number, or a range such as "2..8"."""
-    gpu: CountOrRange = None
-    """Workers that compute on a GPU: a number, or a range such as "2..8"."""
-
-    @property
-    def given(self) -> dict[str, int]:
-        """Workers wanted of each kind that was named, of a range the least; empty where none was."""
-        return {kind: int(str(count).partition("..")[0]) for kind, count in self.named.items()}
-
-    @property
-    def most(self) -> dict[str, int]:
-        """Workers of each kind that was named that the job uses at most; empty where none was."""
-        return {kind: int(str(count).rpartition("..")[2]) for kind, count in self.named.items()}
-
-    @property
-    def ranged(self) -> bool:
-        """True if a range was given: the number of workers may change in mid-run."""
-        return any(isinstance(count, str) for count in self.named.values())
-
-    @property
-    def text(self) -> str:
-        """The numbers as the flag has them."""
-        return ",".join(f"{kind}={count}" for kind, count in self.named.items())
-
-    @property
-    def named(self) -> dict[str, int | str]:
-        """The number or range of each kind that was named."""
-        return {kind: count for kind, count in (("cpu", self.cpu), ("gpu", self.gpu)) if count is not None}
-
-
-class Cluster(Options):
-    """`[cluster]`: the machines. Without a scheduler the job starts a local cluster."""
-
-    scheduler: str | None = None
-    """Address of the Dask scheduler, such as tcp://host:8786."""
-    scheduler_file: Location | None = None
-    """File that the scheduler wrote its address to."""
-    workers: Annotated[Workers, BeforeValidator(counted_workers)] = Workers()
-    """Workers to wait for and use: a table or cpu=N,gpu=N. More are not used, also where they come during the run. Of
-    a range, cpu=2..8, the least are enough to begin. Those that come are taken, up to the most. With fewer than the
-    least the job pauses, for `wait` seconds at most. Default: all that there are."""
-    only: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(listed)] = None
-    """Names of the workers that may train, or patterns of them such as lab-*, separated by commas. Default: any."""
-    wait: float = Field(60.0, ge=0)
-    """Seconds to wait for the scheduler and for workers that are free, and to pause while too few are left of a range
-    of workers."""
-    stall_timeout: float = Field(300.0, gt=0)
-    """Seconds without a sign of life after which a worker counts as lost, on top of five times what its round should
-    take."""
-    settle: float = Field(2.0, ge=0)
-    """Seconds without a new worker after which a job that takes all workers there are begins. A job with a local
-    cluster begins at once."""
-    chain: int = Field(250, ge=1)
-    """Steps after which the chain of tasks, which the scheduler remembers, is cut. With `layer` also the
-    most steps between two snapshots."""
-    wire: Literal["float32", "float16"] = "float32"
-    """Number type of vectors on the network."""
-    overlap: bool = True
-    """Replicas train on while they push and pull within a round (`easgd`, `downpour`, `local-sgd`)."""
-    ps_shards: int = Field(1, ge=1)
-    """Workers that the parameter server is split over, each with a range of the vector."""
 
 
 class Run(Options):

@@ -34,7 +34,7 @@ from daskcnn.cluster.link.members import Patience, Say
 from daskcnn.cluster.link.signals import HEEDED
 from daskcnn.errors import ClusterError, DataError, similar
 from daskcnn.files import read_regular
-from daskcnn.job.tables import Cluster
+from daskcnn.job.cluster_table import Cluster
 from daskcnn.temporary import OwnFolder
 
 PRINTED = "copy the address that `dask scheduler` prints, such as tcp://192.168.1.5:8786"

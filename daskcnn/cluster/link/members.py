@@ -23,7 +23,7 @@ from daskcnn.cluster.link.demand import Demand
 from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.leases import Hold, in_words
 from daskcnn.errors import ClusterError
-from daskcnn.job.tables import Workers
+from daskcnn.job.cluster_table import Workers
 
 LONGEST = 60  # letters of a name; a longer one is cut off
 _ALLOWED = "._-+@"
