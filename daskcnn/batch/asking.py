@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ from daskcnn import __version__
 from daskcnn.batch.drivers import Drivers
 from daskcnn.batch.requests import Requests
 from daskcnn.batch.spool import Spool, usual_folder
-from daskcnn.errors import ClusterError
+from daskcnn.errors import ClusterError, DataError
 
 REACHED = 10.0  # seconds within which the scheduler is reached
 LOOK = 1.0  # seconds between two questions for what is new
@@ -60,6 +60,26 @@ def asking(spool: str | None, settings: Mapping[str, Any]) -> Iterator[Ask]:
         raise ClusterError("the queue", "no scheduler is given", "give --scheduler ADDRESS, or --spool DIR of `serve`")
     with at_spool(folder) as ask:
         yield ask
+
+
+def runs_of(ask: Ask, names: Sequence[str]) -> list[str]:
+    """Return the runs of jobs by number, and of sweeps by name, in that order, but for those that have not begun.
+
+    Raises UserError for a sweep that the queue does not know, and where no run can be seen from here.
+    """
+    jobs = list[Mapping[str, Any]]()
+    for name in names:
+        found = [ask("job", number=int(name))] if name.isdecimal() else ask("jobs", sweep=name)
+        if not found:
+            raise DataError(f"sweep {name}", "no job of the queue is part of it", "`daskcnn jobs --all` lists all jobs")
+        jobs += found
+    if runs := dict.fromkeys(str(job["run"]) for job in jobs if (Path(job["run"]) / "job.json").exists()):
+        return [*runs]
+    begun = [job for job in jobs if job["attempts"]]
+    if not begun:
+        raise DataError(", ".join(names), "none of its jobs has begun", "`daskcnn jobs` says why they wait")
+    remedy = "compare them on the service's machine, or where its runs are seen"
+    raise DataError(", ".join(names), f"no run can be seen from here ({begun[0]['run']})", remedy)
 
 
 def printed(ask: Ask, number: int, *, follow: bool) -> Iterator[str]:

@@ -82,9 +82,9 @@ class Requests:
 
     def jobs(self, everything: bool = False, sweep: str = "") -> list[dict[str, Any]]:
         """Return the jobs that have not ended, and the last ones that have, or all of them."""
-        last = None if everything or sweep else LISTED
-        found = [*self._spool.jobs(ENDED, last=last), *self._spool.jobs(ACTIVE)]
-        return [self._row(job) for job in found if sweep in ("", job.sweep)]
+        last, of = None if everything or sweep else LISTED, sweep or None
+        found = [*self._spool.jobs(ENDED, last=last, sweep=of), *self._spool.jobs(ACTIVE, sweep=of)]
+        return [self._row(job) for job in found]
 
     def job(self, number: int) -> dict[str, Any]:
         """Return a job."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from daskcnn.batch.asking import asking, printed
+from daskcnn.batch.asking import asking, printed, runs_of
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.cli.queue_options import queue_options, scheduler_of
 from daskcnn.documents import dumps
@@ -100,32 +101,49 @@ def _accuracies(ctx: click.Context, parameter: click.Parameter, text: str) -> tu
 )
 @click.option("--html", metavar="FILE", help="Write figures and timelines too, as a page for any browser, to FILE.")
 @click.option("--picture", metavar="FILE", help="Draw the accuracies of a sweep by epoch; the ending says SVG or PNG.")
+@queue_options
 @as_json
 @verbose
 def compare(
-    runs: tuple[str, ...], targets: tuple[float, ...], html: str | None, picture: str | None, as_json: bool, **_: Any
+    runs: tuple[str, ...],
+    targets: tuple[float, ...],
+    html: str | None,
+    picture: str | None,
+    spool: str | None,
+    as_json: bool,
+    verbose: bool,
+    **scheduler: str | None,
 ) -> None:
     """Print RUNS side by side: the keys in which their jobs differ, and figures, the best of each line marked.
 
     A single one that is a folder of runs, or what the names of several begin with, is a sweep. It is printed by cell:
-    runs that differ in their seeds alone, with mean and standard deviation.
+    runs that differ in their seeds alone, with mean and standard deviation. With --scheduler or --spool each is a sweep
+    or the number of a job of that queue.
     """
     if html and as_json:
         raise click.UsageError("--json and --html: each is a form of its own; give one of them")
-    sweep = reporting.sweep_runs(runs[0]) if len(runs) == 1 else []
-    if picture and not sweep:
+    found, is_sweep = _to_compare(runs, spool, scheduler_of(scheduler))
+    if picture and not is_sweep:
         raise click.UsageError("--picture: is of a sweep; `daskcnn plot` draws runs")
-    if sweep and not html:
-        _compare_cells(sweep, picture, as_json)
+    if is_sweep and not html:
+        _compare_cells(found, picture, as_json)
         return
-    runs = (*sweep,) or runs
     source = click.get_current_context().get_parameter_source("targets")
     reached = source is ParameterSource.DEFAULT  # nobody has asked for them
     if html:
-        tell(f"page {reporting.write_comparison(runs, targets, html, reached=reached)}")
+        tell(f"page {reporting.write_comparison(found, targets, html, reached=reached)}")
         return
-    result = reporting.compare(runs, targets, reached=reached)
+    result = reporting.compare(found, targets, reached=reached)
     tell(dumps(result.to_dict(), indent=2) if as_json else format_comparison(result))
+
+
+def _to_compare(names: Sequence[str], spool: str | None, scheduler: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """Return the runs that are named, and True if they are a sweep's."""
+    if spool or scheduler:
+        with asking(spool, scheduler) as ask:
+            return runs_of(ask, names), len(names) == 1 and not names[0].isdecimal()
+    sweep = reporting.sweep_runs(names[0]) if len(names) == 1 else []
+    return sweep or [*names], bool(sweep)
 
 
 def _compare_cells(runs: list[str], picture: str | None, as_json: bool) -> None:

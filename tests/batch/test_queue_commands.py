@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from daskcnn import cli
 from daskcnn.batch.records import Count
 from daskcnn.batch.spool import Spool
+from daskcnn.events import Event, Judged, RunEnded, RunStarted
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,27 @@ def test_a_sweep_is_submitted_as_jobs_that_are_named_by_their_values() -> None:
     assert "train.epoch: unknown key" in refused.output
     assert "--stop: ends runs of a sweep" in call("submit", "job.toml", "--stop", "asha").output
     assert len(json.loads(call("jobs", "--json").stdout)) == 8
+
+
+def test_a_sweep_is_compared_by_its_name_and_jobs_by_their_numbers() -> None:
+    Path("job.toml").write_text("[train]\nepochs = 1")
+    call("submit", "job.toml", "--grid", "train.strategy=bsp,sgwu", "--seeds", "2", "--name", "lab")
+    assert "none of its jobs has begun" in call("compare", "lab").output
+    with Spool(Path("spool")) as spool:
+        jobs = spool.jobs(sweep="lab")
+        spool.begin(1, ["desk-1"], 1.0, boot="", step=-1)
+    assert f"no run can be seen from here ({jobs[0].run})" in call("compare", "lab").output
+    for job in jobs[:3]:  # the last one has not begun
+        judged = Judged(loss=1.0, accuracy=0.5 + 0.1 * job.id)
+        told: list[Event] = [RunStarted(run=job.name, at=0.0), RunEnded(status="done", test=judged, at=9.0)]
+        Path(job.run).mkdir(parents=True)
+        _, strategy, seed = job.name.split("-")
+        (Path(job.run) / "job.json").write_text(json.dumps({"train": {"strategy": strategy, "seed": int(seed[-1])}}))
+        (Path(job.run) / "events.jsonl").write_text("".join(f"{json.dumps(event.record())}\n" for event in told))
+    cells = [" ".join(line.split()[:6]) for line in call("compare", "lab").stdout.splitlines()[1:3]]
+    assert cells == ["bsp 2 65.0 ± 7.1 %", "sgwu 1* 80.0 % 0.0 s"]
+    assert call("compare", "1", "3").stdout.splitlines()[0].split() == ["lab-bsp-seed0", "lab-sgwu-seed0"]
+    assert "sweep la: no job of the queue is part of it" in call("compare", "la").output
 
 
 def test_modules_are_sent_with_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
