@@ -215,8 +215,9 @@ class Sequencer:
         if leave.last and leave.session == member.session and (found := self._last_push(leave, member)) is not None:
             return found
         if member.leaves and leave.session > member.session:
-            join, self._sessions[leave.worker] = self._put_off.pop(leave.worker, None), leave.session
-            return [] if join is None else [self._refuse(join, Code.LEFT, "the worker left; join again")]
+            self._sessions[leave.worker], join = leave.session, self._put_off.get(leave.worker)
+            over = join is not None and join.session <= leave.session and self._put_off.pop(leave.worker)
+            return [self._refuse(over, Code.LEFT, "the worker left; join again")] if over else []
         instructions = self._remove(leave.worker, Code.LEFT, "the worker left") + self._let_back_in(leave.worker)
         if leave.session > member.session:  # what was sent for it may have come before its join
             self._sessions[leave.worker] = leave.session

@@ -38,7 +38,7 @@ class RoundReport(NamedTuple):
     noise : The gradients' noise scale, by the last reply that knew it; of a replica alone by its own measurements.
     norms : These measurements, to go on from.
     hidden : Seconds of exchanges during which steps were made.
-    cut : Samples presented in a round that ended early, as its worker or the server's was to leave; None: it did not.
+    cut : Samples presented in a round that ended early; None: it did not.
     """
 
     round: Round

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from daskcnn.arrays import NUMPY
 from daskcnn.cluster.shell.data_parallel import worth_keeping
+from daskcnn.cluster.worker.farewell import Farewell
 from daskcnn.cluster.worker.session import Session
 from daskcnn.cluster.worker.tasks import ServedRound, join_server
 from daskcnn.nn import OptimizerState
@@ -240,3 +244,14 @@ def test_one_round_ends_early_where_the_server_is_to_leave_and_the_next_does_not
     assert worker.train(4).cut == 20
     report = worker.train(4, session=2)
     assert (report.cut, report.samples) == (None, 40)
+
+
+def test_a_worker_that_has_ended_a_round_early_is_waited_for_all_the_same_when_it_leaves_later() -> None:
+    farewell = Farewell()
+    farewell.begin((1, 1, 0))
+    farewell.end(None)
+    asyncio.run(farewell.report((1, 1, 0), within=1.0))
+    farewell.begin((1, 2, 1))
+    farewell.leave()
+    with patch.object(time, "monotonic", return_value=time.monotonic() + 10.0):
+        assert not farewell.done

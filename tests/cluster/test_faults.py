@@ -20,10 +20,11 @@ from daskcnn.launch.resume import job_to_run
 from daskcnn.launch.training import train_job
 from daskcnn.runs.checkpoint import Checkpoint, load
 from daskcnn.store import open_dataset
+from daskcnn.training.coordinator import departures
 from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.facts import RoundDone, Tick, WorkerGone
 from daskcnn.training.coordinator.layer import LayerCoordinator
-from daskcnn.training.coordinator.orders import StartRound
+from daskcnn.training.coordinator.orders import EndRound, StartRound
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from tests.cluster.cluster_jobs import (
@@ -96,6 +97,50 @@ def test_lost_worker_leaves_its_samples_and_one_that_comes_takes_its_share(
     guess = guessing_on(resolved, open_dataset(synthetic))
     assert_replayed(Coordinator(Settings.of(resolved, 800, guess)), told.heard)
     assert_played(resolved, 800, told.heard, watch.typed, guess)
+
+
+SLOW_UNTIL = """
+import os, sys, time
+def slowed(seconds):
+    rest = 0.0 if os.path.exists({file!r}) else 1.0
+    time.sleep(rest)
+    return seconds + rest
+module = sys.modules.get("daskcnn.cluster.worker.session")
+for session in module._sessions.values() if module else ():
+    session.replica.watch.slowed = slowed
+"""
+"""On a worker: until this file is there the steps of its runs take a second more."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["bsp", "local-sgd", "sgwu"])
+def test_behind_a_barrier_a_worker_that_comes_does_not_wait_for_the_end_of_the_round(
+    three_workers: Client, synthetic: str, runs: str, strategy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The others' rounds would take 40 s or more, a second a step."""
+    monkeypatch.setattr(departures, "FAR", 0.2)
+    there = tmp_path / "joined"
+    slow = SLOW_UNTIL.format(file=str(there))
+    heard = in_mid_round(three_workers, kill_worker(three_workers, "cpu-1"), slow=slow)
+    train, watch = {"strategy": strategy, "partition": "udpa", "epochs": 4}, Watch("worker-joined", there.touch)
+    job = small_job(synthetic, runs, train={**train, "batch_size": 10})
+    assert run(three_workers, job, watch, heard=heard).summary["status"] == "done"
+    (lost,), (joined,) = watch.of("worker-lost"), watch.of("worker-joined")
+    asked = [order.replica for _, found in heard.heard for order in found if isinstance(order, EndRound)]
+    assert sorted(asked) == ["cpu-0", "cpu-2"]
+    cut = between(watch, lost, joined, "round")
+    assert sorted(event["worker"] for event in cut) == ["cpu-0", "cpu-2"]
+    assert 0 < sum(event["samples"] for event in cut) < 400
+    assert presented(watch) == 4 * 800
+    assert watch.of("server")[-1]["merged"] >= sum(event["pushes"] for event in watch.of("round"))
+    resolved = resolve(job)
+    guess = guessing_on(resolved, open_dataset(synthetic))
+    assert_replayed(Coordinator(Settings.of(resolved, 800, guess)), heard.heard)
+
+
+def between(watch: Watch, one: dict[str, Any], other: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    part = watch.events[watch.events.index(one) : watch.events.index(other)]
+    return [event for event in part if event["event"] == kind]
 
 
 @pytest.mark.slow

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, replace
 from itertools import pairwise
 from secrets import token_hex
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -28,7 +30,7 @@ from daskcnn.errors import PushRefused
 from daskcnn.nn.optimizers.center import CenterDescent
 from daskcnn.nn.optimizers.descent import Descent, Span, Treatment
 from daskcnn.nn.optimizers.steps import SGD
-from daskcnn.ps import RULES, Code, Join, NoiseScale, Pull, Push, PushPart, Reply, Snapshot
+from daskcnn.ps import RULES, Code, Join, Leave, NoiseScale, Pull, Push, PushPart, Reply, Snapshot
 from daskcnn.training.replica import Stopped
 
 LENGTH = 50_000
@@ -257,6 +259,30 @@ def test_refusals_have_their_reason_and_the_stream_goes_on(workers: list[Worker]
         link.call(here.push("a", 1, np.nan))
     assert caught.value.code == Code.FINITE
     assert link.call(here.push("a", 1, 1.0)).version == 1
+
+
+def test_one_that_left_with_a_push_and_is_back_is_not_told_the_answer_to_that(workers: list[Worker]) -> None:
+    here = Hosting(workers, "bsp")
+
+    def left(*args: Any) -> Future[bool]:
+        found = Future[bool]()
+        found.set_result(asyncio.run(here.server.leave(*args)))
+        return found
+
+    for name in ("a", "b"):
+        here.join(name)
+    with on(here.other):
+        stream = here.at.stream("a", here.wire)
+    how: dict[str, Any] = {"wire": here.wire, "stopped": never}
+    gone = ServerLink(lambda: SimpleNamespace(leave=left), stream=stream, **how)
+    assert gone.leave(here.push("a", 1, 1.0), sent=False, until=time.monotonic() + 10)
+    assert here.link("b").call(here.push("b", 1, 3.0)).version == 1
+    here.server.serve(Join(1, "a", 2), lambda answer: None)
+    here.server.serve(Leave("b", 1))
+    push = replace(here.push("a", 1, 5.0), session=2, base_version=1)
+    reply = ServerLink(lambda: None, stream=stream, **how).call(push)
+    assert (reply.session, reply.version) == (2, 2)
+    np.testing.assert_array_equal(reply.weights, np.full(LENGTH, 5.0, np.float32))
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])

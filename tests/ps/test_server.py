@@ -420,6 +420,7 @@ def test_of_joins_that_are_put_off_the_newest_is_let_in_and_a_repeat_is_no_other
     assert handle(s, Join(0, "a", 3)) == handle(s, Join(0, "a", 3)) == []
     for older in (1, 2):  # they were longer on their way
         assert handle(s, Join(0, "a", older)) == [refusal("a", 0, Code.SESSION, session=older)]
+    assert handle(s, Leave("a", 2)) == [], "of a session before"
     assert handle(s, push("b")) == [merged("b", 1, 1, base=0), reply("a", 0, 1, session=3)]
 
 

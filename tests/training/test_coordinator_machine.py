@@ -28,7 +28,8 @@ def settings_of(rule: tuple[str, dict[str, Any]], partition: str, **more: Any) -
     name, options = rule
     increments = 1 if partition == "udpa" else 2
     strategy, partitioner = RULES[name].model_validate(options), PARTITIONERS[partition](increments)
-    small = {"samples": SAMPLES, "validation": VALIDATION, "epochs": EPOCHS, "batch_size": 8, "stall_timeout": STALL}
+    sizes = {"samples": SAMPLES, "validation": VALIDATION, "epochs": EPOCHS, "batch_size": 8}
+    small: dict[str, Any] = {**sizes, "stall_timeout": STALL}
     return Settings(strategy=name, rule=strategy, partitioner=partitioner, **{**small, **more})
 
 

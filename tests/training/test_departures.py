@@ -76,11 +76,20 @@ def test_a_worker_whose_round_has_not_begun_leaves_with_nothing_done() -> None:
     shell = training(("sgwu", {}), "cpu-0", "cpu-1")
     leave(shell, "cpu-1")
     shell.pending = [each for each in shell.pending if name_of(each[0]) != "cpu-1"]
-    shell.tell(facts.RoundDropped("cpu-0", 1, 1, shell.now))
+    shell.tell(facts.RoundDropped("cpu-0", 1, 0, shell.now))
     shell.tell(facts.RoundDropped("cpu-1", 1, 1, shell.now))
     assert [(each.worker, each.samples_done) for each in shell.of(WorkerLeft)] == [("cpu-1", 0)]
     assert shell.finish().status == "done"
     assert shell.reported == SAMPLES * EPOCHS
+
+
+def test_a_round_that_is_dropped_before_the_news_says_that_its_worker_leaves() -> None:
+    shell = training(("bsp", {}), "cpu-0", "cpu-1")
+    shell.pending = [each for each in shell.pending if name_of(each[0]) != "cpu-1"]
+    shell.tell(facts.RoundDropped("cpu-1", 1, 1, shell.now))
+    assert [each.worker for each in shell.of(WorkerLeft)] == ["cpu-1"]
+    assert leave(shell, "cpu-1") == []
+    assert shell.finish().status == "done"
 
 
 def test_no_life_begins_with_a_worker_that_leaves() -> None:

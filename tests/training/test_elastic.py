@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from daskcnn.errors import ClusterError, Lost
-from daskcnn.events import RunContinued, RunPaused, WorkerIgnored, WorkerJoined
+from daskcnn.events import RunContinued, RunPaused, WorkerIgnored, WorkerJoined, WorkerLeft
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.bench import FIRST, FORGIVEN, Bench
+from daskcnn.training.coordinator.departures import FAR
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator import PEERS
 from tests.training.test_coordinator_faults import every_rule
@@ -140,6 +141,90 @@ def test_a_worker_that_is_back_has_its_name_a_new_session_and_a_share(which: Any
         assert sessions == [before, before + 1]
     assert shell.coordinator.rounds is not None
     assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
+
+
+# --- workers that come behind a barrier ---
+
+BARRIERS: list[Any] = [("bsp", {}), ("bsp", {"every": 4}), ("local-sgd", {}), ("auto", {}), ("sgwu", {}), ("admm", {})]
+PACE = 0.01  # seconds a sample of cpu-0; cpu-1 takes twice as long
+
+
+def long_rounds(which: Any, seconds: float, **more: Any) -> Shell:
+    """A run of two workers whose rounds take that many seconds."""
+    samples = round(seconds / PACE * 1.5)
+    return begun(which, least={}, wanted={}, epochs=4, samples=samples, **more)
+
+
+def ends_of_rounds(found: list[Any]) -> list[str]:
+    return [order.replica for order in found if isinstance(order, orders.EndRound)]
+
+
+def comes(shell: Shell, worker: str = "cpu-2") -> list[Any]:
+    shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    return shell.answer_to(orders.Calibrate)
+
+
+@pytest.mark.parametrize("which", BARRIERS, ids=str)
+@pytest.mark.parametrize("part", [0.0, 0.3])
+def test_behind_a_barrier_a_long_round_ends_early_for_a_worker_that_comes(which: Any, part: float) -> None:
+    shell = long_rounds(which, 3 * FAR)
+    shell.cut, samples = part, shell.settings.samples
+    assert ends_of_rounds(comes(shell)) == ["cpu-0", "cpu-1"]
+    for replica in ("cpu-0", "cpu-1"):
+        found = shell.answer_to(orders.StartRound, replica)
+    assert orders.Leave not in map(type, shell.orders), "their last pushes may wait for one another"
+    assert [event.worker for event in shell.of(WorkerJoined)] == ["cpu-2"]
+    joins = [(order.replica, order.session) for order in found if isinstance(order, orders.Join)]
+    assert sorted(joins) == [("cpu-0", 2), ("cpu-1", 2), ("cpu-2", 1)]
+    assert shell.finish().status == "done"
+    assert shell.reported == 4 * samples
+    assert shell.of(WorkerLeft) == []
+
+
+@pytest.mark.parametrize("which", [*BARRIERS, ("agwu", {}), ("parallel-sgd", {})], ids=str)
+def test_a_round_that_is_about_to_end_ends_as_planned(which: Any) -> None:
+    """As does one that is the whole run, or that no other waits for."""
+    shell = long_rounds(which, 5.0 if which in BARRIERS else 3 * FAR)
+    assert ends_of_rounds(comes(shell)) == []
+    assert shell.finish().status == "done"
+    assert shell.of(orders.EndRound) == []
+
+
+def test_a_worker_that_came_waits_no_longer_for_a_round_that_takes_longer_than_it_should() -> None:
+    shell = long_rounds(("bsp", {}), 5.0)
+    comes(shell)
+    assert ends_of_rounds(shell.tell(facts.Tick(shell.now + FAR - 0.1))) == []
+    assert ends_of_rounds(shell.tell(facts.Tick(shell.now + FAR + 0.1))) == ["cpu-0", "cpu-1"]
+    assert ends_of_rounds(shell.tell(facts.Tick(shell.now + FAR + 0.2))) == [], "they were told"
+    assert shell.finish().status == "done"
+
+
+def test_rounds_end_once_for_workers_that_come_together() -> None:
+    shell = long_rounds(("bsp", {}), 5 * FAR)
+    shell.tell(facts.WorkerReady("cpu-3", "cpu", shell.now))
+    shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+    assert ends_of_rounds(shell.answer_to(orders.Calibrate)) == [], "the other measures itself"
+    assert ends_of_rounds(shell.answer_to(orders.Calibrate)) == ["cpu-0", "cpu-1"]
+    assert shell.finish().status == "done"
+    assert sorted(event.worker for event in shell.of(WorkerJoined)) == ["cpu-2", "cpu-3"]
+
+
+def test_a_worker_that_leaves_while_rounds_end_for_one_that_came() -> None:
+    shell = long_rounds(("local-sgd", {}), 3 * FAR)
+    comes(shell)
+    assert ends_of_rounds(shell.tell(facts.WorkerLeaving(("cpu-1",), "it is shut down", shell.now))) == ["cpu-1"]
+    assert shell.finish().status == "done"
+    assert [event.worker for event in shell.of(WorkerLeft)] == ["cpu-1"]
+    assert shell.reported == 4 * shell.settings.samples
+
+
+def test_a_worker_that_is_gone_before_it_is_let_in_leaves_rounds_that_end_early() -> None:
+    shell = long_rounds(("bsp", {}), 3 * FAR)
+    comes(shell)
+    shell.tell(facts.WorkerGone(("cpu-2",), "gone", shell.now))
+    assert shell.finish().status == "done"
+    assert shell.of(WorkerJoined) == []
+    assert shell.reported == 4 * shell.settings.samples
 
 
 def test_a_worker_that_hangs_may_be_heard_of_again_and_one_that_does_not_fit_may_not() -> None:

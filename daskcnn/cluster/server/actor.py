@@ -94,6 +94,8 @@ class ServerLink:
                 sent = self._sent_off(last)
             left = self._ask([lambda: self._actor().leave(last.worker, last.session, last.seq)])
             if left == [True]:
+                if self._stream is not None:  # the answer, if one comes, is for no later request
+                    self._stream.close()
                 return True
             time.sleep(AGAIN)
         return False

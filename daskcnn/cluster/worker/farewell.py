@@ -1,4 +1,7 @@
-"""A worker's round that ends early, because it or the server is to leave, and its report, which the driver asks for."""
+"""A worker's round that ends early, as it or the server leaves or others come, and its report.
+
+The driver asks for the report: a worker that is closing begins no task, and may not tell the result of one.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Farewell:
 
     def begin(self, key: RoundKey) -> None:
         """Take note that a round begins."""
-        self._report, self._ended, self._round = None, False, key
+        self._report, self._ended, self._round, self._taken = None, False, key, None
 
     def end(self, report: RoundReport | None) -> None:
         """Take note that the round has ended. None: nothing came of it."""

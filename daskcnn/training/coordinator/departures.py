@@ -1,8 +1,12 @@
-"""The part of a data-parallel run's coordinator that lets workers leave in good order, and the server move.
+"""The part of a data-parallel run's coordinator that ends rounds early: workers leave, others join, the server moves.
 
 A worker that is to leave ends its round early: it pushes what it has, and reports the samples that it has done. What
 is left of its round is presented in later ones. Nobody waits for it at a barrier. Where the server's worker is to
 leave, all replicas end their rounds early; then the server's state is kept, and another server goes on from it.
+
+Behind a barrier a worker that came does not wait for the end of a long round. All rounds end early, and the next ones
+begin with it. A replica that ends its round early leaves the server's barrier with its last push, so none waits for it;
+it joins anew.
 """
 
 from __future__ import annotations
@@ -17,6 +21,10 @@ from daskcnn.training.coordinator.settings import Settings
 
 # Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
 _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
+FAR = 10.0
+"""Seconds for which a worker that came may wait for the end of the others' rounds."""
+UNTOLD = "it was asked to end"
+"""Why a worker leaves that has told its worker before the run."""
 _BEFORE_THE_END = frozenset({Phase.STARTING, Phase.MEASURING, Phase.TRAINING, Phase.MOVING})
 
 
@@ -66,8 +74,8 @@ class Departures(Recovering):
     def _reported_early(self, fact: facts.RoundDone) -> bool:
         """Take the report of a replica that leaves, and let it go; return False for any other."""
         replica, report = fact.replica, fact.report
-        if report.cut is not None and not (self._moving or self.settings.peers):  # it has told its worker first
-            self._leaving.setdefault(replica, "it was asked to end")
+        if report.cut is not None and not (self._alive.shortened or self.settings.peers):
+            self._leaving.setdefault(replica, UNTOLD)
         if replica not in self._leaving or not self._alive.awaits(fact):
             return False
         self._alive.take(fact, fact.at)
@@ -77,8 +85,8 @@ class Departures(Recovering):
     def _on_round_dropped(self, fact: facts.RoundDropped) -> None:
         """Let a worker go that leaves before its round has begun."""
         running = self._alive.sessions.running.get(fact.replica) if self._is_training(fact.life) else None
-        if running is not None and running.session == fact.session and fact.replica in self._leaving:
-            self._depart(fact.replica, self._leaving[fact.replica], 0, fact.at)
+        if running is not None and running.session == fact.session:
+            self._depart(fact.replica, self._leaving.get(fact.replica, UNTOLD), 0, fact.at)
 
     def _depart(self, worker: str, reason: str, done: int, now: float, *, left: bool = False) -> None:
         """Go on without a worker that leaves. done: the samples of its last round. left: as for `Life.give_away`."""
@@ -99,6 +107,29 @@ class Departures(Recovering):
         for worker, reason in [*self._leaving.items()]:
             self._drop(worker, reason, self._alive.samples_of(worker), 0)
 
+    # --- all rounds end early ---
+
+    def _end_all_rounds(self) -> None:
+        life = self._alive
+        life.shortened = True
+        self._end_rounds(replica for replica in life.sessions.running if replica not in self._leaving)
+
+    def _on_tick(self, fact: facts.Tick) -> None:
+        super()._on_tick(fact)
+        if self.phase is _TRAINING:
+            self._let_in(fact.at)
+
+    def _let_in(self, now: float) -> None:
+        """Let workers in that came, if the rounds' end is far. One waits for others that measure themselves."""
+        life, settings = self._alive, self.settings
+        if not life.newcomers or life.shortened or life.paused or life.sessions.joining:
+            return
+        if settings.peers or settings.replica_size > 1 or settings.rule.swaps:  # of these the job counts the rounds
+            return
+        soon = self.roster.calibrating or life.seconds_left(now) <= FAR
+        if not soon or now - min(life.newcomers.values()) > FAR:
+            self._end_all_rounds()
+
     # --- the server's worker leaves ---
 
     def _on_server_leaving(self, fact: facts.ServerLeaving) -> None:
@@ -106,7 +137,7 @@ class Departures(Recovering):
         if fact.life == self.life and self.phase is _TRAINING and not self.settings.peers and self._moving is None:
             self._moving = fact.reason
             self._alive.closing = True
-            self._end_rounds(replica for replica in self._alive.sessions.running if replica not in self._leaving)
+            self._end_all_rounds()
 
     def _keep_for_the_next(self) -> None:
         """Keep the state for the next life: no round is under way."""

@@ -27,12 +27,17 @@ SHOWN = 8
 
 @dataclass(slots=True)
 class Running:
-    """A round under way. heard: the time of the last sign of life. expected: seconds until the next should come."""
+    """A round under way.
+
+    heard: the time of the last sign of life. expected: seconds until the next should come. ends: the time when the
+    round should end.
+    """
 
     round: Round
     session: int
     heard: float
     expected: float
+    ends: float
 
 
 class Sessions:
@@ -98,8 +103,8 @@ class Sessions:
 class Life:
     """Gives the replicas work while all goes well.
 
-    logs: give `Log` orders for rounds. newcomers: workers calibrated in mid-run, without samples yet. paused: no round
-    is given out, as too few workers are there.
+    logs: give `Log` orders for rounds. newcomers: workers calibrated in mid-run, without samples yet, and since when.
+    paused: no round is given out, as too few workers are there. shortened: all rounds under way are to end early.
     """
 
     def __init__(
@@ -111,9 +116,9 @@ class Life:
         self.teams = Teams(settings, roster, out)
         self.sessions = Sessions()
         self.rounds = self._first_rounds()
-        self.newcomers: list[str] = []
+        self.newcomers: dict[str, float] = {}
         self.closing = False  # no round starts any more
-        self.paused = False
+        self.paused = self.shortened = False
         self._scored: set[str] = set()  # replicas that judge the center after their round
         self._told: Allocation | None = None  # what was logged last
         self._said: dict[str, int] = {}  # samples of a step that a line was shown of
@@ -148,6 +153,10 @@ class Life:
         waits = self.paused and not (self.rounds.ended or self._records.evaluations.stopping)
         return not (self.sessions.running or self.sessions.joining or waits)
 
+    def seconds_left(self, now: float) -> float:
+        """Return the seconds until all rounds under way should have ended."""
+        return max((running.ends - now for running in self.sessions.running.values()), default=0.0)
+
     # --- rounds are given out ---
 
     def issue(self, now: float, ended: tuple[str, ...] = ()) -> None:
@@ -178,7 +187,7 @@ class Life:
         These join anew.
         """
         teams, rounds, newcomers = self.teams, self.rounds, self.newcomers
-        self.newcomers = []
+        self.newcomers = {}
         for worker in newcomers:
             teams.add(worker, (worker,))
         for replica in [*newcomers, *self._new_groups()]:
@@ -219,9 +228,11 @@ class Life:
         records, alive = self._records, self._roster.alive
         scale = self._settings.rate_scale(len(self.rounds.running)) * records.divergence.scale * records.growth.rate
         self._scored.update(scored)
+        self.shortened = False
         for round_ in due:
             worker, session = round_.worker, self.sessions.numbers[round_.worker]
-            self.sessions.running[worker] = Running(round_, session, now, self._expected(round_))
+            ends = now + round_.samples * self.rounds.seconds[worker]
+            self.sessions.running[worker] = Running(round_, session, now, self._expected(round_), ends)
             round_ = records.growth.measuring(round_, alive.get(worker))
             self._out.put(orders.StartRound(self.number, session, round_, scored.get(worker), q, scale))
 
@@ -314,6 +325,8 @@ class Life:
         del self.sessions.running[replica]
         if report.cut is not None:
             self._scored.discard(replica)  # it has not judged the center
+            if not self._settings.peers:  # it has left the server with its last push, and joins anew for another round
+                self.sessions.joined.pop(replica, None)
         if samples := report.samples:
             exchanges = {"exchanges": report.communication / samples, "hidden": report.hidden / samples}
             self.rounds.finished(replica, report.busy / samples, report.sizes, cut=report.cut, **exchanges)

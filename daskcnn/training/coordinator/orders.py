@@ -95,7 +95,7 @@ class StartRound(Order):
 
 @dataclass(frozen=True, slots=True)
 class EndRound(Order):
-    """Let the replica end its round behind the step at hand, and push what it has: its worker or the server leaves.
+    """Let the replica end its round behind the step at hand, push what it has, and leave the server.
 
     number: of the round. Answer: `RoundDone` with a report of the samples that it has done, `RoundDropped`, or
     `WorkerGone`.

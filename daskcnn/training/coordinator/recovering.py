@@ -160,7 +160,7 @@ class Recovering(Coordinating):
 
     def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
         if self._present and worker in self._present.newcomers:
-            self._present.newcomers.remove(worker)
+            del self._present.newcomers[worker]
         super()._drop(worker, reason, samples, done)
 
     def _lost_last(self, error: Lost) -> None:

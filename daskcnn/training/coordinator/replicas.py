@@ -10,8 +10,9 @@ run back to the state that was saved last, once, with a third of the learning ra
 ends it.
 
 A worker that becomes ready in mid-run is calibrated, and takes its share of samples at the next boundary: at once under
-an asynchronous rule, between two rounds behind a barrier. A group that loses a worker is formed anew of who is left of
-it, and of workers that are in none; its round begins again. Workers that come fill up such groups, or make new ones.
+an asynchronous rule, between two rounds behind a barrier, which may end early for it. A group that loses a worker is
+formed anew of who is left of it, and of workers that are in none; its round begins again. Workers that come fill up
+such groups, or make new ones.
 
 Where a run chooses its strategy, workers and links are measured before the first life, and again for each worker that
 comes later. If all then train by another rule, no round is given out any more; once those under way have ended the
@@ -87,10 +88,11 @@ class Coordinator(Departures):
         """Give the worker samples; where all then train by another rule, with the life that begins next."""
         if not alike(rule, self.settings.rule):
             self._alive.closing, self._turn = True, rule
-        self._alive.newcomers.append(worker)
+        self._alive.newcomers[worker] = now
         if self.phase is _TRAINING:
             self._alive.paused = self._is_short(now)
             self._alive.issue(now)
+            self._let_in(now)
 
     def _group_newcomer(self, worker: str, now: float) -> None:
         """Let the worker fill up a group, or make one with others; else it waits."""
