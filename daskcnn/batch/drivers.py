@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from daskcnn.errors import DataError
-from daskcnn.files import open_regular, read_regular
+from daskcnn.files import open_regular, read_regular, replace_file
 
 KEEPER = """
 trap : HUP INT TERM
@@ -39,10 +39,11 @@ done
 printf '%-4d' $code 1<>"$folder/exit"
 """
 """Waits for a driver; writes its number, and its exit code to space that the file has already, for a full disk."""
-JOB, OUTPUT, LOCK, PROCESS, EXIT = "job.toml", "output.log", "lock", "driver", "exit"
+JOB, OUTPUT, LOCK, PROCESS, EXIT, WORKERS = "job.toml", "output.log", "lock", "driver", "exit", "workers"
 DRIVER = (sys.executable, "-m", "daskcnn.run")
 RESUME = ("--resume", "auto")
 _TAIL, _WORDS = 16 << 10, 500
+_MOST = 1 << 20  # bytes of a list of workers
 _SECRET = re.compile(r"(://)[^/@\s]+@|\b((?:password|passwd|token|secret|key)=)[^&\s]+", re.IGNORECASE)
 
 
@@ -80,6 +81,27 @@ class Drivers:
         for path, source in modules:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(source, encoding="utf-8")
+
+    def list_of(self, number: int) -> Path:
+        """Return the file of the workers that the job's driver may have."""
+        return self.folder(number) / WORKERS
+
+    def allow(self, number: int, workers: Iterable[str] | None) -> None:
+        """Say which workers the job's driver may have: it gives up others. None: its workers cannot change.
+
+        Raises OSError for a full disk.
+        """
+        if workers is None:
+            self.list_of(number).unlink(missing_ok=True)
+        else:
+            replace_file(self.list_of(number), "".join(f"{name}\n" for name in workers).encode())
+
+    def allowed(self, number: int) -> tuple[str, ...] | None:
+        """Return the workers that the job's driver may have; None for one whose workers cannot change."""
+        try:
+            return tuple(read_regular(self.list_of(number), _MOST).decode().split("\n")[:-1])
+        except (OSError, DataError):
+            return None
 
     def start(self, number: int, lock: int) -> None:
         """Start a driver, which inherits the lock. Raises OSError if the system has no room for it."""

@@ -3,7 +3,8 @@
 `share` looks at everything anew each time, and keeps nothing. Its caller carries out what it says, and calls it again
 when a job comes or ends, when a worker comes or goes, and now and then because jobs age.
 
-1. A running job keeps its workers. One that has less than its least is filled up first.
+1. A running job keeps its workers, but for those beyond its most. One that has less than its least is filled up first.
+   A worker that a job has been asked to give up counts as free, but is nobody's until it is.
 2. Waiting jobs get turns. The next turn is that of the user who used least lately: worker-seconds, of which half are
    forgotten in every `half_life`, and `ahead` more for each worker that the user's jobs have now. The user's job of the
    highest priority goes first, then the oldest. A job goes before all others once it has been its user's oldest for
@@ -20,83 +21,26 @@ when a job comes or ends, when a worker comes or goes, and now and then because 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf, log
-from typing import TypeAlias
 
 from daskcnn.batch.past_use import oldest_since, used
-from daskcnn.batch.records import ACTIVE, STARTABLE, Count, Grant, QueuedJob
-from daskcnn.cluster.link.lease_table import named_by
+from daskcnn.batch.records import ACTIVE, STARTABLE, Grant, QueuedJob
+from daskcnn.batch.shares import (
+    SERVES,
+    Allotment,
+    Gain,
+    SharedWorker,
+    SharingRules,
+    by_number,
+    comes_after,
+    may_have,
+    needs_of,
+)
 
-Gain: TypeAlias = Callable[[QueuedJob, Collection[str]], float]
-"""Seconds that a job takes to its accuracy on workers of these names. Only the ratios of one job's times count."""
-
-SERVES = "ps"
-"""Kind of a worker that holds parameter servers, of as many jobs as its memory has room for, and does not train."""
 _LEAST = 1e-9
 _CLEARLY = 1.25  # times the speed of another worker that make one the faster
-_WHATEVER = {"": Count(1, None)}  # what a job asks for that gives no numbers: one worker will do, all are of use
-
-
-@dataclass(frozen=True, slots=True)
-class SharedWorker:
-    """A worker that is there.
-
-    kind : `cpu`, `gpu` or `ps`. speed : images a second or the like; faster ones are given first. memory : bytes of a
-    `ps` worker. serves : jobs whose parameter servers it holds now.
-    """
-
-    name: str
-    kind: str = "cpu"
-    speed: float = 1.0
-    memory: float = inf
-    serves: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SharingRules:
-    """Numbers that the policy goes by.
-
-    half_life : seconds in which half of a user's use is forgotten. ahead : seconds of use that a worker counts for as
-    soon as it is given. aged : seconds after which a user's oldest job goes first. pays : part of a job's time that
-    another worker has to save. moves : times what it costs that a worker has to save elsewhere. elastic : running jobs
-    give up workers and take others.
-    """
-
-    half_life: float = 86_400.0
-    ahead: float = 600.0
-    aged: float = 1800.0
-    pays: float = 0.01
-    moves: float = 1.2
-    elastic: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Allotment:
-    """The workers of each job.
-
-    Attributes
-    ----------
-    workers : of each job that runs or starts, in the end.
-    starts : jobs that start now, in order, each with the workers that are free. Others wait until theirs are given up.
-    gives, takes : workers that a running job gives up, and those that it takes now.
-    servers : of jobs that start, and of those that room is kept for, the worker set apart for servers that has it.
-    waits : jobs that do not start now, in the order of the queue, each with the workers that are kept for it.
-    """
-
-    workers: Mapping[int, tuple[str, ...]]
-    starts: Mapping[int, tuple[str, ...]]
-    gives: Mapping[int, tuple[str, ...]]
-    takes: Mapping[int, tuple[str, ...]]
-    servers: Mapping[int, str]
-    waits: Mapping[int, tuple[str, ...]]
-
-
-def by_number(job: QueuedJob, workers: Collection[str]) -> float:
-    """Return seconds that halve as workers double: the gain where nothing is known of a job."""
-    return 1 / len(workers)
 
 
 def share(
@@ -107,6 +51,8 @@ def share(
     now: float,
     gain: Gain = by_number,
     memory: Mapping[int, float] | None = None,
+    leaving: Mapping[str, int] | None = None,
+    fixed: Collection[int] = (),
     rules: SharingRules | None = None,
 ) -> Allotment:
     """Return who gets which workers now.
@@ -118,25 +64,12 @@ def share(
     grants : workers that jobs had, back to some half-lives ago, and have.
     now : the time, by the clock of jobs and grants.
     memory : bytes that a job's parameter server takes, by the job's id.
+    leaving : workers that a job was asked to give up and still has, with its id.
+    fixed : running jobs whose workers cannot change.
     """
-    sharing = _Sharing(jobs, workers, [*grants], now, gain, memory or {}, rules or SharingRules())
+    sharing = _Sharing(jobs, workers, [*grants], now, gain, memory or {}, leaving or {}, fixed, rules or SharingRules())
     sharing.settle()
     return sharing.allotment()
-
-
-def needs_of(job: QueuedJob) -> Mapping[str, Count]:
-    """Return the numbers of workers that a job asks for, by kind; the kind "" is any."""
-    return job.workers or _WHATEVER
-
-
-def may_have(job: QueuedJob, kind: str, worker: SharedWorker) -> bool:
-    """Return True if a worker may be one of those of this kind that a job asks for."""
-    return worker.kind != SERVES and kind in ("", worker.kind) and named_by(job.only, worker.name)
-
-
-def comes_after(job: QueuedJob, jobs: Collection[int]) -> tuple[int, ...]:
-    """Return which of these jobs, none of which has ended, the job comes after."""
-    return tuple(each for each in job.after if each in jobs)
 
 
 class _Sharing:
@@ -150,8 +83,11 @@ class _Sharing:
         now: float,
         gain: Gain,
         memory: Mapping[int, float],
+        leaving: Mapping[str, int],
+        fixed: Collection[int],
         rules: SharingRules,
     ) -> None:
+        self._leaving, self._fixed = leaving, fixed
         self._jobs = {job.id: job for job in sorted(jobs, key=lambda job: job.id) if job.state in ACTIVE}
         self._workers = {worker.name: worker for worker in workers}
         self._now, self._gain, self._memory, self._rules = now, gain, memory, rules
@@ -168,19 +104,36 @@ class _Sharing:
         self._times: dict[tuple[int, frozenset[str]], float] = {}
         self._running = [job for job in self._jobs.values() if job.state == "running"]
         for job in self._running:
-            self._give(job, [name for name in job.has if name in self._workers and name not in self._owner])
+            self._give(job, self._kept_by(job))
         self._had = dict(self._owner)
 
     def _is_ready(self, job: QueuedJob) -> bool:
         later = job.state == "waiting" and job.again_at > self._now
         return job.state in STARTABLE and not later and not job.cancelling and not comes_after(job, self._jobs)
 
+    def _kept_by(self, job: QueuedJob) -> list[str]:
+        """The workers that a running job keeps."""
+        there = [n for n in job.has if n in self._workers and n not in self._owner and n not in self._leaving]
+        if not self._changes(job):
+            return there
+        room = {kind: inf if count.most is None else count.most for kind, count in needs_of(job).items()}
+        kept = list[str]()
+        for name in there:
+            kind = "" if "" in room else self._workers[name].kind
+            room[kind] = room.get(kind, inf) - 1
+            if room[kind] >= 0:
+                kept.append(name)
+        return kept
+
     def _is_possible(self, job: QueuedJob) -> bool:
         """True if all workers that there are would be enough."""
         return self._enough(job, chain.from_iterable(self._order[job.id].values()))
 
     def _orders_of_choice(self) -> dict[int, dict[str, list[str]]]:
-        """The workers that each job may have, by kind: the fastest first, of about equal ones the least wanted."""
+        """The workers that each job may have, by kind.
+
+        Those that are there come first, of these the fastest, and of about equal ones the least wanted.
+        """
         alike = dict[tuple[object, ...], dict[str, list[str]]]()
         sorts = {job.id: (tuple(needs_of(job)), job.only) for job in self._jobs.values()}
         for job in self._jobs.values():
@@ -195,8 +148,12 @@ class _Sharing:
             wanted.update({name: number for own in alike[sort].values() for name in own})
         for own in alike.values():
             for names in own.values():
-                names.sort(key=lambda name: (-round(log(self._workers[name].speed, _CLEARLY)), wanted[name]))
+                names.sort(key=lambda name: (name in self._leaving, -self._pace(name), wanted[name]))
         return {job: alike[sort] for job, sort in sorts.items()}
+
+    def _pace(self, name: str) -> int:
+        """A worker's speed, the same for those that are about equal."""
+        return round(log(self._workers[name].speed, _CLEARLY))
 
     # --- who has what ---
 
@@ -224,7 +181,9 @@ class _Sharing:
 
     def _changes(self, job: QueuedJob) -> bool:
         """True if other workers may be given to a job that has some."""
-        return not job.cancelling and (job.state != "running" or self._rules.elastic)
+        if job.cancelling or job.id in self._fixed:
+            return False
+        return job.state != "running" or self._rules.elastic
 
     def _time(self, job: QueuedJob, workers: frozenset[str]) -> float:
         if (key := (job.id, workers)) not in self._times:
@@ -409,19 +368,22 @@ class _Sharing:
 
     # --- what comes of it ---
 
+    def _is_given_up(self, worker: str, job: int) -> bool:
+        return worker in self._workers and worker not in self._leaving and self._owner.get(worker) != job
+
     def allotment(self) -> Allotment:
         """Return it as values."""
         running = {job.id: job for job in self._running}
         gives, takes, starts = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]]()
         for id_, own in self._given.items():
-            new = tuple(name for name in own if name not in self._had)
+            new = tuple(n for n in own if n not in self._had and self._leaving.get(n, id_) == id_)
             if id_ not in running:
                 if self._enough(self._jobs[id_], new):
                     starts[id_] = new
                 continue
             if new:
                 takes[id_] = new
-            if lost := tuple(n for n in running[id_].has if n in self._workers and self._owner.get(n) != id_):
+            if lost := tuple(n for n in running[id_].has if self._is_given_up(n, id_)):
                 gives[id_] = lost
         kept = {id_: tuple(n for n, job in self._kept.items() if job == id_) for id_ in {*self._kept.values()}}
         soon = [id_ for id_ in self._given if id_ not in running and id_ not in starts]

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from daskcnn.batch.policy import SharingRules
 from daskcnn.batch.records import Count, QueuedJob
+from daskcnn.batch.shares import SharingRules
 from daskcnn.documents import reason_of
 from daskcnn.errors import JobError, nearest
 from daskcnn.job.options import Options

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from daskcnn.batch.past_use import oldest_since
-from daskcnn.batch.policy import Allotment, Gain, SharedWorker, SharingRules, share
+from daskcnn.batch.policy import share
 from daskcnn.batch.records import Grant, QueuedJob
+from daskcnn.batch.shares import Allotment, Gain, SharedWorker, SharingRules
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from daskcnn.batch.policy import SERVES, Allotment, SharedWorker, comes_after, may_have, needs_of
 from daskcnn.batch.records import QueuedJob
+from daskcnn.batch.shares import SERVES, Allotment, SharedWorker, comes_after, may_have, needs_of
 from daskcnn.cluster.link.lease_table import clock_text
 from daskcnn.show.text import plural, size
 

@@ -1,6 +1,7 @@
-"""The service of a queue: it starts drivers, looks after them, and answers people. All that it knows is in the spool.
+"""The service of a queue: it starts drivers, shares workers among them, and looks after them.
 
-It may be killed at any moment. The next one finds what runs by the drivers' locks, and goes on.
+All that it knows is in the spool. It may be killed at any moment. The next one finds what runs by the drivers' locks,
+and goes on.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from daskcnn.batch.desk import DeskNews
 from daskcnn.batch.drivers import Drivers, boot
-from daskcnn.batch.policy import SharedWorker, SharingRules, share
+from daskcnn.batch.policy import share
 from daskcnn.batch.progress import is_done, newest_step, progress_of
 from daskcnn.batch.reasons import reasons
 from daskcnn.batch.records import ACTIVE, ENDED, Attempt, Count, QueuedJob
 from daskcnn.batch.retries import LONGEST
+from daskcnn.batch.shares import Allotment, SharedWorker, SharingRules
 from daskcnn.batch.spool import Spool
 from daskcnn.batch.sweep_watch import SweepWatch
-from daskcnn.cluster.link.members import Member, advertised
+from daskcnn.cluster.link.members import Member, advertised, given_name
 
 REMEMBERED = 7 * 86_400.0  # seconds for which the use of workers counts
-RULES = SharingRules(elastic=False)
 
 
 class Service:
@@ -79,7 +80,7 @@ class Service:
                 self._look_after(job)
         if news is not None:
             with self._in_spite_of_trouble():
-                self._start_jobs(news)
+                self._share(news)
 
     @contextmanager
     def _in_spite_of_trouble(self) -> Iterator[None]:
@@ -118,23 +119,71 @@ class Service:
         ended = self.spool.end(job.id, attempt, now, reached=(reached.epoch, reached.accuracy), said=said)
         self._say(" ".join(filter(None, [f"job {job.id} ({job.name}): {ended.state};", ended.why])).rstrip(";"))
 
-    # --- to start jobs ---
+    # --- to share workers ---
 
-    def _start_jobs(self, news: DeskNews) -> None:
-        jobs = self.spool.jobs()
-        if not any(job.state in ("queued", "waiting") for job in jobs):
+    def _share(self, news: DeskNews) -> None:
+        """Start jobs, and have jobs that run give up workers and take others.
+
+        The list of a job's workers that its driver reads is all that is kept of it. A worker that the job has and that
+        is not in the list is to be given up, whoever has said so.
+        """
+        now, members = self.clock(), advertised(news.workers)
+        lists = {job.id: self.drivers.allowed(job.id) for job in self.spool.jobs(("running",))}
+        self._note_given_up(lists, members, news, now)
+        if not (jobs := self.spool.jobs()):
             self.places.clear()
             return
-        now, members = self.clock(), advertised(news.workers)
         # the clock may have been set back since
         jobs = [replace(job, again_at=now) if job.again_at > now + LONGEST else job for job in jobs]
         others = _others(members, news, jobs)
         workers = [SharedWorker(m.name, m.kind, m.threads) for m in members if m.name not in others]
-        found = share(jobs, workers, self.spool.grants(now - REMEMBERED), now=now, rules=RULES)
+        rules = SharingRules(elastic=_named(news))
+        how: dict[str, Any] = {
+            "leaving": {name: job.id for job in jobs for name in _to_be_given_up(job, lists)},
+            "fixed": [number for number, own in lists.items() if own is None],
+            "rules": rules,
+        }
+        found = share(jobs, workers, self.spool.grants(now - REMEMBERED), now=now, **how)
+        for number in {**found.gives, **found.takes}:
+            with self._in_spite_of_trouble():
+                self._change(number, lists[number] or (), found, now)
         kinds = {member.name: member.kind for member in members}
         for number, names in found.starts.items():
             with self._in_spite_of_trouble():
-                self._start(self.spool.job(number), names, kinds)
+                self._start(self.spool.job(number), names, kinds, elastic=rules.elastic)
+        self._explain(jobs, workers, found, others, now)
+
+    def _note_given_up(
+        self, lists: Mapping[int, Allowed], members: Sequence[Member], news: DeskNews, now: float
+    ) -> None:
+        """Free workers that their jobs were to give up, and have."""
+        names = {member.address: member.name for member in members}
+        trains = {(names.get(worker), run) for worker, run, _ in news.leases}
+        for job in self.spool.jobs(("running",)):
+            if gone := [name for name in _to_be_given_up(job, lists) if (name, job.name) not in trains]:
+                with self._in_spite_of_trouble():
+                    self.spool.give_up(job.id, gone, now)
+                    self._say(f"job {job.id} ({job.name}): has given up {', '.join(gone)}")
+
+    def _change(self, number: int, allowed: Sequence[str], found: Allotment, now: float) -> None:
+        """Tell a driver which workers its job may have now. It begins to take a worker only once it is the job's."""
+        job, gives, takes = self.spool.job(number), found.gives.get(number, ()), found.takes.get(number, ())
+        new = [name for name in takes if name not in job.has]
+        if new and not self.spool.take(number, new, now):
+            return
+        self.drivers.allow(number, [*(name for name in allowed if name not in gives), *takes])
+        words = [f"is to give up {', '.join(gives)}"] * bool(gives) + [f"takes {', '.join(takes)}"] * bool(takes)
+        self._say(f"job {number} ({job.name}): {', and '.join(words)}")
+
+    def _explain(
+        self,
+        jobs: Sequence[QueuedJob],
+        workers: Sequence[SharedWorker],
+        found: Allotment,
+        others: Mapping[str, str],
+        now: float,
+    ) -> None:
+        """Note why jobs wait, and their places."""
         why = reasons(jobs, workers, found, now=now)
         self.places.clear()
         self.places.update((number, place) for place, number in enumerate(why, 1))
@@ -142,15 +191,25 @@ class Service:
         later = {job.id for job in jobs if job.again_at > now}  # they have said why
         self.spool.explain({number: f"{text}{theirs}" for number, text in why.items() if number not in later})
 
-    def _start(self, job: QueuedJob, names: Sequence[str], kinds: Mapping[str, str]) -> None:
+    # --- to start jobs ---
+
+    def _start(self, job: QueuedJob, names: Sequence[str], kinds: Mapping[str, str], *, elastic: bool) -> None:
         content, modules = self.spool.content(job.id)
-        given = Counter(kinds[name] for name in names)
-        numbers = {kind: _number(job.workers.get(kind), count) for kind, count in given.items()}
-        cluster = {**content.get("cluster", {}), **self._cluster, "workers": numbers, "only": list(names)}
+        fixed = not elastic or content.get("train", {}).get("reproducible", False)
+        if fixed:
+            given = Counter(kinds[name] for name in names)
+            numbers = {kind: _number(job.workers.get(kind), count) for kind, count in given.items()}
+            own: dict[str, Any] = {"workers": numbers, "only": list(names)}
+        else:
+            numbers = {kind: _range(count) for kind, count in job.workers.items()}
+            own = {"workers": numbers} if numbers else {}
+            own |= {"only_from": str(self.drivers.list_of(job.id))}
+        cluster = {**content.get("cluster", {}), **self._cluster, **own}
         run = {**content.get("run", {}), "name": job.name, "dir": str(Path(job.run).parent)}
         try:
             with self.drivers.lock(job.id) as lock:
                 self.drivers.prepare(job.id, {**content, "cluster": cluster, "run": run}, modules)
+                self.drivers.allow(job.id, None if fixed else names)
                 step = newest_step(Path(job.run))
                 if not self.spool.begin(job.id, names, self.clock(), boot=boot(), step=step):
                     return
@@ -167,6 +226,26 @@ class Service:
 def _number(asked: Count | None, given: int) -> int | str:
     """Return the number of workers that a driver is told: a range, where it may go on with fewer."""
     return given if asked is None or asked.least >= given else f"{asked.least}..{given}"
+
+
+def _range(asked: Count) -> int | str:
+    """Return the number of workers that a driver is told whose workers may change."""
+    return asked.least if asked.least == asked.most else f"{asked.least}..{asked.most}"
+
+
+Allowed: TypeAlias = tuple[str, ...] | None
+"""The workers that a driver may have; None where they cannot change."""
+
+
+def _to_be_given_up(job: QueuedJob, lists: Mapping[int, Allowed]) -> list[str]:
+    """Return the workers that a job has, and whose driver was told to give them up."""
+    allowed = lists.get(job.id)
+    return [] if allowed is None else [name for name in job.has if name not in allowed]
+
+
+def _named(news: DeskNews) -> bool:
+    """Return True if all workers have names of their own. The numbers of others change as workers come and go."""
+    return all(given_name(worker["name"]) for worker in news.workers.values())
 
 
 def _others(members: Sequence[Member], news: DeskNews, jobs: Sequence[QueuedJob]) -> dict[str, str]:

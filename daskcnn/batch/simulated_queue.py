@@ -9,11 +9,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from daskcnn.batch.policy import SharedWorker
 from daskcnn.batch.queue_file import ComingJob, ComingQueue, QueueFileError, read_queue
 from daskcnn.batch.queue_play import PlayedJob, PlayedQueue, QueuePlay
 from daskcnn.batch.reasons import reasons
 from daskcnn.batch.records import Count, Grant, QueuedJob
+from daskcnn.batch.shares import SharedWorker
 from daskcnn.errors import JobError
 from daskcnn.planning.simulate import Scenario, scenario, simulate
 from daskcnn.show.text import aligned, duration, percent

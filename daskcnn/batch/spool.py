@@ -276,6 +276,24 @@ class Spool:
             return True
         return False
 
+    def take(self, number: int, workers: Iterable[str], now: float) -> bool:
+        """Give a running job further workers. Returns False, and gives none, where another job has one of them."""
+        with suppress(sqlite3.IntegrityError), self._change():
+            self._db.executemany(
+                "INSERT INTO grants SELECT id, ?, ?, NULL FROM jobs WHERE id = ? AND state = 'running'",
+                [(worker, now, number) for worker in workers],
+            )
+            return True
+        return False
+
+    def give_up(self, number: int, workers: Iterable[str], now: float) -> None:
+        """Free workers of a running job."""
+        with self._change():
+            self._db.executemany(
+                "UPDATE grants SET ended = ? WHERE job = ? AND worker = ? AND ended IS NULL",
+                [(now, number, worker) for worker in workers],
+            )
+
     def never_begun(self, number: int, now: float) -> None:
         """Take back an attempt whose driver was never started, as where the service was killed before it could."""
         with self._change():

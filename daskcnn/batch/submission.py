@@ -61,7 +61,7 @@ def message_of(
 
 def _content(raw: Mapping[str, Any], job: Job) -> dict[str, Any]:
     tables = {section: dict(table) for section, table in raw.items()}
-    left_out = {"cluster": ("scheduler", "scheduler_file", "workers", "only"), "run": ("name", "dir")}
+    left_out = {"cluster": ("scheduler", "scheduler_file", "workers", "only", "only_from"), "run": ("name", "dir")}
     for section, keys in left_out.items():
         tables[section] = {key: value for key, value in tables.get(section, {}).items() if key not in keys}
     if job.run.imports:

@@ -59,6 +59,10 @@ class Cluster(Options):
     least the job pauses, for `wait` seconds at most. Default: all that there are."""
     only: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(listed)] = None
     """Names of the workers that may train, or patterns of them such as lab-*, separated by commas. Default: any."""
+    only_from: Location | None = None
+    """File with names of the workers that may train, one a line, on the driver's machine. It is read again whenever
+    it changes: a job that trains gives up workers that are no longer in it, as far as its least number allows, and
+    takes those that came into it. `daskcnn serve` writes one for each of its jobs."""
     wait: float = Field(60.0, ge=0)
     """Seconds to wait for the scheduler and for workers that are free, and to pause while too few are left of a range
     of workers."""

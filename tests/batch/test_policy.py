@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskcnn.batch.past_use import oldest_since, used
-from daskcnn.batch.policy import Allotment, SharedWorker, SharingRules, may_have, needs_of, share
+from daskcnn.batch.policy import share
 from daskcnn.batch.queue_play import QueuePlay
 from daskcnn.batch.reasons import reasons
 from daskcnn.batch.records import Count, Grant, QueuedJob
+from daskcnn.batch.shares import Allotment, SharedWorker, SharingRules, may_have, needs_of
 
 MINUTE = 60.0
 AGED = SharingRules().aged
@@ -292,6 +293,32 @@ def test_what_is_carried_out_comes_to_rest(lab: Any, elastic: bool) -> None:
         jobs, past = carried_out(jobs, past, said, now)
     said = share(jobs, workers, past, now=now, rules=rules)
     assert (said.gives, said.takes, said.starts) == ({}, {}, {})
+
+
+@settings(max_examples=60)
+@given(labs())
+def test_workers_that_are_given_up_slowly_are_asked_for_once_and_it_comes_to_rest(lab: Any) -> None:
+    jobs, workers, past, now = lab
+    leaving, asked = dict[str, int](), list[str]()
+    for _ in range(6):
+        said = share(jobs, workers, past, now=now, leaving=leaving)
+        assert not {name for own in said.starts.values() for name in own} & leaving.keys(), "it is not free yet"
+        assert not any(leaving.get(name, id_) != id_ for id_, own in said.takes.items() for name in own)
+        asked += [name for own in said.gives.values() for name in own]
+        left = {name: id_ for name, id_ in leaving.items() if name not in said.takes.get(id_, ())}
+        gives = {id_: tuple(name for name, own in left.items() if own == id_) for id_ in left.values()}
+        takes = {id_: tuple(n for n in own if leaving.get(n) != id_) for id_, own in said.takes.items()}
+        jobs, past = carried_out(jobs, past, replace(said, gives=gives, takes=takes), now)
+        leaving = {name: id_ for id_, own in said.gives.items() for name in own}
+    said = share(jobs, workers, past, now=now, leaving=leaving)
+    assert (leaving, said.gives, said.takes, said.starts) == ({}, {}, {}, {})
+    assert len(asked) == len({*asked})
+
+
+def test_a_running_job_gives_up_workers_beyond_its_most() -> None:
+    jobs = [running(1, "desk-1 desk-2 desk-3", cpu(1, 2))]
+    assert share(jobs, desks(3), now=0.0).gives == {1: ("desk-3",)}
+    assert share(jobs, desks(3), now=0.0, fixed=[1]).gives == {}
 
 
 @settings(max_examples=6)

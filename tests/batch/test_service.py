@@ -37,11 +37,12 @@ def test_a_job_begins_on_workers_of_its_own_and_its_driver_is_told_which(queue: 
     assert (job.state, len(job.has), job.attempts) == ("running", 1, 1)
     folder = queue.drivers.folder(number)
     told = tomllib.loads((folder / "job.toml").read_text())
-    own = {"scheduler": "tcp://here:1", "workers": {"cpu": 1}, "only": [*job.has], "wait": 5}
+    own = {"scheduler": "tcp://here:1", "workers": {"cpu": 1}, "only_from": str(folder / "workers"), "wait": 5}
     assert told == {
         "train": {"epochs": 3}, "cluster": own, "run": {"name": "first", "dir": str(queue.folder / "runs")}
     }  # fmt: skip
     assert (folder / "own.py").exists()
+    assert queue.drivers.allowed(number) == job.has
     queue.end(number, 0)
     queue.turn()
     assert (queue.job(number).state, queue.job(number).has) == ("done", ())
@@ -180,16 +181,25 @@ def test_every_wish_to_cancel_is_one_signal(queue: FakeQueue, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
-    [({"cpu": Count(1, 4)}, "1..2"), ({"cpu": Count(2, 4)}, 2), ({"cpu": Count(1, 1)}, 1), ({}, 2)],
+    ("asked", "elastic", "fixed"),
+    [
+        ({"cpu": Count(1, 4)}, {"cpu": "1..4"}, {"cpu": "1..2"}),
+        ({"cpu": Count(2, 4)}, {"cpu": "2..4"}, {"cpu": 2}),
+        ({"cpu": Count(1, 1)}, {"cpu": 1}, {"cpu": 1}),
+        ({}, None, {"cpu": 2}),
+    ],
 )
+@pytest.mark.parametrize("how", ["elastic", "reproducible", "without names"])
 def test_a_job_of_a_range_gets_what_is_free_and_goes_on_with_its_least(
-    queue: FakeQueue, asked: dict[str, Count], told: int | str
+    queue: FakeQueue, asked: dict[str, Count], elastic: Any, fixed: Any, how: str
 ) -> None:
-    number = queue.add(workers=asked)
+    if how == "without names":
+        queue.workers = ["tcp://1:1", "tcp://2:2"]
+    number = queue.add(workers=asked, content={"train": {"reproducible": how == "reproducible"}})
     queue.turn()
-    found = tomllib.loads((queue.drivers.folder(number) / "job.toml").read_text())
-    assert found["cluster"]["workers"] == {"cpu": told}
+    cluster = tomllib.loads((queue.drivers.folder(number) / "job.toml").read_text())["cluster"]
+    assert cluster.get("workers") == (elastic if how == "elastic" else fixed)
+    assert ("only" in cluster) == (queue.drivers.allowed(number) is None) == (how != "elastic")
 
 
 def test_two_jobs_that_want_the_same_worker(queue: FakeQueue) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from daskcnn.cluster.link import members
+from daskcnn.cluster.link.allowed import AllowedWorkers
 from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.connect import connect
@@ -22,6 +24,7 @@ from daskcnn.cluster.run import workers as run_workers
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.errors import ClusterError
 from daskcnn.events import WorkerIgnored
+from daskcnn.files import replace_file
 from daskcnn.job.resolve import parse_job, resolve
 from daskcnn.job.tables import Cluster, Workers
 from tests.fake_client import fake_client
@@ -156,9 +159,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def taken(client: Any, hold: Hold, wait: float = 0.0, **how: Any) -> Members:
-    only = how.pop("only", ())
+    only = how.pop("only", None) or AllowedWorkers(how.pop("named", ()))
+    settle = how.pop("settle", 0.0)
     say: Callable[[str], None] = how.pop("say", lambda _: None)
-    return wait_for_members(client, Workers(**how), wait, say=say, only=only, hold=hold)
+    return wait_for_members(client, Workers(**how), wait, say=say, settle=settle, only=only, hold=hold)
 
 
 def names_of(found: Members) -> list[str]:
@@ -274,14 +278,14 @@ def test_a_newcomer_that_another_run_takes_first_is_seen_again_when_it_is_free()
 
 def test_only_named_workers_train() -> None:
     with fake_client(there("desk-1", "desk-2", "lab-1", s={"PS": 1.0})) as client, holding(client, "a") as hold:
-        found = taken(client, hold, only=["desk-2", "lab-*"])
+        found = taken(client, hold, named=["desk-2", "lab-*"])
         assert (names_of(found), found.server.name) == (["desk-2", "lab-1"], "s")
 
 
 def test_patterns_that_match_nothing_are_refused() -> None:
     with fake_client(there("desk-1", "desk-2")) as client, holding(client, "a") as hold:
         with pytest.raises(ClusterError, match="has such a name, but desk-1, desk-2, after") as caught:
-            taken(client, hold, only=["dsk-*"], wait=0.01)
+            taken(client, hold, named=["dsk-*"], wait=0.01)
         assert (caught.value.value, caught.value.exit_code) == ("cluster.only = dsk-*", 3)
         assert "doctor" in caught.value.remedy
         assert leases_on(client.dask_scheduler) == ()
@@ -333,7 +337,7 @@ def test_a_worker_that_comes_is_taken_only_if_it_is_free() -> None:
 def test_a_run_of_all_workers_takes_those_that_others_free() -> None:
     with fake_client(there("d1", "d2", "s")) as client, holding(client, "a") as one, holding(client, "b") as two:
         assert two.take(["tcp://d2", "tcp://s"])
-        workers, events = running(client, one, grows=True, only=["d*"])
+        workers, events = running(client, one, grows=True, allowed=AllowedWorkers(["d*"]))
         assert come(workers) == []
         two.close()
         assert come(workers) == ["d2"]
@@ -408,3 +412,125 @@ def test_an_unused_worker_that_is_gone_is_told_of() -> None:
         client.workers = there("d1")
         workers.look_round()
         assert (workers.left, workers.spare) == (["d3"], {})
+
+
+# --- cluster.only_from ---
+
+
+class Listed:
+    """A run on d1 and d2, whose list a test writes. events: of the run."""
+
+    def __init__(self, folder: Path, client: Any, hold: Hold, **how: Any) -> None:
+        self.file = folder / "workers"
+        self.write("d1", "d2")
+        allowed = AllowedWorkers(file=str(self.file))
+        found = taken(client, hold, only=allowed, wait=5.0, settle=60.0, cpu="1..4")
+        self.names, self.client = names_of(found), client
+        connection = Connection(client, lambda: None)
+        self.workers = RunWorkers(connection, found, lambda event: None, hold=hold, allowed=allowed, grows=True, **how)
+
+    def write(self, *names: str) -> None:
+        replace_file(self.file, "".join(f"{name}\n" for name in names).encode())
+
+    def recalled(self) -> tuple[str, ...]:
+        self.workers.look_round()
+        return self.workers.recalled()
+
+    def let_go(self, name: str) -> None:
+        self.workers.free(self.workers.alive.pop(name))
+
+
+def test_a_run_begins_as_soon_as_all_workers_of_its_list_are_free(tmp_path: Path) -> None:
+    with fake_client(there("d1", "d2", "d3")) as client, holding(client, "a") as one:
+        assert Listed(tmp_path, client, one).names == ["d1", "d2"]
+
+
+def test_a_run_gives_up_a_worker_and_takes_it_again_as_its_list_says(tmp_path: Path) -> None:
+    with fake_client(there("d1", "d2", "d3")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        run = Listed(tmp_path, client, one)
+        assert (run.recalled(), come(run.workers)) == ((), [])
+        run.write("d1", "d3")
+        assert run.recalled() == run.recalled() == ("d2",), "it is said until it is done"
+        assert come(run.workers) == ["d3"]
+        run.let_go("d2")
+        assert two.take(["tcp://d2"])
+        assert (run.recalled(), come(run.workers)) == ((), [])
+        two.close()
+        assert come(run.workers) == []
+        run.write("d1", "d2")
+        assert come(run.workers) == ["d2"]
+
+
+def test_a_worker_that_is_recalled_no_more_stays_and_one_that_is_on_its_way_out_comes_again(tmp_path: Path) -> None:
+    with fake_client(there("d1", "d2")) as client, holding(client, "a") as one:
+        run = Listed(tmp_path, client, one)
+        run.write("d1")
+        assert run.recalled() == ("d2",)
+        run.write("d1", "d2")
+        assert (run.recalled(), come(run.workers)) == ((), [])
+        run.let_go("d2")
+        assert come(run.workers) == ["d2"]
+
+
+def test_a_newcomer_that_the_list_has_lost_meanwhile_is_not_taken(tmp_path: Path) -> None:
+    with fake_client(there("d1", "d2", "d3")) as client, holding(client, "a") as one:
+        run = Listed(tmp_path, client, one)
+        run.write("d1", "d2", "d3")
+        run.workers.look_round()
+        (member,) = run.workers.came()
+        run.write("d1", "d2")
+        run.workers.look_round()
+        assert not run.workers.take(member)
+        assert one.mine == {"tcp://d1", "tcp://d2"}
+
+
+def test_a_worker_that_went_as_it_was_recalled_is_not_kept_for_the_run_when_it_is_back(tmp_path: Path) -> None:
+    with fake_client(there("d1", "d2")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        run = Listed(tmp_path, client, one)
+        run.write("d1")
+        plugin, back = client.dask_scheduler.plugins[NAME], there("d1") | {"tcp://9": there("d2")["tcp://d2"]}
+        plugin.remove_worker(client.dask_scheduler, "tcp://d2")
+        client.workers = there("d1")
+        with pytest.raises(WorkersLost):
+            run.workers.look_round()
+        del run.workers.alive["d2"]
+        client.workers = back
+        plugin.add_worker(client.dask_scheduler, "tcp://9")
+        assert not two.take(["tcp://9"]), "it would be the run's again"
+        assert come(run.workers) == []
+        assert two.take(["tcp://9"])
+
+
+def test_a_server_goes_to_no_worker_that_is_recalled(tmp_path: Path) -> None:
+    with fake_client(there("d1", "d2")) as client, holding(client, "a") as one:
+        run = Listed(tmp_path, client, one)
+        host = run.workers.members.server
+        run.write(*{"d1", "d2"} - {host.name})
+        run.recalled()
+        assert run.workers.server_recalled
+        assert run.workers.new_host() != host
+        assert not run.workers.server_recalled
+
+
+def test_numbers_of_workers_without_names_change_and_they_stay_the_run_s(tmp_path: Path) -> None:
+    nameless = {a: {**info, "name": a} for a, info in there("1", "2", "3").items()}
+    with fake_client(nameless) as client, holding(client, "a") as one:
+        file = tmp_path / "workers"
+        file.write_text("cpu-1\ncpu-2\n")
+        allowed = AllowedWorkers(file=str(file))
+        found = taken(client, one, only=allowed, cpu=2)
+        assert names_of(found) == ["cpu-1", "cpu-2"]
+        workers = RunWorkers(Connection(client, lambda: None), found, lambda event: None, hold=one, allowed=allowed)
+        client.workers = {a: info for a, info in nameless.items() if a != "tcp://1"}
+        workers.look_round()
+        assert (workers.recalled(), workers.newcomers) == ((), [])
+
+
+def test_a_list_that_cannot_be_read_is_refused_at_first_and_counts_as_unchanged_later(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="No such file or directory; write names of workers there, one a line"):
+        AllowedWorkers(file=str(tmp_path / "none"))
+    (tmp_path / "workers").write_text("d1\n\n d2 \n")
+    allowed = AllowedWorkers(["d*"], str(tmp_path / "workers"))
+    (tmp_path / "workers").unlink()
+    allowed.look()
+    assert [name in allowed for name in ("d1", "d2", "d3")] == [True, True, False]

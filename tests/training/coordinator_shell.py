@@ -60,6 +60,7 @@ class Shell:
     links: dict[str, WorkerLink] = field(default_factory=dict)  # where workers are chosen
     nbytes: int = 1000
     probes_at_once: bool = True
+    host: str = "ps"
 
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(self.settings, self.kept)
@@ -170,7 +171,7 @@ class Shell:
 
     def _server_ready(self, life: int, at: float) -> Fact:
         self.server = life
-        return facts.ServerReady(life, "ps", at)
+        return facts.ServerReady(life, self.host, at)
 
     def end_early(self, replica: str) -> None:
         """Let the replica's round end early, and those of all peers, with a part of their samples that may be none."""

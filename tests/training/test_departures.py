@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from daskcnn.events import RoundEnded, Warned, WorkerLeft, WorkerLeftOut, WorkerLost
+from daskcnn.events import RoundEnded, Warned, WorkerJoined, WorkerLeft, WorkerLeftOut, WorkerLost
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import EndRound, Leave, StartRound, StartServer
@@ -17,9 +17,9 @@ EXCHANGES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in RULES]
 REASON = "it is shut down"
 
 
-def training(rule: tuple[str, dict[str, Any]], *workers: str) -> Shell:
+def training(rule: tuple[str, dict[str, Any]], *workers: str, host: str = "ps", **settings: Any) -> Shell:
     """A run whose first rounds are under way."""
-    shell = Shell(settings_of(rule, "udpa"))
+    shell = Shell(settings_of(rule, "udpa", **settings), host=host)
     shell.start(*workers)
     if not shell.settings.peers:
         shell.answer_to(StartServer)
@@ -170,5 +170,79 @@ def test_a_server_leaves_while_replicas_join() -> None:
     assert shell.tell(facts.ServerLeaving(1, REASON, shell.now)) == []
     shell.answer_to(orders.Join)
     assert not shell.of(StartRound)
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+
+
+# --- workers that another run is to have ---
+
+
+def recall(shell: Shell, *workers: str) -> list[orders.Order]:
+    return shell.tell(facts.WorkersRecalled(workers, shell.now))
+
+
+def elastic(rule: tuple[str, dict[str, Any]], *workers: str, least: int = 1, host: str = "ps") -> Shell:
+    return training(rule, *workers, host=host, wanted={"cpu": 4}, least={"cpu": least})
+
+
+@pytest.mark.parametrize("rule", [*EXCHANGES, ("bsp", {"exchange": "asa"})], ids=str)
+def test_a_worker_that_is_recalled_goes_and_comes_again(rule: Any) -> None:
+    shell = elastic(rule, "cpu-0", "cpu-1", "cpu-2")
+    recall(shell, "cpu-1")
+    assert recall(shell, "cpu-1") == [], "it was told"
+    while orders.Dismiss("cpu-1", for_good=True) not in shell.orders:
+        shell.answer(0)
+    (left,) = shell.of(WorkerLeft)
+    assert (left.worker, left.reason) == ("cpu-1", "another job is to have it")
+    shell.tell(facts.WorkerReady("cpu-1", "cpu", shell.now))
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+    assert not shell.of(WorkerLost)
+    assert [each.worker for each in shell.of(WorkerJoined)] == ["cpu-1"]
+
+
+def test_a_run_keeps_its_least_whatever_is_recalled() -> None:
+    shell = elastic(("sgwu", {}), "cpu-0", "cpu-1", "cpu-2", least=2)
+    assert [name_of(order) for order in recall(shell, "cpu-0", "cpu-1", "cpu-2")] == ["cpu-0"]
+    assert recall(shell, "cpu-0", "cpu-1", "cpu-2") == []
+    shell.tell(facts.WorkerReady("cpu-3", "cpu", shell.now))
+    shell.answer_to(orders.Calibrate)
+    assert [name_of(order) for order in recall(shell, "cpu-1", "cpu-2") if isinstance(order, EndRound)] == ["cpu-1"]
+
+
+def test_a_run_of_a_fixed_number_gives_none_up_and_one_of_any_number_keeps_one() -> None:
+    assert recall(training(("sgwu", {}), "cpu-0", "cpu-1", wanted={"cpu": 2}), "cpu-0", "cpu-1") == []
+    assert len(recall(training(("sgwu", {}), "cpu-0", "cpu-1"), "cpu-0", "cpu-1")) == 1
+
+
+def test_a_newcomer_that_is_recalled_as_it_measures_itself_is_left_out_and_a_run_begins_with_its_least() -> None:
+    shell = elastic(("sgwu", {}), "cpu-0", "cpu-1", least=2)
+    shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+    recall(shell, "cpu-2")
+    assert [each.worker for each in shell.of(WorkerLeftOut)] == ["cpu-2"]
+    begins = Shell(shell.settings)
+    for i in range(3):
+        begins.tell(facts.WorkerReady(f"cpu-{i}", "cpu", 0.0))
+    recall(begins, "cpu-0", "cpu-1")
+    assert [each.worker for each in begins.of(WorkerLeftOut)] == ["cpu-0"]
+
+
+def test_a_server_moves_off_a_worker_that_is_recalled() -> None:
+    shell = elastic(("sgwu", {}), "cpu-0", "cpu-1", host="cpu-1")
+    found, shell.host = recall(shell, "cpu-1"), "cpu-0"
+    assert {name_of(order) for order in found if isinstance(order, EndRound)} == {"cpu-0", "cpu-1"}
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+    assert [order.moved for order in shell.of(StartServer)] == [False, True]
+    assert recall(training(("sgwu", {}), "cpu-0"), "cpu-0") == []
+
+
+def test_a_worker_of_a_group_is_recalled_and_the_group_is_formed_anew() -> None:
+    shell = Shell(settings_of(("sgwu", {}), "udpa", replica_size=2))
+    shell.start("cpu-0", "cpu-1", "cpu-2", "cpu-3")
+    assert recall(shell, "cpu-0") == [], "the server starts"
+    shell.answer_to(StartServer)
+    recall(shell, "cpu-0")
+    assert [each.worker for each in shell.of(WorkerLeft)] == ["cpu-0"]
     assert shell.finish().status == "done"
     assert shell.reported == SAMPLES * EPOCHS

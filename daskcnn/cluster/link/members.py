@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from distributed import Client
 
+from daskcnn.cluster.link.allowed import AllowedWorkers
 from daskcnn.cluster.link.calls import Check, answer_to, no_check
 from daskcnn.cluster.link.demand import Demand
-from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.leases import Hold, in_words
 from daskcnn.errors import ClusterError
 from daskcnn.job.cluster_table import Workers
@@ -204,7 +204,7 @@ def wait_for_members(
     settle: float = 0.0,
     silent: Mapping[str, str] | None = None,
     begun: float | None = None,
-    only: Sequence[str] = (),
+    only: AllowedWorkers | None = None,
     hold: Hold | None = None,
 ) -> Members:
     """Wait up to `wait` seconds until the wanted workers are there. Returns those that a job takes.
@@ -218,11 +218,11 @@ def wait_for_members(
     check, say, begun : see `Patience`
     settle : seconds without a new worker after which any number will do, or one within the ranges
     silent : reports on workers that do not answer, by address; these are not chosen
-    only : patterns of the names of workers that may train; any if there are none
+    only : the workers that may train; None: any
     hold : the run's hold, which takes the workers; those of other runs are not chosen, and clusters that adapt see what
         is missing. None: all may be chosen
     """
-    with closing(_Look(client, check, silent or {}, only, hold)) as look:
+    with closing(_Look(client, check, silent or {}, only or AllowedWorkers(), hold)) as look:
         return _waited_for(look, wanted, Patience(wait, check, say, begun), settle)
 
 
@@ -232,7 +232,8 @@ def _waited_for(look: _Look, wanted: Workers, patience: Patience, settle: float)
         patience.check()
         before, found = found, look.free()
         since = since if found == before else time.monotonic()
-        settled = _enough(found, wanted) or patience.over or time.monotonic() >= since + settle
+        enough = _enough(found, wanted) or look.has_all_listed(found)
+        settled = enough or patience.over or time.monotonic() >= since + settle
         if (missing := missing_members(found, wanted)) and patience.over:
             raise look.refusal(found, wanted, patience.seconds)
         if settled and not missing and look.taken(members := chosen(found, wanted)):
@@ -251,7 +252,7 @@ class _Look:
     client: Client
     check: Check
     silent: Mapping[str, str]
-    only: Sequence[str]
+    only: AllowedWorkers
     hold: Hold | None
     barred: list[Member] = field(default_factory=list)  # by their names
     others: list[Member] = field(default_factory=list)  # that train for other runs
@@ -263,13 +264,18 @@ class _Look:
             there = advertised(present(self.client, self.check))
             leases = () if self.hold is None else self.hold.look(self.check)
         theirs = {} if self.hold is None else self.hold.others
+        self.only.look()
         able = [m for m in there if m.address not in self.silent]
-        named = [m for m in able if m.kind == "ps" or named_by(self.only, m.name)]
+        named = [m for m in able if m.kind == "ps" or m.name in self.only]
         self.barred = [m for m in able if m not in named]
         self.others = [m for m in named if m.address in theirs]
         servers = Counter(lease.worker for lease in leases if lease.serves)
         free = [m for m in named if m.address not in theirs]
         return sorted(free, key=lambda m: (m.kind, servers[m.address]))
+
+    def has_all_listed(self, found: Sequence[Member]) -> bool:
+        """Return True if these are all that a list names: others are no more to come."""
+        return self.only.listed is not None and self.only.listed <= {m.name for m in found}
 
     def taken(self, members: Members) -> bool:
         """Take the workers; False where another run was faster."""
@@ -294,7 +300,7 @@ class _Look:
         """Return why workers that are there are not free, in words."""
         names = {m.address: m.name for m in self.others}
         held = [] if self.hold is None else [self.hold.others[address] for address in names]
-        barred = [f"cluster.only = {', '.join(self.only)} leaves out {_listed(self.barred)}"] if self.barred else []
+        barred = [f"{self.only.text} leaves out {_listed(self.barred)}"] if self.barred else []
         return [*in_words(held, names), *barred]
 
     def refusal(self, found: list[Member], wanted: Workers, wait: float) -> ClusterError:
@@ -302,7 +308,7 @@ class _Look:
         scheduler = self.client.scheduler.address
         if self.barred and not self.others and not any(m.kind != "ps" for m in found):
             reason = f"no worker of scheduler {scheduler} has such a name, but {_listed(self.barred)}, after {wait:g} s"
-            return ClusterError(f"cluster.only = {', '.join(self.only)}", reason, NAMES)
+            return ClusterError(self.only.text, reason, NAMES)
         if not missing_members([*found, *self.others], wanted):
             missing = _more(missing_members(found, wanted))
             reason = f"{_counted(found)} workers are free after {wait:g} s, but the job wants {missing}"

@@ -16,6 +16,7 @@ from dask.utils import format_bytes
 from distributed import Client, Future
 
 from daskcnn.cluster.link import calls
+from daskcnn.cluster.link.allowed import AllowedWorkers
 from daskcnn.cluster.link.calls import ANSWER, Check, ask_scheduler, ask_workers, no_check
 from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.leases import Hold
@@ -82,7 +83,7 @@ def admit(
     """
     begun, silent, wanted, wait = time.monotonic(), dict[str, str](), job.cluster.workers, job.cluster.wait
     look, imports = partial(check_dataset, job, fingerprint, index), job.run.imports
-    only = tuple(job.cluster.only or ())
+    only = AllowedWorkers.of(job.cluster)
     how: dict[str, Any] = {"say": say, "settle": settle, "silent": silent, "begun": begun, "only": only, "hold": hold}
     check_scheduler(client, check)
     while True:
@@ -91,7 +92,8 @@ def admit(
             found = _silent_members(client, members, look, imports, _telling(check, say))
             if not found:
                 left_out = (f"{words}; the run starts without it" for words in silent.values())
-                return members, (*taken_as_cpu(members.workers), *left_out, *_unmatched(client, only, check))
+                unmatched = _unmatched(client, job.cluster.only or (), check)
+                return members, (*taken_as_cpu(members.workers), *left_out, *unmatched)
             if hold is not None:
                 hold.release(found.keys(), check)
         except OSError as error:

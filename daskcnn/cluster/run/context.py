@@ -17,6 +17,7 @@ from distributed import Client, Future, KilledWorker
 from distributed.client import _wait
 
 from daskcnn.arrays import Array
+from daskcnn.cluster.link.allowed import AllowedWorkers
 from daskcnn.cluster.link.calls import NotYet, Refusal, ServerLost, Unanswered, WorkersLost, answer_to, ask_workers
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.leases import Hold
@@ -353,10 +354,12 @@ class RunContext:
         interrupted: gives the number of the signal that came, if one did. hold: the run's, which has the members.
         """
         connection, cluster = Connection(client, heed_signals(interrupted)), job.cluster
+        allowed = AllowedWorkers.of(cluster)
         numbered = cluster.workers.given and not cluster.workers.ranged
-        fixed = numbered or job.train.reproducible
-        leases: dict[str, Any] = {"hold": hold, "only": tuple(cluster.only or ()), "grows": not fixed}
-        leases["most"] = sum(cluster.workers.most.values()) if cluster.workers.ranged else 0
+        grows = (allowed.changes or not numbered) and not job.train.reproducible
+        leases: dict[str, Any] = {"hold": hold, "allowed": allowed, "grows": grows}
+        asks = cluster.workers.ranged and not allowed.changes  # else there may be more than the run is to have
+        leases["most"] = sum(cluster.workers.most.values()) if asks else 0
         workers = RunWorkers(connection, members, emit, **leases)
         dispatch, results = Dispatch(name, workers, cluster.stall_timeout), Results(workers, cluster.stall_timeout)
         workers.news.subscribe(client, name, results.wake)

@@ -141,7 +141,7 @@ class ServerExchange:
         """Start a server from this state; returns its host. Raises ServerLost, WorkersLost."""
         context = self._context
         context.workers.needs_server, context.workers.hosts = True, frozenset()  # those of the one before may be gone
-        if order.moved:
+        if order.moved or context.workers.server_recalled:
             context.workers.new_host()
         center, rule_state = exchanged(state.weights, dict(state.rule_state))
         noise = tuple(map(float, rule_state.pop(NOISE, ())))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from daskcnn.cluster.link.allowed import AllowedWorkers
 from daskcnn.cluster.link.calls import ServerLost, WorkersLost, begin
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.demand import Demand
-from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.leaving import RETIRED, SHUT_DOWN
 from daskcnn.cluster.link.members import Member, Members, advertised, unique_names
@@ -44,7 +44,7 @@ class RunWorkers:
     Parameters
     ----------
     hold : the run's hold on its workers; None where it needs none
-    only : patterns of the names of workers that may come; any if there are none
+    allowed : the workers that the run may have; None: any
     grows : workers that other runs had are of use when they are free, as are those that are left over now
     most : workers that the run asks clusters for that adapt; 0: no more than it has
     """
@@ -56,12 +56,12 @@ class RunWorkers:
         emit: Callable[[Event], None],
         *,
         hold: Hold | None = None,
-        only: Sequence[str] = (),
+        allowed: AllowedWorkers | None = None,
         grows: bool = False,
         most: int = 0,
     ) -> None:
         self.connection, self.members, self._emit = connection, members, emit
-        self._hold, self._only, self._grows, self._most = hold, only, grows, most
+        self._hold, self._allowed, self._grows, self._most = hold, allowed or AllowedWorkers(), grows, most
         self._demand = Demand(connection.client)
         self.alive = {member.name: member for member in members.workers}
         self.needs_server = False
@@ -74,7 +74,10 @@ class RunWorkers:
         self.news = News()
         others = {*hold.others} if hold is not None else set[str]()
         there = connection.workers()
-        self._known = {*there} - (others if grows else set())  # addresses that are no news
+        self._plain = any(member.plain for member in members.workers)
+        self._allowed_as = {member.address: member.name for member in members.workers}
+        self._barred, self._recalled = self._not_allowed(there), set[str]()  # addresses
+        self._known = {*there} - (others if grows else set()) - self._barred  # addresses that are no news
         self._names = {member.called: member.name for member in members.workers}  # by what Dask calls them
         self.spare: dict[str, Member] = {}
         self.left: list[str] = []
@@ -82,7 +85,6 @@ class RunWorkers:
         ours = {member.address for member in (*members.workers, members.server, *members.servers)}
         self._quiet = {address: self._heard[address] for address in self._known - ours} if grows else {}
         self._others, self._look_again = set[str](), 0.0  # workers of other runs, as of the last look at them
-        self._plain = any(member.plain for member in members.workers)
         self._looked = 0.0
 
     def look_round(self) -> bool:
@@ -103,6 +105,7 @@ class RunWorkers:
             return False
         self._looked = time.monotonic()
         now = self.connection.workers()
+        self._allowed.look()
         self._note_those_awake(now)
         self._note_newcomers(now)
         self._note_spares(now)
@@ -124,6 +127,11 @@ class RunWorkers:
     def serves(self, address: str) -> bool:
         """Return True if this worker holds the server, or a part of it."""
         return address in self._serving
+
+    @property
+    def server_recalled(self) -> bool:
+        """True if the run may not have the worker any more that its server goes to."""
+        return self.members.server.address in self._barred
 
     def retire_refused(self) -> None:
         """Retire the workers that the scheduler could not, once they hold no server any more. Raises Lost."""
@@ -163,18 +171,43 @@ class RunWorkers:
             del self.spare[name]
         self.left += gone
 
+    def _not_allowed(self, now: Mapping[str, Mapping[str, Any]]) -> set[str]:
+        """Return the addresses of workers that the run may not have.
+
+        One that it was allowed to have keeps that name: of those without one of their own the numbers change.
+        """
+        able = [m for m in advertised(now, plain=self._plain) if m.kind != "ps"]
+        names = {m.address: m.name for m in able} | {a: n for a, n in self._allowed_as.items() if a in now}
+        self._allowed_as = {address: name for address, name in names.items() if name in self._allowed}
+        return names.keys() - self._allowed_as.keys()
+
+    def recalled(self) -> tuple[str, ...]:
+        """Return the workers of the run that it may not have any more."""
+        found = {m.address: n for n, m in self.alive.items() if m.address in self._barred}
+        self._recalled |= found.keys()
+        return tuple(name for address, name in found.items() if address not in self.leaving)
+
+    def _note_barred(self, now: Mapping[str, Mapping[str, Any]]) -> set[str]:
+        """Return the addresses of workers that the run may not have. One that is back is not kept for the run."""
+        if now.keys() <= self._known and not self._allowed.changes:
+            return set()
+        before, self._barred = self._barred, self._not_allowed(now)
+        if self._hold is not None and (back := self._barred - before - {m.address for m in self.alive.values()}):
+            with self.connection.reached():
+                self._hold.release(back, self.connection.heed)
+        return self._barred
+
     def _note_newcomers(self, now: Mapping[str, Mapping[str, Any]]) -> None:
         """Note workers that came, and that no other run has."""
-        going = {address for address, info in now.items() if info.get("status") in _GOING}
-        if not (new := {a: info for a, info in now.items() if a not in self._known and a not in going}):
+        going, barred = {a for a, info in now.items() if info.get("status") in _GOING}, self._note_barred(now)
+        if not (new := {a: info for a, info in now.items() if a not in self._known | going | barred}):
             return
-        barred = {m.address for m in advertised(now, plain=self._plain) if not named_by(self._only, m.name)}
         others = self._of_others(new.keys())
         for member in advertised(new, plain=self._plain):
             if member.kind == "ps":
                 reason = "it is set apart for a parameter server (PS=1), and this run's has its place"
                 self._emit(WorkerIgnored(address=member.address, reason=reason))
-            elif member.address not in barred | others:
+            elif member.address not in others:
                 self.newcomers.append(member)
         self._known |= new.keys() - (others if self._grows else set())
 
@@ -206,7 +239,9 @@ class RunWorkers:
             self._quiet[member.address] = self._heard[member.address]
 
     def take(self, member: Member) -> bool:
-        """Take a worker that came. Returns False where another run was faster. Raises Lost."""
+        """Take a worker that came. Returns False where another run was faster, or is to have it. Raises Lost."""
+        if member.address in self._barred:
+            return False
         if self._hold is None:
             return True
         with self.connection.reached():
@@ -216,9 +251,10 @@ class RunWorkers:
         return taken
 
     def free(self, member: Member) -> None:
-        """Let other runs have the worker. One that was to end and stays all the same may come again. Raises Lost."""
-        if self.leaving.pop(member.address, None) is not None:
+        """Let other runs have the worker. One that was to end, or recalled, may come again. Raises Lost."""
+        if self.leaving.pop(member.address, None) is not None or member.address in self._recalled:
             self._known.discard(member.address)
+            self._recalled.discard(member.address)
         if self._hold is not None:
             with self.connection.reached():
                 self._hold.release([member.address], self.connection.heed)
@@ -266,7 +302,7 @@ class RunWorkers:
         Raises Lost where none of them answers.
         """
         members, now = self.members, self.connection.workers()
-        stays = now.keys() - self.leaving.keys()
+        stays = now.keys() - self.leaving.keys() - self._barred
         apart = [member for member in (members.server, *members.servers) if member.address in stays]
         silent = self.connection.silent(member.address for member in (*apart, *self.alive.values()))
         apart = [member for member in apart if member.address not in silent]

@@ -169,6 +169,8 @@ class Shell:
         if workers.left:
             gone, workers.left = tuple(workers.left), []
             self.tell(facts.WorkerGone(gone, "connection lost", self.now))
+        if recalled := workers.recalled():
+            self.tell(facts.WorkersRecalled(recalled, self.now))
         for member in workers.came():
             self._candidates[member.name] = member
             self.tell(facts.WorkerReady(member.name, member.kind, self.now))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import compile_here
+from daskcnn.cluster.link.allowed import AllowedWorkers
 from daskcnn.cluster.link.client import heed_signals
 from daskcnn.cluster.link.connect import check_scheduler, connect
 from daskcnn.cluster.link.members import wait_for_members
@@ -113,7 +114,7 @@ def _predict(
             signals.polled = True
             client = stack.enter_context(connect(settings, signals.check, say, server=False))
             settle = settings.settle if settings.scheduler or settings.scheduler_file else 0.0
-            how: dict[str, Any] = {"say": say, "settle": settle, "only": settings.only or ()}
+            how: dict[str, Any] = {"say": say, "settle": settle, "only": AllowedWorkers.of(settings)}
             members = wait_for_members(client, settings.workers, settings.wait, signals.check, **how)
             check_versions(client, members.workers, signals.check)
             names = {m.address: f"worker {m.name} ({m.address})" for m in members.workers}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -45,7 +46,9 @@ class Phase(Enum):
     ENDED = auto()
 
 
+RECALLED = "another job is to have it"
 _ENDED = Phase.ENDED  # read with every fact: a member's look-up in its class takes ten times as long
+_TURNING = frozenset({Phase.STARTING, Phase.MOVING, Phase.RESCUING})  # another phase follows at once
 
 
 class Coordinating(ABC):
@@ -59,6 +62,8 @@ class Coordinating(ABC):
         self._now = 0.0  # of the last fact
         self._calibration_limit, self._remedy = settings.stall_timeout, remedy
         self._least, self._wait = settings.least, settings.wait
+        self._kept_workers = settings.least or settings.wanted  # it gives up none of these
+        self._leaving: dict[str, str] = {}  # why, of workers that are to leave as soon as what they do has ended
         self._paused: float | None = None  # the time since when too few workers are there
         self.phase = Phase.CALIBRATING
         self.life = 0
@@ -70,6 +75,7 @@ class Coordinating(ABC):
             facts.Calibrated: self._on_calibrated,
             facts.CalibrationFailed: self._on_calibration_failed,
             facts.WorkerLeaving: self._on_worker_leaving,
+            facts.WorkersRecalled: self._on_workers_recalled,
             facts.SchedulerGone: lambda fact: self._give_up(fact.error),
             facts.Interrupted: lambda fact: self._interrupt(errors.Interrupted.by(fact.signum)),
             facts.TimeLimited: self._on_time_limited,
@@ -159,6 +165,29 @@ class Coordinating(ABC):
         """Go on without workers that are to leave while they measure themselves; others go on until they are gone."""
         calibrating = [worker for worker in fact.workers if worker in self.roster.calibrating]
         self._leave_out(calibrating, fact.reason, "", fact.at)
+
+    def _on_workers_recalled(self, fact: facts.WorkersRecalled) -> None:
+        """Let those go without which the job has its least. The others are recalled again."""
+        if self.phase in _TURNING:
+            return
+        known = self.roster.alive.keys() | (self.roster.calibrating if self.phase is Phase.CALIBRATING else {}).keys()
+        counted = known - self._leaving.keys()
+        there, may_go = Counter(map(self.roster.kind, counted)), list[str]()
+        for worker in fact.workers:
+            if worker in counted:
+                kind = self.roster.kind(worker)
+                if there[kind] <= self._kept_workers.get(kind, 0) or there.total() == 1:
+                    continue
+                there[kind] -= 1
+            elif worker not in self.roster.calibrating:
+                continue
+            may_go.append(worker)
+        if may_go:
+            self._recall(facts.WorkerLeaving(tuple(may_go), RECALLED, fact.at, recalled=True))
+
+    def _recall(self, fact: facts.WorkerLeaving) -> None:
+        """Go on without workers that another run is to have."""
+        self._on_worker_leaving(fact)
 
     def _tend_workers(self, now: float) -> None:
         """Look after workers as time passes."""

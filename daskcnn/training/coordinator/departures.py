@@ -33,8 +33,8 @@ class Departures(Recovering):
 
     def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
         super().__init__(settings, kept, logs=logs)
-        self._leaving: dict[str, str] = {}  # why, of replicas that end their rounds early
         self._moving: str | None = None  # why the server's worker is to leave
+        self._host = ""  # the server's worker
 
     def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
         self._leaving.pop(worker, None)
@@ -46,20 +46,29 @@ class Departures(Recovering):
             if worker in self.roster.calibrating or (worker in self.roster.alive and self.phase is Phase.CALIBRATING):
                 self._leave_out([worker], fact.reason, "", fact.at)
             elif worker in self.roster.alive and worker not in self._leaving and self.phase in _BEFORE_THE_END:
-                self._take_leave(worker, fact.reason, fact.at)
+                self._take_leave(worker, fact.reason, fact.at, recalled=fact.recalled)
             if self.phase is _ENDED:
                 return
 
-    def _take_leave(self, worker: str, reason: str, now: float) -> None:
-        """Have the worker end its round; without one it goes at once. Groups and peers go on until it is gone."""
+    def _recall(self, fact: facts.WorkerLeaving) -> None:
+        """Go on without workers that another run is to have, and without the server on one of them."""
+        super()._recall(fact)
+        if self._host in fact.workers:
+            self._on_server_leaving(facts.ServerLeaving(self.life, fact.reason, fact.at))
+
+    def _take_leave(self, worker: str, reason: str, now: float, *, recalled: bool) -> None:
+        """Have the worker end its round; without one it goes at once.
+
+        Groups and peers go on until it is gone; one that is recalled is taken from them.
+        """
         life = self._present
         replica = life.teams.of(worker) if life else None
-        if self._forming or replica not in (None, worker):
-            return
         running = life is not None and worker in life.sessions.running
-        if running and self.settings.peers:
-            return
-        if running:
+        if self._forming or replica not in (None, worker) or (running and self.settings.peers):
+            if recalled:
+                self._lose_worker(worker, reason, done=0)
+                self._go_on_without(now)
+        elif running:
             self._leaving[worker] = reason
             self._end_rounds([worker])
         else:

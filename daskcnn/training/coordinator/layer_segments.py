@@ -35,7 +35,6 @@ class LayerSegments(Coordinating):
         self.sharing = Sharing(settings.between_moves)
         self._fewer = False  # a worker was lost, or has left, since kernels were shared
         self._newcomers: list[str] = []  # calibrated since then
-        self._leaving: dict[str, str] = {}  # why, of workers that are to leave behind the next snapshot
         self._stopping = False  # the segment
         self._placed = 0.0  # when the snapshot was placed
         self._last_ask = False  # True if the answer that is awaited is the epoch's last

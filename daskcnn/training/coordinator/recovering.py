@@ -133,22 +133,22 @@ class Recovering(Coordinating):
         """True if groups are made that have no samples yet: without a worker they are formed anew."""
         return self.phase is Phase.STARTING and self.settings.replica_size > 1
 
-    def _lose_worker(self, worker: str, reason: str) -> None:
-        """Go on without the worker and its replica."""
+    def _lose_worker(self, worker: str, reason: str, done: int | None = None) -> None:
+        """Go on without the worker and its replica. done: as for `_drop`."""
         life = self._present
         replica = life.teams.of(worker) if life else None
         if life is None or replica is None:
-            self._drop(worker, reason)
+            self._drop(worker, reason, done=done)
         elif replica == worker:
-            self._drop(worker, reason, life.samples_of(worker))
+            self._drop(worker, reason, life.samples_of(worker), done)
             self._lose_replica(replica)
         else:
-            self._lose_group(replica, f"{worker}: {reason}", (worker,))
+            self._lose_group(replica, f"{worker}: {reason}", (worker,), done)
 
-    def _lose_group(self, replica: str, reason: str, workers: Iterable[str]) -> None:
+    def _lose_group(self, replica: str, reason: str, workers: Iterable[str], done: int | None = None) -> None:
         """Go on without these workers. The group is formed anew of who is left, or of others that are free."""
         for worker in workers:
-            self._drop(worker, reason)
+            self._drop(worker, reason, done=done)
         if self.phase in (_ENDED, Phase.CALIBRATING):
             return
         if self.phase is _TRAINING and self._alive.reform(replica):

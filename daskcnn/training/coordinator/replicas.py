@@ -168,7 +168,7 @@ class Coordinator(Departures):
             )
         elif self._moving is not None:
             self._out.warn(f"the parameter server moves to {fact.host}, as its worker leaves: {self._moving}")
-        self._moved_from = self._moving = None
+        self._moved_from, self._moving, self._host = None, None, fact.host
         self._begin_training(fact.at)
 
     def _begin_training(self, now: float) -> None:
