@@ -4,7 +4,7 @@
 when a job comes or ends, when a worker comes or goes, and now and then because jobs age.
 
 1. A running job keeps its workers, but for those beyond its most. One that has less than its least is filled up first.
-   A worker that a job has been asked to give up counts as free, but is nobody's until it is.
+   A worker that a job was asked to give up may be another's, which begins with it once it is free.
 2. Waiting jobs get turns. The next turn is that of the user who used least lately: worker-seconds, of which half are
    forgotten in every `half_life`, and `ahead` more for each worker that the user's jobs have now. The user's job of the
    highest priority goes first, then the oldest. A job goes before all others once it has been its user's oldest for

@@ -1,4 +1,4 @@
-"""What is shared among jobs, and how: workers, the numbers that it goes by, and who has which in the end."""
+"""Values of sharing: workers, the numbers that it goes by, and the workers that each job has in the end."""
 
 from __future__ import annotations
 
