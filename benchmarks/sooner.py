@@ -14,7 +14,8 @@ begins when samples are given out. CIFAR-10, Nesterov 0.9, a rate that falls lin
 The others are a strategy on all workers (`bsp`, `sgwu`, …), `default`, a job that leaves strategy, batch, rate and
 optimizer to us, and `ddp`, PyTorch's DistributedDataParallel (gloo) with two one-thread ranks in equal parts. --batches
 are samples of a step: of all workers together under `bsp` and `ddp`, of a worker's own step under rules with local
-steps. `bsp-auto` is `bsp` whose steps begin with them and grow with the gradient noise scale. Each side is given every
+steps. `bsp-auto` is `bsp` whose steps begin with them and grow with the gradient noise scale. With --every `sgwu` and
+`agwu` also push after so many steps, beside a side that pushes once a round as in the paper. Each side is given every
 batch, rate and seed; that of the least median time to the last of --targets is its best. A run that does not get there
 counts as one that takes for ever.
 
@@ -62,8 +63,11 @@ from daskcnn.store import DATASETS
 from daskcnn.store.split import held_out
 
 THE_FASTEST, DEFAULT, DDP, GROWING = "alone", "default", "ddp", "bsp-auto"
+EVERY = " every="
+"""Between a rule of the papers and the steps after which it pushes."""
 AS_GIVEN = ("bsp", "local-sgd")
 """Rules with their own defaults: the others meet as often as in rules.py."""
+PAPERS = ("sgwu", "agwu")
 BATCHES, RATES, TARGETS = (32, 64, 128), (0.005, 0.01, 0.02), (0.55, 0.6, 0.65)
 RESULTS = Path(__file__).parent / "results"
 EPOCHS = {"quick": 4, RULES_NETWORK: 6}
@@ -139,9 +143,10 @@ class Run:
         if self.side == THE_FASTEST:
             train |= {"strategy": ALONE.strategy, "partition": ALONE.partition}
         elif self.side != DEFAULT:
-            train["strategy"] = "bsp" if self.side == GROWING else self.side
+            strategy, _, every = self.side.partition(EVERY)
+            train["strategy"] = "bsp" if self.side == GROWING else strategy
             train |= {"largest_batch": "memory"} if self.side == GROWING else {}
-            rule = {} if self.side in AS_GIVEN else TUNED.get(self.side, {})
+            rule = {"every": int(every)} if every else {} if strategy in AS_GIVEN else TUNED.get(strategy, {})
         if self.batch is not None:
             train |= {"batch_size": self.batch, "lr": self.lr, "optimizer": "sgd", "schedule": "poly"}
             train["on_divergence"] = "stop"
@@ -226,7 +231,9 @@ def runs(given: argparse.Namespace) -> Iterator[Run]:
     for seed, network in product(range(given.seeds), given.networks):
         epochs = given.epochs or EPOCHS.get(network, EPOCHS["quick"])
         one = Run(network, THE_FASTEST, Place(), None, None, seed, epochs, given.limit)
-        sides = [one, *(replace(one, side=side, place=at) for at in places(given) for side in given.strategies)]
+        apart = [f"{side}{EVERY}{every}" for side in given.strategies if side in PAPERS for every in given.every]
+        others = [*given.strategies, *apart]
+        sides = [one, *(replace(one, side=side, place=at) for at in places(given) for side in others)]
         yield from (each for each in sides if each.side == DEFAULT)
         sides = [each for each in sides if each.side != DEFAULT]
         for turn, (batch, lr) in enumerate(product(given.batches, given.rates)):
@@ -428,6 +435,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="NAME",
         help=f"sides beside `alone`, of {', '.join([*RULES, GROWING, DEFAULT, DDP])}; default: bsp default",
     )
+    options.add_argument("--every", nargs="*", type=int, default=(), metavar="H", help="steps; default: none")
     options.add_argument("--ratios", nargs="+", type=float, metavar="R", help="default: 1 3, or simulated 1 3 10")
     options.add_argument("--targets", nargs="+", type=float, default=TARGETS, help="default: 0.55 0.6 0.65")
     options.add_argument("--simulated", action="store_true", help="in simulated time, with real arithmetic")

@@ -78,6 +78,7 @@ class Cluster(Options):
     wire: Literal["float32", "float16"] = "float32"
     """Number type of vectors on the network."""
     overlap: bool = True
-    """Replicas train on while they push and pull within a round (`easgd`, `downpour`, `local-sgd`)."""
+    """Replicas train on while they push and pull within a round (`easgd`, `downpour`, `local-sgd`, and `agwu` with
+    `rule.every`)."""
     ps_shards: int = Field(1, ge=1)
     """Workers that the parameter server is split over, each with a range of the vector."""

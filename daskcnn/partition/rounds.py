@@ -122,7 +122,8 @@ class Round:
     1, at the start and at the end of the round. steps: minibatches to cut it into; None for minibatches of the job's
     size. meetings: of all in this round, at equal distances, where steps differ in number. alone: no other worker has a
     round before this one ends. halved: one step in this number is made of both halves of its minibatch, which tell
-    the gradients' noise; 0: none. noise: what was known of that (`ps.gradient_noise`).
+    the gradients' noise; 0: none. noise: what was known of that (`ps.gradient_noise`). judged_every: Q is measured
+    before one of its pushes in this number, beginning with the first.
     """
 
     worker: str
@@ -135,6 +136,7 @@ class Round:
     meetings: int | None = None
     halved: int = 0
     noise: tuple[float, ...] = ()
+    judged_every: int = 1
 
 
 class Rounds:
@@ -301,7 +303,7 @@ class Rounds:
     def _cut(self, sizes: Mapping[str, int], presented: int) -> tuple[dict[str, int], int | None]:
         """Return each worker's steps in a round of all (none: of the job's size), and their meetings if these differ.
 
-        Every worker makes a step at least between two meetings.
+        Every worker makes a step at least between two meetings. If all meet only once there is nothing to fit in.
         """
         batch = self.batch_size
         if batch is None:
@@ -314,7 +316,7 @@ class Rounds:
         exchange = None if self.partitioner.even else max(self._exchanges.values(), default=None)
         step = min(batch, sizes[fastest]) * self._like_rounds()[fastest]
         meetings = min(self._meetings(steps[fastest], step, exchange), *sizes.values())
-        return {worker: max(number, meetings) for worker, number in steps.items()}, meetings
+        return {w: max(number, meetings) for w, number in steps.items()} if meetings > 1 else {}, meetings
 
     def _alone(self) -> list[Round]:
         idle = list(self._idle) if len(self._idle) == 1 else [w for w in self.workers if w in self._idle]

@@ -21,6 +21,7 @@ class AGWU(AccuracyWeighted, Asynchronous):
     attenuation: "paper" is eq. 9, γ_j = e^(k/v) / Σ_{j'≠j} e^(k'/v), v the version, k the base version; "staleness"
     has the exponents -(v - k)/m for m workers instead, which attenuates alike at any time of the run (at a fixed age
     e^(k/v) nears the others' as v grows). Both capped at 1: beside a stale peer the formulas give up to e and more.
+    every: steps between two pushes, 0 for the round's end. More pushes make more versions, which γ counts in.
     accuracy_floor: Q counts as at least this. The paper has 0, where ten classes start near Q = 0.1.
     """
 

@@ -38,7 +38,6 @@ class LocalSGD(UpdateRule):
     """
 
     barrier: ClassVar[bool] = True
-    steps_by_speed: ClassVar[bool] = True
     overshoots: ClassVar[bool] = True
     every: int | Literal["auto"] = parameter(
         "auto",
@@ -71,6 +70,10 @@ class LocalSGD(UpdateRule):
         return _UNMEASURED if self.every == "auto" else self.every
 
     @property
+    def steps_by_speed(self) -> bool:
+        return True
+
+    @property
     def overlaps(self) -> bool:
         """Always: what is gained while a meeting is under way is added to its center, and pushed at the next one."""
         return True
@@ -87,7 +90,7 @@ class LocalSGD(UpdateRule):
         """
         if self.every == "auto" and exchange is not None:
             return max(1, steps // steps_between(step, exchange))
-        return -(-steps // (self.period or steps))
+        return super().meetings(steps, step, exchange)
 
     def payload(self, local: Local) -> Vector:
         """The gain since the last meeting. In float16 it loses less than the weights would."""

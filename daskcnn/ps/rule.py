@@ -86,9 +86,8 @@ class UpdateRule(BaseModel, ABC):
     """One rule; its fields are the parameters of the job's `[rule]` table, unknown ones are refused.
 
     barrier: whether the pushes of all workers are merged together, or each as it comes. answers: what the reply to a
-    push brings. fewest: workers that it needs. swaps: whether workers swap samples between rounds. steps_by_speed:
-    whether replicas make unequal numbers of steps between two meetings, as `meetings` says. overshoots: whether a merge
-    may go beyond the mean of the weights, and gives that too (`Merge.mean`).
+    push brings. fewest: workers that it needs. swaps: whether workers swap samples between rounds. overshoots: whether
+    a merge may go beyond the mean of the weights, and gives that too (`Merge.mean`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -96,7 +95,6 @@ class UpdateRule(BaseModel, ABC):
     answers: ClassVar[Literal["center", "difference", "nothing"]] = "center"
     fewest: ClassVar[int] = 1
     swaps: ClassVar[bool] = False
-    steps_by_speed: ClassVar[bool] = False
     overshoots: ClassVar[bool] = False
     usual_rate: ClassVar[float] = 1.0
     chooses_workers: ClassVar[bool] = False
@@ -173,13 +171,18 @@ class UpdateRule(BaseModel, ABC):
         """True if `train.batch_size` samples are shared by all replicas, false if each has as many in a step."""
         return False
 
+    @property
+    def steps_by_speed(self) -> bool:
+        """True if replicas make unequal numbers of steps between two meetings, as `meetings` says."""
+        return False
+
     def meetings(self, steps: int, step: float, exchange: float | None) -> int:
-        """The meetings in a round of all, the round's end included, where `steps_by_speed`.
+        """The meetings in a round of all, the round's end included, where `steps_by_speed`: one in `period` steps.
 
         steps: those of the fastest replica, each of `step` seconds. exchange: seconds that a meeting takes; None: not
         known yet.
         """
-        return 1
+        return -(-steps // (self.period or steps))
 
     def rate(self, replicas: int) -> float:
         """The factor of the learning rate where this number of replicas trains."""
@@ -220,7 +223,7 @@ class UpdateRule(BaseModel, ABC):
         raise NotImplementedError(f"{type(self).__name__} never pulls")
 
     def of_part(self, quality: float, part: float) -> float:
-        """The Q of a push that stands for this part of its round, as its worker leaves. quality: the Q of its weights.
+        """The Q of a push that stands for this part of what it was to, as its worker leaves. quality: of its weights.
 
         Here the same, since pushes count by their samples, or by what the weights have gained.
         """
@@ -252,9 +255,20 @@ class AccuracyWeighted(UpdateRule):
     accuracy_on: Q is measured on the validation slice, the same for every replica, or is the round's training accuracy.
     """
 
+    every: int = parameter(
+        0,
+        "Steps between two pushes; 0 is the round's end, as in the paper. With `sgwu` those of the fastest worker: the "
+        "others make as many as they can meanwhile.",
+        "it counts the steps between two pushes; 0 is the round's end",
+        ge=0,
+    )
     accuracy_on: Literal["validation", "train"] = Field(
         "validation", description="Samples on which Q is measured: the validation samples, or those of the round."
     )
+
+    @property
+    def period(self) -> int | None:
+        return self.every or None
 
     @property
     def judges_pushes(self) -> bool:

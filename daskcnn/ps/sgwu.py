@@ -13,10 +13,15 @@ from daskcnn.ps.vectors import weighted_sum
 class SGWU(AccuracyWeighted):
     """All replicas' weights, averaged by accuracy once all have pushed: W = Σ_j W_j·Q_j / Σ_k Q_k (eq. 7).
 
-    The plain mean where every Q is 0. One worker alone is plain SGD.
+    The plain mean where every Q is 0. One worker alone is plain SGD. The paper's replicas push once a round; with
+    `every` they meet within rounds, after as many steps as their speeds allow.
     """
 
     barrier: ClassVar[bool] = True
+
+    @property
+    def steps_by_speed(self) -> bool:
+        return self.every > 0
 
     def of_part(self, quality: float, part: float) -> float:
         return quality * part

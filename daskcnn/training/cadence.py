@@ -51,14 +51,14 @@ class Cadence:
     def __init__(self, rule: UpdateRule, batch_size: int, validation: int = 0) -> None:
         self._rule, self._batch_size = rule, batch_size
         self._judges = rule.judges_pushes and validation > 0
-        self._known: dict[tuple[int, int, int | None, int | None, bool], tuple[TrainSteps, ...]] = {}
+        self._known: dict[tuple[int, int, int | None, int | None, bool, int], tuple[TrainSteps, ...]] = {}
 
     def stops(self, round_: Round) -> tuple[TrainSteps, ...]:
         """Return the stops in turn; the last one is the round's end."""
         ranges = round_.ranges
         # mostly one range, and called millions of times
         whole = ranges[0][1] - ranges[0][0] if len(ranges) == 1 else count(ranges)
-        shape = round_.samples, whole, round_.steps, round_.meetings, round_.alone
+        shape = round_.samples, whole, round_.steps, round_.meetings, round_.alone, round_.judged_every
         if (stops := self._known.get(shape)) is None:
             stops = self._known[shape] = tuple(self._stops(*shape))
         return stops
@@ -68,18 +68,19 @@ class Cadence:
         return frozenset(stop.step for stop in self.stops(round_) if stop.push or stop.pull)
 
     def _stops(
-        self, samples: int, whole: int, steps: int | None, meetings: int | None, alone: bool
+        self, samples: int, whole: int, steps: int | None, meetings: int | None, alone: bool, judged_every: int
     ) -> Iterator[TrainSteps]:
         """Yield the stops of a round that `Replica.training` cuts into minibatches in the same way."""
         plan = BatchPlan((), self._batch_size, 0, steps=steps)
         passes = ((begun, batch_edges(plan, min(whole, samples - begun))) for begun in range(0, samples, whole))
-        made = before = 0
+        made = before = pushes = 0
         for step, done in enumerate((begun + hi for begun, edges in passes for _, hi in edges), 1):
             last = done == samples
             due = frozenset() if alone and not last else self._due(step, steps, meetings, last=last)
             if due or last:
                 push = Action.PUSH in due
-                judge = self._judges and push
+                judge = self._judges and push and pushes % judged_every == 0
+                pushes += push
                 yield TrainSteps(made + 1, step, done - before, done, push, Action.PULL in due, judge, last)
                 made, before = step, done
 

@@ -8,7 +8,8 @@ the round is expected to take. A round that spends less leaves more to those aft
 The center is judged on all validation samples whenever they fit in beside the `FEWEST` for Q; only that decides which
 weights are the best. Q is then measured on what else fits in. Otherwise the center is judged on a part, of `FEWEST` at
 least. A part is the beginning of a seeded order of all validation samples, another one in each round, the same for all
-replicas of a round. No clock, no I/O.
+replicas of a round. Where replicas push within a round Q is measured before some of the pushes, the same ones behind a
+barrier, and holds until it is measured again. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ FEWEST = 100
 """Samples of a part at least: the standard error of an accuracy is 5 % at most then."""
 FORWARD = 1 / 3
 """Seconds to judge a sample, of those to train on it, until they are measured."""
+APART = round(FEWEST * FORWARD / (TARGET / 2))
+"""Samples to train on between two measurements of Q at least, so that they take half of what judging may."""
 
 
 class JudgedPart(NamedTuple):
@@ -61,6 +64,11 @@ class JudgedPart(NamedTuple):
             return np.arange(self.lo, self.hi)
         keys = derive(np, derive(np, np.arange(end - first).astype(np.uint64), seed), self.draw)
         return first + np.sort(np.argsort(keys, kind="stable")[self.lo - first : self.hi - first])
+
+
+def pushes_a_measurement(rounds: Collection[tuple[int, int]]) -> int:
+    """Return the pushes of each replica from one measurement of Q to the next. rounds: their samples and pushes."""
+    return max((-(-APART * pushes // samples) for samples, pushes in rounds if pushes > 1), default=1)
 
 
 class JudgingCost(NamedTuple):
@@ -132,12 +140,12 @@ class Judging:
         return judged_sizes(self._validation, costs, whole=last or self._keeps_best)
 
     def cost(
-        self, replica: str, samples: int, seconds: float, *, own: bool, share: float, alone: float | None = None
+        self, replica: str, samples: int, seconds: float, *, own: int, share: float, alone: float | None = None
     ) -> JudgingCost:
         """Return the cost of judging to a replica in a round: its samples, and the seconds to train on each.
 
-        own: it measures Q. share: the part of the center's evaluation that it pays for. alone: seconds of a sample of
-        the worker that judges, where that is one of several.
+        own: times that it measures Q. share: the part of the center's evaluation that it pays for. alone: seconds of a
+        sample of the worker that judges, where that is one of several.
         """
         spent = self._spent.get(replica) or _Spent()
         seconds, alone = (1.0, None) if self._even else (seconds, alone)

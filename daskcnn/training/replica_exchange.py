@@ -118,7 +118,7 @@ class _Tally:
 
     told: number of its stops that were reached. pushed: samples up to the last push. since: time when the last work
     ended. sizes: of its minibatches, if they may change. sent: time of the last exchange. hidden: seconds of exchanges
-    while steps were made. cut: True if it ends early.
+    while steps were made. cut: of a round that ends early, the part that the last push is of what it was to be.
     """
 
     round: Round
@@ -148,7 +148,7 @@ class _Tally:
     judged: int = 0
     center: Score | None = None
     noise: NoiseScale | None = None
-    cut: bool = False
+    cut: float | None = None  # part of the last push that was made, of a round that ends early
 
 
 class ReplicaExchange:
@@ -232,12 +232,13 @@ class ReplicaExchange:
         """Take in that the round ends behind this step of the ordered stretch; else as `trained`."""
         tally = self._tally
         assert tally is not None and self._phase is _TRAINING, self._not_now("a worker leaves")  # noqa: PT018
-        stop, samples = tally.stops[tally.told], score.samples
+        stop, samples = tally.stops[tally.told].sized(tally.sizes), score.samples
         gained = samples - (stop.samples - stop.gained)
         push = samples > tally.pushed
         judge = push and tally.own_part is not None and self.rule.judges_pushes
+        cut = (samples - tally.pushed) / (stop.samples - tally.pushed)
         stop = replace(stop, step=step, samples=samples, gained=gained, push=push, pull=False, judge=judge, last=True)
-        tally.stops, tally.center_part, tally.cut = (*tally.stops[: tally.told], stop), None, True
+        tally.stops, tally.center_part, tally.cut = (*tally.stops[: tally.told], stop), None, cut
         if tally.own_part is not None:
             affordable = int(MOMENT / (FORWARD * busy / samples)) if busy else tally.own_part.samples
             tally.own_part = tally.own_part.first(affordable)
@@ -249,7 +250,7 @@ class ReplicaExchange:
         assert tally is not None and sent is not None, self._not_now("a worker leaves")  # noqa: PT018
         tally.communication += at - tally.since
         tally.pushes += sent.push is not None
-        tally.stops, tally.center_part, tally.cut, tally.since = tally.stops[: tally.told], None, True, at
+        tally.stops, tally.center_part, tally.cut, tally.since = tally.stops[: tally.told], None, 0.0, at
         self._phase = _REPORTING
         return _REPORT
 
@@ -341,7 +342,7 @@ class ReplicaExchange:
             optimizer,
             sizes=tally.sizes,
             noise=tally.noise if own is None else own.scale,
-            cut=tally.pushed if tally.cut else None,
+            cut=None if tally.cut is None else tally.pushed,
             norms=() if own is None else own.kept(),
             hidden=tally.hidden,
         )
@@ -361,7 +362,8 @@ class ReplicaExchange:
             self._phase = _JUDGING_LOCAL
             return JudgeLocal(tally.own_part)
         if stop.push or stop.pull:
-            return self._send(tally, None if tally.score is None else tally.score.quality)
+            trained = None if tally.score is None else tally.score.quality
+            return self._send(tally, tally.q if tally.q_samples else trained)
         tally.told += 1
         return self._go_on(tally)
 
@@ -375,8 +377,8 @@ class ReplicaExchange:
             if self._sent is not None and payload is local.weights:  # they are trained on meanwhile
                 payload = self._sent
             self._seq += 1
-            if tally.cut:
-                q = self.rule.of_part(CERTAIN if q is None else q, stop.samples / tally.round.samples)
+            if tally.cut is not None:
+                q = self.rule.of_part(CERTAIN if q is None else q, tally.cut)
             tally.q, tally.base_version = q, local.base_version
             samples, tally.pushed = stop.samples - tally.pushed, stop.samples
             known = samples, CERTAIN if q is None else q, local.pace
@@ -438,7 +440,7 @@ class ReplicaExchange:
         assert (sent is not None) if waiting else (sent is None or phase is _TRAINING), phase
         assert 0 <= tally.told <= len(tally.stops)
         assert tally.pushed <= (tally.round.samples if tally.sizes is None else tally.sizes.until(tally.sizes.steps))
-        assert tally.cut or tally.stops[-1].samples == tally.round.samples
+        assert tally.cut is not None or tally.stops[-1].samples == tally.round.samples
         assert tally.pushes + (sent is not None and sent.push is not None) <= self._seq
         assert min(tally.wait, tally.communication, tally.evaluation) >= 0.0
         if phase in (_PULLING_CENTER, _JUDGING_CENTER, _REPORTING):

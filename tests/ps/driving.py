@@ -39,7 +39,8 @@ every_optimizer = pytest.mark.parametrize(
 )
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "agwu": [{"attenuation": "staleness"}, {"accuracy_floor": 0.5}],
+    "sgwu": [{"every": 3}],
+    "agwu": [{"attenuation": "staleness"}, {"accuracy_floor": 0.5}, {"every": 3}],
     "bsp": [{"combine": "sum"}, {"every": 3}, {"every": 0}],
     "easgd": [{"alpha": 1.0}, {"alpha": 0.1, "tau": 3}],
     "downpour": [{"n_push": 2, "n_fetch": 3}, {"n_push": 5, "n_fetch": 2}, {"server": "adagrad", "server_lr": 0.5}],

@@ -137,6 +137,31 @@ def test_a_reproducible_run_has_the_same_numbers_whatever_the_speeds(name: str, 
     assert first == second
 
 
+@pytest.mark.parametrize("partition", ["idpa", "udpa"])
+@pytest.mark.parametrize("name", ["sgwu", "agwu"])
+def test_pushes_as_far_apart_as_a_round_is_long_are_the_papers(name: str, partition: str) -> None:
+    """To the last bit, in the same simulated seconds."""
+    job = job_of(name, partition=partition)
+    (paper, events), (apart, others) = (
+        trained(job.model_copy(update={"rule": RULES[name].model_validate(rule)}), 100, 290, latency=0.01)
+        for rule in ({}, {"every": 1000})
+    )
+    assert paper.server.snapshot().center.tobytes() == apart.server.snapshot().center.tobytes()
+    assert of(RoundEnded, events) == of(RoundEnded, others)
+
+
+@pytest.mark.parametrize("name", ["sgwu", "agwu"])
+def test_replicas_of_the_papers_rules_may_push_within_rounds(name: str) -> None:
+    """Behind a barrier all meet the same number of times, each after as many steps as its speed allows."""
+    rule = RULES[name].model_validate({"every": 2})
+    job = job_of(name, epochs=12, partition="idpa", increments=1).model_copy(update={"rule": rule})
+    _, events = trained(job, 100.0, 300.0, latency=0.01)
+    slow, fast = ([e for e in of(RoundEnded, events) if e.worker == w] for w in ("w0", "w1"))
+    assert (slow[0].samples, fast[0].samples) == (100, 300)
+    assert (slow[0].pushes, fast[0].pushes) == ((5, 5) if name == "sgwu" else (2, 5))
+    assert of(EpochEnded, events)[-1].validation.accuracy > 0.2  # of ten classes
+
+
 def test_early_stopping_ends_a_simulation_as_it_ends_a_run() -> None:
     events = trained(job_of("sgwu", epochs=40, early_stopping=2), 100, 100)[1]
     best, accuracies = 0.0, [event.validation.accuracy for event in of(EpochEnded, events)]

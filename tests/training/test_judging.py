@@ -13,14 +13,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskcnn.events import EpochEnded
+from daskcnn.events import EpochEnded, RoundEnded
 from daskcnn.nn.score import Score
 from daskcnn.show.text import percent
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.evaluations import Evaluations
 from daskcnn.training.coordinator.orders import Log, StartRound
 from daskcnn.training.coordinator.records import Kept
-from daskcnn.training.judging import FEWEST, TARGET, JudgedPart, Judging, JudgingCost, judged_sizes
+from daskcnn.training.judging import (
+    APART,
+    FEWEST,
+    FORWARD,
+    TARGET,
+    JudgedPart,
+    Judging,
+    JudgingCost,
+    judged_sizes,
+    pushes_a_measurement,
+)
+from tests.sim.sim_cases import cluster, of, run, workload
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator_machine import settings_of
 
@@ -87,6 +98,25 @@ def test_a_reproducible_run_counts_samples_and_not_seconds() -> None:
         judging.add("a", 3000, slower, own=100, center=50, evaluation=slower, paid=("a",))
         found.append(judging.cost("a", 3000, slower, own=True, share=0.5))
     assert found[0] == found[1] == pytest.approx((TARGET * 6000 - 50, 1 / 3, 1 / 6))
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 500)), min_size=1, max_size=4))
+def test_q_is_measured_no_more_often_than_half_of_what_judging_may_take_allows(found: list[tuple[int, int]]) -> None:
+    between = pushes_a_measurement(found)
+    for samples, pushes in found:
+        measured = -(-pushes // between)  # the first push of a round always is
+        assert (measured - 1) * FEWEST * FORWARD <= TARGET / 2 * samples
+    assert between == 1 or any((between - 1) * samples < APART * pushes for samples, pushes in found if pushes > 1)
+
+
+@pytest.mark.parametrize("rule", ["sgwu", "agwu"])
+@pytest.mark.parametrize("every", [0, 2, 40])
+def test_q_costs_at_most_five_percent_however_often_replicas_push(rule: str, every: int) -> None:
+    work = workload(rule, rule={"every": every}, samples=8000, validation=1000, epochs=4, batch_size=20, sized=True)
+    rounds = of(RoundEnded, run(work, cluster(100.0, 300.0))[1])
+    assert all(event.q_samples >= FEWEST for event in rounds)
+    assert sum(event.evaluation for event in rounds) <= 0.05 * sum(event.busy for event in rounds)
+    assert every == 0 or min(event.pushes for event in rounds) > 1
 
 
 def test_a_resumed_run_goes_on_with_what_was_spent() -> None:

@@ -437,10 +437,11 @@ def test_rounds_of_own_steps_have_no_minibatches_that_change() -> None:
 # --- a worker that leaves ---
 
 
-def _begun(of: UpdateRule, samples: int = 12, *, overlap: bool = False) -> ReplicaExchange:
+def _begun(of: UpdateRule, samples: int = 12, *, overlap: bool = False, judged_every: int = 1) -> ReplicaExchange:
     machine = ReplicaExchange(of, Local(np.zeros(2), np.zeros(2)), Cadence(of, BATCH, OWN.samples), overlap=overlap)
     machine.joined(np.zeros(2), 0)
-    machine.begin(Round("a", 0, ((0, samples),), samples, (0.0, 1.0)), JudgedPart(100, 107), OWN)
+    round_ = Round("a", 0, ((0, samples),), samples, (0.0, 1.0), judged_every=judged_every)
+    machine.begin(round_, JudgedPart(100, 107), OWN)
     return machine
 
 
@@ -484,6 +485,24 @@ def test_the_q_of_a_part_of_a_round_is_that_part_of_it() -> None:
     assert sent.push is not None
     assert sent.push.accuracy == 0.75 * 3 / 12
     assert rule_of("agwu").of_part(0.75, 0.25) == 0.75
+
+
+def test_q_holds_until_it_is_measured_again_and_is_cut_with_the_part_between_two_pushes() -> None:
+    machine, accuracies = _begun(rule_of("sgwu", every=2), 24, judged_every=2), list[float]()
+    for step, right in ((2, 6), (4, None), (6, 4)):
+        order = machine.trained(_score(3 * step), 0.1, busy=1.0, load=0.0, at=1.0)
+        if right is not None:
+            assert order == JudgeLocal(OWN)
+            order = machine.judged_local(Score(7.0, right, 8), begun=1.0, at=1.0)
+        assert isinstance(order, Send)
+        assert order.push is not None
+        accuracies.append(order.push.accuracy)
+        machine.replied([_answered(step)], 1.0)
+    assert accuracies == [0.75, 0.75, 0.5]
+    machine.leave(7, _score(21), 0.1, busy=1.0, load=0.0, at=1.0)
+    sent = machine.judged_local(Score(7.0, 6, 8), begun=1.0, at=2.0)
+    assert sent.push is not None
+    assert (sent.push.samples, sent.push.accuracy) == (3, 0.75 / 2)
 
 
 def test_a_slow_worker_that_leaves_judges_its_weights_on_as_many_samples_as_a_moment_is_enough_for() -> None:

@@ -8,7 +8,7 @@ counts the replicas that have joined. Reports that come meanwhile are put off.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daskcnn.events import SamplesAllocated, WorkerJoined
 from daskcnn.partition.allocation import Allocation
@@ -19,7 +19,7 @@ from daskcnn.training.coordinator.records import Records
 from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import PATIENCE, STEPS_AHEAD, Settings
 from daskcnn.training.coordinator.teams import Teams
-from daskcnn.training.judging import JudgedPart
+from daskcnn.training.judging import JudgedPart, pushes_a_measurement
 
 SHOWN = 8
 """A line is shown of other shares of a step once a worker has this part of its samples more or fewer."""
@@ -224,6 +224,9 @@ class Life:
             self._out.put(orders.Leave(replica, self.number, self.sessions.numbers[replica]))
 
     def _start(self, due: list[Round], now: float) -> None:
+        if self._settings.rule.judges_pushes and self._settings.rule.period is not None:
+            between = pushes_a_measurement([(round_.samples, self._pushes(round_)) for round_ in due])
+            due = [replace(round_, judged_every=between) for round_ in due]
         q, scored = self._to_judge(due)
         records, alive = self._records, self._roster.alive
         scale = self._settings.rate_scale(len(self.rounds.running)) * records.divergence.scale * records.growth.rate
@@ -258,7 +261,7 @@ class Life:
                 round_.worker,
                 round_.samples,
                 self.rounds.seconds[round_.worker],
-                own=settings.rule.judges_pushes,
+                own=self._measurements(round_),
                 share=each * (judges.get(round_.worker, 0) if self._barrier else sum(judges.values())),
                 alone=self.teams.judges[round_.worker],
             )
@@ -269,6 +272,15 @@ class Life:
         own = JudgedPart.of(lo, q, whole, draw) if settings.rule.judges_pushes else None
         part = JudgedPart.of(lo, center, whole, draw)
         return own, self.teams.parts(part) if len(judges) > 1 else dict.fromkeys(judges, part)
+
+    def _pushes(self, round_: Round) -> int:
+        """Return the pushes of a round of a rule that goes by Q."""
+        steps, period = -(-round_.samples // self._settings.batch_size), self._settings.rule.period
+        return 1 if round_.alone or period is None else round_.meetings or -(-steps // period)
+
+    def _measurements(self, round_: Round) -> int:
+        """Return the times that Q is measured in a round."""
+        return -(-self._pushes(round_) // round_.judged_every) if self._settings.rule.judges_pushes else 0
 
     def _judges_of_center(self, due: list[Round]) -> dict[str, int]:
         """Return the replicas that judge the center after these rounds, and the samples of each if it judges on all."""
@@ -341,7 +353,8 @@ class Life:
         if judged := fact.replica in self._scored:
             self._scored.remove(fact.replica)
         records.evaluations.add(report, judged=judged)
-        own, paid = report.q_samples * report.pushes, (report.worker,) if self._barrier else [*self.teams.members]
+        own = report.q_samples * min(report.pushes, self._measurements(report.round))
+        paid = (report.worker,) if self._barrier else [*self.teams.members]
         records.judging.add(
             report.worker,
             report.samples,
