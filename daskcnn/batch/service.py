@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from daskcnn.batch.desk import DeskNews
 from daskcnn.batch.drivers import Drivers, boot
+from daskcnn.batch.estimates import Estimates
 from daskcnn.batch.policy import share
 from daskcnn.batch.progress import is_done, newest_step, progress_of
 from daskcnn.batch.reasons import reasons
@@ -54,7 +55,7 @@ class Service:
         self._cluster, self._say, self.clock = dict(cluster), say, clock
         self._troubles, self._told = set[str](), set[str]()  # of this turn, and of the one before
         self.places: dict[int, int] = {}  # in the queue, by job
-        self._sweeps = SweepWatch()
+        self._sweeps, self._estimates = SweepWatch(), Estimates()
 
     @property
     def busy(self) -> bool:
@@ -142,7 +143,9 @@ class Service:
             "leaving": {name: job.id for job in jobs for name in _to_be_given_up(job, lists)},
             "fixed": [number for number, own in lists.items() if own is None],
             "rules": rules,
+            "gain": self._estimates,
         }
+        self._estimates.of(jobs, workers)
         found = share(jobs, workers, self.spool.grants(now - REMEMBERED), now=now, **how)
         for number in {**found.gives, **found.takes}:
             with self._in_spite_of_trouble():
