@@ -52,8 +52,8 @@ def killed_at(patch: pytest.MonkeyPatch, of: type, name: str, *, after: bool) ->
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(
     ("of", "name"),
-    [(Spool, "explain"), (Drivers, "lock"), (Drivers, "prepare"), (Spool, "begin"), (Drivers, "start"),
-     (Drivers, "lives"), (Drivers, "exit_code"), (Spool, "end")],
+    [(Spool, "explain"), (Spool, "begin"), (Spool, "end"), (Drivers, "lock"), (Drivers, "prepare"),
+     (Drivers, "allow"), (Drivers, "start"), (Drivers, "lives"), (Drivers, "exit_code")],
 )  # fmt: skip
 def test_a_service_that_is_killed_there_does_each_job_once(
     queue: FakeQueue, monkeypatch: pytest.MonkeyPatch, of: type, name: str, after: bool
