@@ -75,9 +75,9 @@ class QueueDesk(SchedulerPlugin):  # type: ignore[misc] # Dask has no types
         return ""
 
     async def ask(self, request: Any, within: float = ANSWER) -> Any:
-        """Return the service's answer; None if there is no service, or none any more."""
+        """Return the service's answer; {"absent": True} if there is no service, and None if it ends meanwhile."""
         if not self.service:
-            return None
+            return {"absent": True}
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         self._requests.append((number, request))
@@ -145,9 +145,8 @@ def _with_page(dask_scheduler: Any) -> str:
     return add_page(dask_scheduler)
 
 
-def _is_attended(dask_scheduler: Any) -> bool:
-    desk = desk_on(dask_scheduler)
-    return desk is not None and bool(desk.service)
+def _has_desk(dask_scheduler: Any) -> bool:
+    return desk_on(dask_scheduler) is not None
 
 
 # --- in the service's process ---
@@ -208,18 +207,20 @@ class Unacknowledged(ClusterError):
 def ask_service(client: Client, request: Mapping[str, Any], *, check: Check = no_check) -> Any:
     """Return the service's answer. Raises ClusterError if there is none, and the service's refusal as UserError."""
     where = f"scheduler {client.scheduler.address}"
+    call = getattr(client.scheduler, ASK)
     try:
-        if not ask_scheduler(client, _is_attended, check=check):
-            raise ClusterError(where, "no service of a queue is there", START.format(client.scheduler.address))
-        answer = answer_to(
-            client, getattr(client.scheduler, ASK)(request=dict(request)), within=2 * ANSWER, check=check
-        )
+        # a scheduler's log has a line for each look at a desk, so there is one only where no answer has come
+        answer = answer_to(client, call(request=dict(request)), within=2 * ANSWER, check=check)
+        if answer is None and not ask_scheduler(client, _has_desk, check=check):
+            answer = {"absent": True}
     except Unanswered as error:
         raise ClusterError(reason=error, remedy="restart it") from error
     except OSError as error:
         raise Unacknowledged(where, f"connection lost ({error})", LOOK) from error
     if answer is None:
         raise Unacknowledged(where, "the service has ended meanwhile", LOOK)
+    if "absent" in answer:
+        raise ClusterError(where, "no service of a queue is there", START.format(client.scheduler.address))
     if "silent" in answer:
         raise Unacknowledged(where, f"the service has not answered within {answer['silent']:g} s", LOOK)
     if "refused" in answer:

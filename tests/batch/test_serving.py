@@ -135,6 +135,12 @@ def rows(dask_scheduler: Any) -> list[list[str]]:
     return [[row[0], row[3]] for row in dask_scheduler.plugins["daskcnn-queue"].rows]
 
 
+def test_where_no_service_has_ever_been_a_request_is_refused_at_once() -> None:
+    refused = pytest.raises(ClusterError, match="no service of a queue is there; start one with `daskcnn serve")
+    with scheduler() as bare, Client(bare, set_as_default=False) as client, refused:
+        ask_service(client, {"ask": "jobs", "version": __version__})
+
+
 def test_without_a_service_a_request_is_refused_at_once(cluster: LocalCluster, tmp_path: Path) -> None:
     with Client(cluster, set_as_default=False) as client:
         for _ in range(2):
@@ -216,7 +222,7 @@ def test_a_lost_service_wakes_those_who_wait(cluster: LocalCluster) -> None:
         import asyncio
 
         desk = QueueDesk(None)
-        assert await desk.ask({}) is None
+        assert await desk.ask({}) == {"absent": True}
         assert (desk.attend("one", "me"), desk.attend("two", "you")) == ("", "me")
         waiting = asyncio.create_task(desk.ask({}))
         await asyncio.sleep(0)
