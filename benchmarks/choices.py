@@ -13,7 +13,10 @@ where it takes `local-sgd` its seconds count as often as it expects to need more
 
 --train makes the arithmetic too, on a part of CIFAR-10: seconds to the accuracy on the validation samples that the
 fastest worker alone has at the end, less --below, in proportion between two evaluations. A run that does not get there
-takes for ever. The smallest networks have the largest errors: an evaluation is of --limit / 10 samples.
+takes for ever. One worker and `bsp` on any workers make the steps of one machine, so that one run of each network and
+seed says how accurate all of them are after an epoch; only their seconds are simulated for each cluster. So the chance
+that lies in an accuracy is the same for all of them. `local-sgd` is trained on each cluster. Seconds are the means of
+all seeds: an evaluation is of --limit / 10 samples, so few seeds say little about it.
 
 Each run is kept in --results when it has ended: a study that was broken off goes on with the runs that are missing.
 --tables prints what there is. Exit 1 where a bar is missed.
@@ -26,11 +29,12 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
+import numpy as np
 from common import RULES_NETWORK, TWO_CONVOLUTIONS
 from rules import kept_of, load, machine, reached, save
 
@@ -47,7 +51,8 @@ SPEEDS = {"quick": 2400.0, "resnet20": 400.0, RULES_NETWORK: 2400.0, "lenet5": 6
 """Images a second of a cluster's fastest worker, by network."""
 OF_BEST, OF_ALONE, TRUE_MEDIAN, TRUE_WORST = 1.15, 1.0, 1.05, 1.15
 EXCHANGE = 0.0008  # seconds of a meeting besides its transfer: the bar of meeting.py
-AUTO, ALONE = "auto", "alone"
+AUTO, ALONE, LOCAL = "auto", "alone", "local-sgd"
+MACHINE = "one machine"
 
 
 @dataclass(frozen=True)
@@ -88,11 +93,12 @@ ROOMS = {
     "8, mixed, 10 Gb/s": Room((1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4, 0.1, 0.1), 1.25e9, 5e-5),
     "5, 1:10, 5 MB/s": Room((1, 0.1, 0.1, 0.1, 0.1), 5e6, 1e-3),
 }
+ONE = Room((1,), 1e9, 0.0)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run. workers: the fastest that take part; None: all. limit: samples; None: all, and nothing is learnt."""
+    """A run. workers: the fastest that take part; None: all. limit: samples; None: all, without accuracy."""
 
     network: str
     room: str
@@ -110,8 +116,19 @@ class Run:
     @property
     def name(self) -> str:
         """The key it is kept under."""
-        learnt = "" if self.limit is None else f" limit={self.limit} seed={self.seed}"
-        return f"{self.network} {self.room} {self.side} epochs={self.epochs}{learnt}"
+        part = "" if self.limit is None else f" limit={self.limit}"
+        seed = f" seed={self.seed}" if self.learns or (self.strategy == AUTO and part) else ""
+        return f"{self.network} {self.room} {self.side} epochs={self.epochs}{part}{seed}"
+
+    @property
+    def learns(self) -> bool:
+        """True if its accuracy is not known from the steps of one machine."""
+        return self.limit is not None and (self.strategy == LOCAL or self.room == MACHINE)
+
+    @property
+    def machine(self) -> Run:
+        """The run of one machine whose steps it makes."""
+        return replace(self, room=MACHINE, strategy=ALONE, workers=1)
 
     def job(self, path: str) -> dict[str, Any]:
         """The tables of its job."""
@@ -128,16 +145,19 @@ class Run:
         }
 
     def made(self, path: str) -> dict[str, Any]:
-        """Simulate it; its figures."""
-        on = ROOMS[self.room].cluster(self.network, self.workers)
+        """Simulate it; its figures. What has local steps is trained too."""
+        on = ROOMS.get(self.room, ONE).cluster(self.network, self.workers)
+        scenario = scenario_of(resolve(self.job(path)), on, self.room)
         try:
-            found = simulate(scenario_of(resolve(self.job(path)), on, self.room), train=self.limit is not None)
+            found = simulate(scenario, train=self.learns)
+            chosen = next((event for event in found.events if isinstance(event, StrategyChosen)), None)
+            if chosen is not None and chosen.candidates[0].strategy == LOCAL and self.limit is not None:
+                found = simulate(scenario, train=True)
         except Diverged as error:
             return {"diverged": str(error)}
-        chosen = next((event for event in found.events if isinstance(event, StrategyChosen)), None)
         kept = kept_of(found.report)
         own = {"seconds": kept["seconds"], **({} if self.limit is None else {"looks": kept["looks"]})}
-        if chosen is None:
+        if self.strategy != AUTO or chosen is None:
             return own
         best = chosen.candidates[0]
         return own | {"chosen": best.strategy, "every": best.every, "needed": best.needed, "of": len(best.samples)}
@@ -151,13 +171,22 @@ def runs(given: argparse.Namespace) -> Iterator[Run]:
             for room in given.clusters:
                 size = len(ROOMS[room].speeds)
                 apart = sorted({2, min(4, size), size}) if given.train else []
-                some = range(2, size + 1) if not given.train else sorted({2, size})
-                sides = [(AUTO, None), (ALONE, 1), *(("bsp", k) for k in some), *(("local-sgd", k) for k in apart)]
+                shared = range(2, size + 1)
+                sides = [(AUTO, None), (ALONE, 1), *(("bsp", k) for k in shared), *((LOCAL, k) for k in apart)]
                 for strategy, workers in sides:
                     yield Run(network, room, strategy, workers, seed, given.epochs, limit)
 
 
 # --- figures ---
+
+
+def seen(found: Mapping[str, Any], machine: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The run's figures with the accuracy at each look: its own, or that of one machine after the same epochs."""
+    if "diverged" in found or any(look[3] is not None for look in found["looks"]):
+        return found
+    known = [(0.0, 0.1), *((look[1], look[3]) for look in machine["looks"])]
+    at = [float(accuracy) for accuracy in np.interp([look[1] for look in found["looks"]], *zip(*known, strict=True))]
+    return {**found, "looks": [[*look[:3], own] for look, own in zip(found["looks"], at, strict=True)]}
 
 
 def cost(found: Mapping[str, Any], target: float | None) -> float:
@@ -194,18 +223,20 @@ class Verdict:
 
 
 def verdicts(asked: Sequence[Run], parts: Mapping[str, Any], below: float) -> Iterator[Verdict]:
-    """Yield the figures of each cluster all of whose runs are there: medians of the seeds."""
+    """Yield the figures of each cluster all of whose runs are there: means of the seeds."""
     for network, room in dict.fromkeys((each.network, each.room) for each in asked):
         own = [each for each in asked if (each.network, each.room) == (network, room)]
-        if any(each.name not in parts for each in own):
+        learnt = own[0].limit is not None
+        if any(each.name not in parts for each in [*own, *(each.machine for each in own if learnt)]):
             continue
         costs: dict[str, list[float]] = {}
         for seed in sorted({each.seed for each in own}):
             of_seed = {each.side: parts[each.name] for each in own if each.seed == seed}
-            target = None if own[0].limit is None else of_seed[f"{ALONE} 1"]["looks"][-1][3] - below
+            one = parts[replace(own[0], seed=seed).machine.name] if learnt else None
+            target = None if one is None else one["looks"][-1][3] - below
             for side, found in of_seed.items():
-                costs.setdefault(side, []).append(cost(found, target))
-        middle = {side: median(each) for side, each in costs.items()}
+                costs.setdefault(side, []).append(cost(found if one is None else seen(found, one), target))
+        middle = {side: mean(each) for side, each in costs.items()}
         auto = middle.pop(AUTO)
         best = min(middle, key=middle.__getitem__)
         found = parts[own[0].name]
@@ -247,19 +278,22 @@ def main(words: Sequence[str] | None = None) -> int:
     options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
     options.add_argument("--limit", type=int, default=6000, help="training samples with --train; default %(default)s")
     options.add_argument("--epochs", type=int, default=4, help="default %(default)s")
-    options.add_argument("--seeds", type=int, default=1, help="with --train; default %(default)s")
+    options.add_argument("--seeds", type=int, default=3, help="with --train; default %(default)s")
     options.add_argument("--below", type=float, default=0.02, help="of the accuracy of one alone; default %(default)s")
     options.add_argument("--results", type=Path, metavar="FILE", help="keeps the runs; default: in benchmarks/results")
     options.add_argument("--tables", action="store_true", help="print what there is, and simulate nothing")
     given = options.parse_args(words)
     file = given.results or RESULTS / ("choices_trained.json" if given.train else "choices.json")
     results, asked = load(file), [*runs(given)]
-    missing = [] if given.tables else [each for each in asked if each.name not in results["parts"]]
+    every = dict.fromkeys([*(each.machine for each in asked if given.train), *asked])
+    missing = [] if given.tables else [each for each in every if each.name not in results["parts"]]
     if missing:
         results["machine"] = machine()
         command = shlex.join(["python", "benchmarks/choices.py", *sys.argv[1:]])
         results["commands"] = list(dict.fromkeys([*results.get("commands", ()), command]))
     for each in missing:
+        if each.name in results["parts"]:  # seeds do not change seconds
+            continue
         results["parts"][each.name] = each.made(given.data)
         save(file, results)
         print(f"{each.name}: {results['parts'][each.name].get('seconds', math.inf):.1f} s", file=sys.stderr, flush=True)

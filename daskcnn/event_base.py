@@ -88,7 +88,9 @@ class PricedStep(Fields):
     strategy: Annotated[str, "The strategy; `alone`: a worker by itself."]
     samples: Annotated[dict[str, NonNegativeInt], "Samples of the step, by worker that would take part."]
     every: Annotated[NonNegativeInt | None, "Minibatches of the fastest worker in it, where each makes its own."] = None
+    group: Annotated[NonNegativeInt | None, "Workers of each group, whose samples each of them has."] = None
     needed: Annotated[float, "Expected samples for the progress that one sample of a shared step makes."] = 1.0
+    estimated: Annotated[bool, "Seconds of sharded layers and of Dask's tasks are not measured."] = False
     compute: Annotated[NonNegativeFloat, "Expected seconds until the slowest of them has computed."]
     exchange: Annotated[NonNegativeFloat, "Expected seconds of their exchange."]
     seconds: Annotated[NonNegativeFloat, "Expected seconds per sample of progress, by which strategies are compared."]

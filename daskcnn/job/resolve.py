@@ -273,3 +273,15 @@ def resolved_train(job: Job) -> Train:
         usual = 1 if at_once else min(USUAL_INCREMENTS, 2 * train.epochs - 1)
         update |= {"partition": partition, "increments": train.increments or usual}
     return train.model_copy(update=update)
+
+
+def turned(job: Job, strategy: str, size: int) -> Job:
+    """Return a job that chooses its strategy with the one that it has chosen. size: workers of a replica.
+
+    Raises JobError where the job has keys that do not go with it.
+    """
+    tables = job.model_dump(mode="json")
+    train = tables["train"] | {"strategy": strategy, "replica_size": size}
+    if strategy == LAYER:  # every worker sees every sample
+        train |= {"partition": None, "increments": None}
+    return resolve({**{key: own for key, own in tables.items() if key != "rule"}, "train": train})

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from inspect import iscoroutinefunction
@@ -27,7 +27,7 @@ from daskcnn.events import CheckpointWritten, Event, RunEnded, RunResumed, RunSt
 from daskcnn.followers import Feeds
 from daskcnn.job.network import optimizer_of
 from daskcnn.job.prepared import Prepared
-from daskcnn.job.tables import CheckpointChoice
+from daskcnn.job.tables import CheckpointChoice, Job
 from daskcnn.launch.resume import EarlierRun, check_same_data
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, save
@@ -213,6 +213,12 @@ class Recorder:
         self.warn(f"run directory {path}: gone (was it removed?), and written anew; its older checkpoints are lost")
         if self.last is not None:
             self._try_to_save()
+
+    def turn(self, job: Job, workers: int) -> None:
+        """Keep another kind of job, which is trained in place of the first one. Raises DataError."""
+        self.prepared = replace(self.prepared, job=job)
+        self.directory.write_job(job.model_dump(mode="json"))
+        self.emit(start_event(self.prepared, workers, run=str(self.directory.path)))
 
     # --- the end ---
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from daskcnn.errors import DataError, JobError
+from daskcnn.events import StrategyChosen
 from daskcnn.job.prepared import Prepared
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import LAYER, Job, Run
@@ -30,6 +31,8 @@ _IMPORTS = "run.imports"
 _TIME_LIMIT = "run.time_limit"
 _EPOCHS = "train.epochs"
 """The key that may change when a run is resumed by its folder: epochs in all, more than were trained."""
+_CHOSEN = ("train.strategy", "train.partition", "train.increments", "train.replica_size")
+"""Keys that a run has decided by itself, where its strategy was `auto` and kernels are sharded."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
 
     A resumed run keeps its job, but for `[cluster]`, the places of its data, its time limit, and its epochs. Every
     other key that is given has to be as the run has it. `auto` keeps the job whatever is given, but for more epochs of
-    the same job.
+    the same job. Strategy `auto` is that of a run that has chosen for itself.
 
     own_data : whether `[data]` is that of arrays, of which the path alone counts for a resumed run.
     """
@@ -70,6 +73,8 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
     keys = {key for key in keys if not (own_data and key.startswith("data."))} - {f"data.{key}" for key in _PLACES}
     keys -= {_IMPORTS, _TIME_LIMIT}  # modules are imported, and the run keeps its own
     others = {key: values for key in sorted(keys) if (values := _differing(key, kept, asked))}
+    if _chooses(asked) and not _chooses(kept) and _has_chosen(earlier):
+        others = {key: values for key, values in others.items() if key not in _CHOSEN}
     epochs = others.pop(_EPOCHS, None)
     if epochs and (resume != "auto" or (asked.train.epochs > kept.train.epochs and not others)):
         kept = _of_epochs(earlier, asked.train.epochs)
@@ -89,6 +94,14 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
         given = {"scheduler": None, "scheduler_file": None} | given
     run = kept.run if asked.run.time_limit is None else kept.run.model_copy(update={"time_limit": asked.run.time_limit})
     return kept.model_copy(update={"data": data, "cluster": kept.cluster.model_copy(update=given), "run": run}), earlier
+
+
+def _chooses(job: Job) -> bool:
+    return job.rule is not None and job.rule.chooses_workers
+
+
+def _has_chosen(earlier: EarlierRun) -> bool:
+    return any(isinstance(event, StrategyChosen) for event in earlier.directory.events())
 
 
 def _of_epochs(earlier: EarlierRun, epochs: int) -> Job:

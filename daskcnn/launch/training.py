@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client
 
+from daskcnn.arrays import Array
 from daskcnn.cluster.link.client import lend_client
 from daskcnn.cluster.link.connect import await_scheduler, check_scheduler, connect
 from daskcnn.cluster.link.kept_open import kept_open
@@ -30,6 +31,7 @@ from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event
 from daskcnn.followers import Feeds, FollowedRun, check_tools, check_tools_there
 from daskcnn.job.network import at_rest, network_of
+from daskcnn.job.resolve import turned
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.prepared_job import checked_job, may_need_server
 from daskcnn.launch.recorder import ENDED_BY_LISTENER, Listener, OnEvent, Recorder, recorded
@@ -244,6 +246,13 @@ def _train(
             recorder.last = state
         shell = Shell(context, driver_of(job)(context, state), heard)
         status, final = _trained(shell, listener)
+        if (turn := shell.turn) is not None:
+            job = turned(job, turn.strategy, turn.size)
+            context = context.turned(job)
+            recorder.turn(job, len(context.workers.members.workers))
+            state = None if state is None else _begun(recorder, state.weights)
+            shell = Shell(context, driver_of(job)(context, state), heard)
+            status, final = _trained(shell, listener)
         seconds = recorder.seconds
         if final is not recorder.last:
             recorder.save(final)
@@ -288,8 +297,13 @@ def _started(recorder: Recorder) -> TrainingState | None:
     prepared = recorder.prepared
     if (weights := first_weights(prepared.job, prepared.dataset, prepared.start)) is None:
         return None
-    layout = prepared.layout
-    optimizers = {REPLICA: at_rest(prepared.job, layout, weights)} if prepared.job.train.strategy == LAYER else {}
+    return _begun(recorder, weights)
+
+
+def _begun(recorder: Recorder, weights: Array) -> TrainingState:
+    """Return the first state of a run that begins with these weights. It is saved."""
+    job, layout = recorder.prepared.job, recorder.prepared.layout
+    optimizers = {REPLICA: at_rest(job, layout, weights)} if job.train.strategy == LAYER else {}
     state = TrainingState(0, 0.0, weights, optimizers, {})
     recorder.save(state)
     return state

@@ -14,10 +14,10 @@ from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec
 from daskcnn.datasets.job_dataset import find_dataset, is_missing, no_data_set
 from daskcnn.errors import ClusterError, DataError, JobError, Lost
-from daskcnn.events import Event, RunStarted
+from daskcnn.events import CalibratedWorker, Event, RunStarted
 from daskcnn.job.dataset import on_data, opened
 from daskcnn.job.network import convolutions, layout_of, network_of
-from daskcnn.job.resolve import apply_settings, read_job_file, resolve
+from daskcnn.job.resolve import apply_settings, read_job_file, resolve, turned
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory, near
@@ -37,6 +37,7 @@ from daskcnn.store import DATASETS, Dataset, Described
 from daskcnn.store.image_facts import Facts
 from daskcnn.trained.fine_tuning import names_network, network_to_start_from, start_of, with_network
 from daskcnn.training.replica import Replica
+from daskcnn.training.sharded_prices import ShardedPrices
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,31 @@ class Scenario:
             first_conv=job.train.first_conv,
             kernel_shares=job.train.kernel_shares,
         )
+
+    def sharded_prices(self) -> ShardedPrices | None:
+        """Return the prices of the job's sharded steps; None if its kernels cannot be sharded.
+
+        Where the cluster has no seconds for a task, those of other clusters are taken.
+        """
+        costs, prices = self.cluster.costs, ShardedPrices.of(self.job, self.images)
+        if prices is None or not costs.task:
+            return prices and replace(prices, dispatch=costs.dispatch)
+        return replace(prices, task=costs.task, handover=0.0, dispatch=costs.dispatch, measured=True)
+
+    def staged_rows(self) -> dict[str, CalibratedWorker]:
+        """Return the workers' calibrations, with their seconds a sample of each stage."""
+        sharding, rows = self.sharding(self.cluster), dict[str, CalibratedWorker]()
+        for own in sharding.workers:
+            named = zip(sharding.names, sharding.conv_seconds(own), strict=True)
+            known = bool(own.conv_seconds) and own.rest_seconds is None  # of convolutions, without what is spread
+            rows[own.name] = CalibratedWorker(
+                name=own.name,
+                step_fixed=own.step_fixed,
+                conv_seconds={name: seconds / sharding.batch for name, seconds in named},
+                conv_fixed=(own.conv_seconds and own.conv_fixed) or {},
+                rest_seconds=None if known else sharding.rest_seconds(own) / sharding.batch,
+            )
+        return rows
 
     def group_step(self, members: Sequence[Worker]) -> float:
         """Return the seconds of a step of these workers as a group, whose home is the first."""
@@ -231,6 +257,8 @@ def _run_sharded(chosen: Scenario, about: dict[str, Any], events: list[Event]) -
 def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
     """Run a data-parallel job. Raises JobError for a cluster that it cannot run on."""
     workload = chosen.workload
+    if workload.chooses_workers and not train:
+        workload = replace(workload, sharded=chosen.sharded_prices())
     learner: Callable[[], Learner] = TimingOnly
     if train and (size := workload.replica_size) > 1:
         raise JobError([f"--train: a group computes as one worker does; set train.replica_size = {size} to 1"])
@@ -246,6 +274,7 @@ def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
             emit=events.append,
             about=chosen.about,
             group_step=chosen.group_step,
+            staged=None if workload.sharded is None else chosen.staged_rows(),
         )
     except ValueError as error:
         raise JobError([str(error)]) from error
@@ -253,6 +282,9 @@ def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
         simulation.run()
     except (ClusterError, Lost) as error:
         raise JobError([str(error)]) from error
+    if simulation.end is not None and (turn := simulation.end.turn) is not None:
+        other = replace(chosen, job=turned(chosen.job, turn.strategy, turn.size))
+        events += simulate(other, seed=seed).events
 
 
 def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:

@@ -196,16 +196,26 @@ class ShareSearch:
     def _best(self) -> list[dict[str, int]]:
         if self.speeds_alone:
             return self.by_compute
-        by_speed = sorted(self.compute, key=lambda w: (w != self.home, sum(self.compute[w].values())))
-        fastest = [by_speed[:count] for count in AMONG if count < len(self.compute)]
-        among = [replace(self, compute={w: own for w, own in self.compute.items() if w in few}) for few in fastest]
-        starts = [(balance, balance.by_compute) for balance in (self, *among)]
+        starts = self._by_speed
         at_home = [{self.home: stage.conv.kernels} if stage.conv else {} for stage in self.stages]
         starts += [(self, at_home), *((self, start) for _, start in starts[1:])]
         found: list[list[dict[str, int]]] = []
         for balance, start in starts:
             found += [cut for cut in balance._improved(start) if cut not in found]
         return min(found, key=self.step_seconds)
+
+    @property
+    def roughly(self) -> list[dict[str, int]]:
+        """The best of eq. 1's shares for all workers and for the fastest few: near the best shares, in no time."""
+        return min((cut for _, cut in self._by_speed), key=self.step_seconds)
+
+    @cached_property
+    def _by_speed(self) -> list[tuple[ShareSearch, list[dict[str, int]]]]:
+        """Eq. 1's shares for all workers, and for the fastest few, each with the search among these."""
+        by_speed = sorted(self.compute, key=lambda w: (w != self.home, sum(self.compute[w].values())))
+        fastest = [by_speed[:count] for count in AMONG if count < len(self.compute)]
+        among = [replace(self, compute={w: own for w, own in self.compute.items() if w in few}) for few in fastest]
+        return [(balance, balance.by_compute) for balance in (self, *among)]
 
     @cached_property
     def by_compute(self) -> list[dict[str, int]]:

@@ -9,6 +9,10 @@ from daskcnn.show.text import TextTable, aligned, clean, count, percent
 
 _MOST = 12  # rows of the table
 _NAMED = 4  # workers that a row names
+_GUESSED = (
+    "about: an estimate, as stages, tasks and links of sharded kernels are measured once they are used; such a step is "
+    f"taken where it is {SURE:g} times as fast"
+)
 
 
 def choice_text(found: StrategyChosen) -> str:
@@ -27,16 +31,17 @@ def choice_table(found: StrategyChosen) -> TextTable:
     rows = _rows(found.candidates)
     of = f" (of {len(found.candidates)} that were compared)" if len(rows) < len(found.candidates) else ""
     apart = next((f"; {_apart(each)}" for each in rows if each.needed != 1), "")
-    note = f"chosen: {_named(found.candidates[0])}{_reason(found)}{of}{apart}"
+    guessed = f"; {_GUESSED}" if any(each.estimated for each in rows) else ""
+    note = f"chosen: {_named(found.candidates[0])}{_reason(found)}{of}{apart}{guessed}"
     head = ("strategy", "workers", "computing", "exchange", "a step", "images/s")
     return TextTable(head, tuple(map(_cells, rows)), left=2, note=note)
 
 
 def _rows(candidates: Sequence[PricedStep]) -> list[PricedStep]:
-    """The soonest, the soonest of each strategy, and that of the most workers."""
+    """The soonest, the soonest of each strategy and of groups, and that of the most workers."""
     if len(candidates) <= _MOST:
         return list(candidates)
-    first = {each.strategy: each for each in reversed(candidates)}
+    first = {(each.strategy, each.group is None): each for each in reversed(candidates)}
     kept = [*first.values(), max(candidates, key=lambda each: len(each.samples)), *candidates[:_MOST]]
     return [each for each in candidates if any(each is one for one in kept)]
 
@@ -44,8 +49,18 @@ def _rows(candidates: Sequence[PricedStep]) -> list[PricedStep]:
 def _cells(each: PricedStep) -> tuple[str, ...]:
     step = each.compute + each.exchange
     texts = step_time(each.compute), step_time(each.exchange) if each.exchange else "-", step_time(step)
+    about = ("about " if each.estimated else "") + count(round(1 / each.seconds))
+    return (_kind(each), _workers(each), *texts, about)
+
+
+def _kind(each: PricedStep) -> str:
+    """The strategy, and when its workers meet or which of them share a step."""
     meets = "" if each.every is None else f", every {each.every}"
-    return (f"{each.strategy}{meets}", _workers(each), *texts, count(round(1 / each.seconds)))
+    return f"{each.strategy}{meets}{_in_groups(each)}"
+
+
+def _in_groups(each: PricedStep) -> str:
+    return "" if each.group is None else f", groups of {each.group}"
 
 
 def _apart(each: PricedStep) -> str:
@@ -65,7 +80,7 @@ def _named(each: PricedStep) -> str:
     names = [clean(name) for name in each.samples]
     shown = ", ".join(names) if len(names) <= _NAMED else f"{len(names)} workers"
     meets = "" if each.every is None else f" with a meeting every {each.every} steps"
-    return f"{shown} alone" if each.strategy == ALONE else f"{each.strategy}{meets} on {shown}"
+    return f"{shown} alone" if each.strategy == ALONE else f"{each.strategy}{_in_groups(each)}{meets} on {shown}"
 
 
 def _reason(found: StrategyChosen) -> str:
@@ -92,7 +107,8 @@ def _changes(found: StrategyChosen) -> Iterator[str]:
 
     def sooner(then: PricedStep) -> str:
         factor = chosen.seconds / then.seconds
-        than = f"{factor:.2f} times as fast as now" if factor > 1 else "by the steps of one machine"
+        steps = "by the steps of one machine" if chosen.needed != 1 else "by what is measured"
+        than = f"{factor:.2f} times as fast as now" if factor > 1 else steps
         return f"{_named(then)}, {than}"
 
     if found.faster_link is not None and found.linked is not None:

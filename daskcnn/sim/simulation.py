@@ -32,6 +32,8 @@ from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.replicas import Coordinator
 
+_OF_STAGES = ("conv_seconds", "conv_fixed", "rest_seconds")
+
 
 class Simulation:
     """One run.
@@ -39,6 +41,7 @@ class Simulation:
     seed: of the workers' varying speeds. learner: makes the arithmetic of each worker; none by default. emit: takes the
     run's events, if a log is wanted. about: further fields of the first event, such as run, dataset and model.
     group_step: the seconds of a step of these workers as a group, with its home first; for a workload of groups.
+    staged: the workers' calibrations with each stage's seconds, where sharded kernels are priced.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Simulation:
         emit: Callable[[Event], None] | None = None,
         about: Mapping[str, Any] | None = None,
         group_step: Callable[[Sequence[Worker]], float] | None = None,
+        staged: Mapping[str, CalibratedWorker] | None = None,
     ) -> None:
         self._about = {"run": "simulated", "seed": seed, **(about or {})}
         self.workload, self.cluster, self.rule = workload, cluster, workload.rule
@@ -61,7 +65,7 @@ class Simulation:
             member.speed.pace(np.random.default_rng([seed, index])) for index, member in enumerate(self.members)
         ]
         self._known = {member.name: (member, index) for index, member in enumerate(self.members)}
-        self._group_step = group_step
+        self._group_step, self._staged = group_step, staged or {}
         self._compose(self._learners[0].weights)
         self.coordinator = Coordinator(workload, logs=emit is not None)
         self.end: orders.End | None = None
@@ -124,7 +128,7 @@ class Simulation:
         return self._agenda.now
 
     def run(self) -> Snapshot:
-        """Run to the end. Returns the server's last snapshot.
+        """Run to the end, or until another kind of run is to go on. Returns the server's last snapshot.
 
         Raises Diverged, ClusterError for too few workers, and Lost where none is left.
         """
@@ -143,6 +147,8 @@ class Simulation:
         if self.end.error is not None:
             raise self.end.error
         snapshot = self.server.snapshot()
+        if self.end.turn is not None:
+            return snapshot
         counted = {"merged": snapshot.merged, "repeated": snapshot.repeated, "refused": dict(snapshot.refused)}
         self._log(ServerCounted(server=LIFE, **counted))
         self._log(RunEnded(status=self.end.status))
@@ -236,6 +242,8 @@ class Simulation:
             step_fixed=member.step_fixed,
             conv_seconds=member.conv_seconds or {},
         )
+        if (staged := self._staged.get(member.name)) is not None:
+            row = row.model_copy(update={each: getattr(staged, each) for each in _OF_STAGES})
         self._tell(facts.Calibrated(member.name, seconds, row, self.now))
 
     def _use(self, order: orders.UseRule) -> None:

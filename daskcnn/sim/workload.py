@@ -19,13 +19,12 @@ class Workload(Settings):
     (`Simulation.play`). A simulated run does not go back.
 
     partition: the partitioner's name. numbers: in the vector that is pushed. wire: the dtype that it travels in.
-    overlap: as in `[cluster]`. shards: workers that the server is split over. ema: as in `[train]`.
+    shards: workers that the server is split over. ema: as in `[train]`.
     """
 
     partition: str
     numbers: int
     wire: str = "float32"
-    overlap: bool = True
     shards: int = 1
     ema: float | None = None
 
@@ -41,7 +40,6 @@ class Workload(Settings):
         of = job.cluster
         own |= {
             "wire": job.rule.wire(of.wire),
-            "overlap": of.overlap and not job.train.reproducible,
             "shards": of.ps_shards,
         }
         own["ema"] = job.train.ema

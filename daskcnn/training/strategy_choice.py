@@ -15,7 +15,9 @@ that needs more samples for the same progress says by how much (`PricedStrategy.
 Workers that make steps of their own (`local-sgd`) for T seconds make R·T samples at R a second, and then meet, in E
 seconds. They need N·(1 + A·R·T) samples for the progress of one: N grows with their number, as the mean of k advances
 less than one that makes all k steps, and A with the samples between two meetings. So (T + E)·(1 + A·R·T) / T is least
-for T = √(E / (A·R)). N and A are measured (`_APART`).
+for T = √(E / (A·R)). N and A are measured (`_APART`). Where the exchange overlaps the next steps it takes no time of
+its own if T ≥ E, but at an epoch's end. What is made meanwhile comes to the others a meeting later, so that the samples
+apart are R·(T + E), and T = E is best. T is a quarter longer, so that a meeting that is late is not waited for.
 
 The best workers are found exactly, not by trying some sets: of each number of workers, and of each slowest link that
 they may have. So another worker, or a faster link, never makes the least time longer.
@@ -26,8 +28,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf, isinf, log
-from typing import TypeAlias
+from math import ceil, inf, isinf, log
+from typing import Any, TypeAlias
 
 from daskcnn.events import ALONE, SURE, CalibratedWorker, PricedStep, StrategyChosen, WorkerGain
 from daskcnn.partition.proportions import proportional
@@ -46,6 +48,7 @@ _APART = {1: 1.0, 2: 1.2, 4: 1.7, 8: 4.5}
 """Samples that equal replicas need with steps of their own, of those of one alone, by their number."""
 _MOST_APART = 16
 """The most of them that are compared: from about four on, another one needs more samples than it makes."""
+_SLACK = 1.25  # times the seconds of a meeting that overlaps the steps to the next one
 _BETWEEN = 1.3e-5
 """The part that is added to these for each sample between two meetings."""
 
@@ -76,7 +79,8 @@ class StepProblem:
 
     nbytes: of the vector that each worker sends and receives. bandwidth: of the server's link each way, which all
     share. merge: seconds of the server for each worker. overhead: seconds of a meeting besides. epoch: samples after
-    which workers meet anyway. ahead: part of the vector whose gradients are sent while the rest is computed.
+    which workers meet anyway. ahead: part of the vector whose gradients are sent while the rest is computed. overlaps:
+    workers that make steps of their own go on while they exchange.
     """
 
     workers: tuple[WorkerCost, ...]
@@ -87,6 +91,7 @@ class StepProblem:
     overhead: float = 0.0
     epoch: float = inf
     ahead: float = 0.0
+    overlaps: bool = False
 
     def left(self, exchange: float, compute: float) -> float:
         """Return the seconds of an exchange behind the computing, where a part of it has gone ahead: not `overhead`."""
@@ -115,7 +120,7 @@ def measured_problem(
     samples: int,
     links: Mapping[str, WorkerLink],
     nbytes: int,
-    **more: float,
+    **more: Any,
 ) -> StepProblem:
     """Return the step of calibrated workers, each with its seconds a sample. more: further fields of the problem.
 
@@ -136,7 +141,8 @@ class PricedStrategy:
 
     samples: of the step, by worker. compute: seconds until the slowest has computed. exchange: the rest of the step.
     step: samples of the step. needed: samples for the progress that one sample of a shared step makes. every:
-    minibatches of the fastest worker in the step, where each makes steps of its own.
+    minibatches of the fastest worker in the step, where each makes steps of its own. group: workers of each group; each
+    of them has its samples. estimated: a part of the seconds is not measured here.
     """
 
     strategy: str
@@ -146,6 +152,8 @@ class PricedStrategy:
     step: int
     needed: float = 1.0
     every: int | None = None
+    group: int | None = None
+    estimated: bool = False
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -162,10 +170,15 @@ class PricedStrategy:
         """Expected seconds a sample of progress."""
         return self.step_seconds * self.needed / self.step
 
+    @property
+    def compared(self) -> float:
+        """The seconds by which it is compared: `SURE` times those that go by figures of other networks or clusters."""
+        return self.seconds * (1 if self.needed == 1 and not self.estimated else SURE)
+
     def row(self) -> PricedStep:
         """Return the price as it is logged."""
-        own = {"samples": self.samples, "compute": self.compute, "exchange": self.exchange}
-        return PricedStep(strategy=self.strategy, seconds=self.seconds, every=self.every, needed=self.needed, **own)
+        fields = PricedStep.model_fields.keys()
+        return PricedStep(**{name: getattr(self, name) for name in fields})
 
 
 Pricer: TypeAlias = Callable[[StepProblem], Iterable[PricedStrategy]]
@@ -290,11 +303,13 @@ def _apart(problem: StepProblem, workers: Sequence[WorkerCost], ways: Mapping[st
     rates = {own.name: batch / own.seconds(batch) for own in workers}
     rate, step = sum(rates.values()), workers[0].seconds(batch)
     exchange = 2 * max(ways[own.name] for own in workers) + problem.overhead + k * problem.merge
-    best = (exchange / (_BETWEEN * rate)) ** 0.5
-    every = max(1, round(min(best, problem.epoch / rate) / step))
+    best = _SLACK * exchange if problem.overlaps else (exchange / (_BETWEEN * rate)) ** 0.5
+    every = max(1, (ceil if problem.overlaps else round)(min(best, problem.epoch / rate) / step))
     compute = every * step
     samples = {name: max(1, round(own * compute)) for name, own in rates.items()}
-    needed = _needed(rates) * (1 + _BETWEEN * rate * compute)
+    meanwhile = min(exchange, compute) if problem.overlaps else 0.0
+    needed = _needed(rates) * (1 + _BETWEEN * rate * (compute + meanwhile))
+    exchange -= meanwhile * (1 - min(1.0, rate * compute / problem.epoch))
     return PricedStrategy(LOCAL, samples, compute, exchange, sum(samples.values()), needed, every)
 
 
@@ -348,22 +363,20 @@ def choose(problem: StepProblem, pricers: Sequence[Pricer] = STRATEGIES) -> Stra
 def _priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrategy]:
     """Return all candidates, the least seconds first; of equal ones that with the fewest workers first.
 
-    Local steps are for slow links: they are none where the best shared step computes for longer than it exchanges. One
-    that does not make the steps of one machine counts as `SURE` times as slow as expected.
+    Local steps are for slow links: they are none where the best shared step computes for longer than it exchanges.
     """
     found = [each for pricer in pricers for each in pricer(problem)]
-    shared = min((each for each in found if each.strategy == SHARED), key=lambda each: each.seconds, default=None)
+    steps = (each for each in found if each.strategy == SHARED and each.group is None)
+    shared = min(steps, key=lambda each: each.seconds, default=None)
     if shared is not None and shared.exchange <= shared.compute:
         found = [each for each in found if each.strategy != LOCAL]
-    priced = [(each, each.seconds * (1 if each.needed == 1 else SURE)) for each in found]
-    equal = min(seconds for _, seconds in priced) * (1 + _EQUAL)
-    priced.sort(key=lambda item: (max(item[1], equal), len(item[0].samples), item[1]))
-    return [each for each, _ in priced]
+    equal = min(each.compared for each in found) * (1 + _EQUAL)
+    return sorted(found, key=lambda each: (max(each.compared, equal), len(each.samples), each.compared))
 
 
 def _parts(problem: StepProblem, chosen: PricedStrategy) -> Iterator[WorkerGain]:
     """Yield each worker's part, where steps are shared or made alone."""
-    if chosen.strategy not in (ALONE, SHARED, LOCAL):
+    if chosen.strategy not in (ALONE, SHARED, LOCAL) or chosen.group is not None:
         return
     kind = LOCAL if chosen.strategy == LOCAL else SHARED
     for own in problem.workers:
@@ -390,7 +403,9 @@ def _faster_link(
     problem: StepProblem, pricers: Sequence[Pricer], chosen: PricedStrategy
 ) -> tuple[float, PricedStrategy] | None:
     """Return the least factor of faster links that changes who trains, and what is chosen then."""
-    if len(problem.workers) == 1 or (len(chosen.samples) == len(problem.workers) and chosen.strategy == SHARED):
+    if len(problem.workers) == 1 or (
+        len(chosen.samples) == len(problem.workers) and chosen.strategy == SHARED and chosen.group is None
+    ):
         return None
     if all(isinf(own.link.bandwidth) and not own.link.each for own in problem.workers) and isinf(problem.bandwidth):
         return None
@@ -399,7 +414,8 @@ def _faster_link(
         return _priced(problem.linked(factor), pricers)[0]
 
     def same(other: PricedStrategy) -> bool:
-        return other.strategy == chosen.strategy and other.samples.keys() == chosen.samples.keys()
+        one, then = ((each.strategy, each.group, each.samples.keys()) for each in (chosen, other))
+        return one == then
 
     low, high, found = 1.0, _FASTEST_LINK, at(_FASTEST_LINK)
     if same(found):

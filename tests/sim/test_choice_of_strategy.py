@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,21 @@ def test_a_step_is_expected_to_take_what_it_takes_in_simulated_time(number: int,
     job = workload("bsp", rule={"every": 1}, samples=64 * STEPS, batch_size=64, validation=0, numbers=250)
     expected = priced_set(problem(on, 64, job.nbytes), [member.name for member in on.members()])
     assert seconds(job, on) == pytest.approx(STEPS * expected.step_seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize("bandwidth", [1e3, 2e4])
+def test_local_steps_are_expected_to_take_what_they_take_beside_their_meetings(
+    bandwidth: float, overlaps: bool
+) -> None:
+    on = cluster(100.0, 50.0, bandwidth=bandwidth, latency=0.01, costs={"exchange": 0.002})
+    own = {"samples": 96 * STEPS, "batch_size": 64, "validation": 0, "numbers": 250, "epochs": 2}
+    step = replace(problem(on, 64, 1000), epoch=own["samples"], overlaps=overlaps)
+    expected = priced_set(step, ["w0", "w1"], "local-sgd")
+    job = workload("local-sgd", partition="idpa", rule={"every": expected.every}, overlap=overlaps, **own)
+    assert seconds(job, on) == pytest.approx(2 * own["samples"] * expected.step_seconds / expected.step, rel=0.05)
+    hidden = replace(step, overlaps=not overlaps)
+    assert (expected.exchange < priced_set(hidden, ["w0", "w1"], "local-sgd").exchange) is overlaps
 
 
 def test_the_chosen_workers_are_sooner_in_simulated_time_than_all_and_than_one() -> None:

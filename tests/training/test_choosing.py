@@ -9,6 +9,7 @@ from daskcnn.ps import BSP, LocalSGD
 from daskcnn.ps.auto import ALONE
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.strategy_choice import PricedStrategy, Pricer
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator_machine import EPOCHS, SAMPLES, settings_of
 
@@ -90,8 +91,8 @@ def test_where_links_are_slow_workers_make_steps_of_their_own() -> None:
         shell.start(*shell.links)
         (chosen,) = shell.of(StrategyChosen)
         every = chosen.candidates[0].every
-        assert (chosen.candidates[0].strategy, every) == (("local-sgd", 38) if parts_ways else ("alone", None))
-        assert [order.rule for order in shell.of(orders.UseRule)] == [LocalSGD(every=38) if parts_ways else ALONE]
+        assert (chosen.candidates[0].strategy, every) == (("local-sgd", 2) if parts_ways else ("alone", None))
+        assert [order.rule for order in shell.of(orders.UseRule)] == [LocalSGD(every=2) if parts_ways else ALONE]
         assert shell.finish().status == "done"
         assert joined(shell) == ({"cpu-0", "gpu-0"} if parts_ways else {"cpu-0"})
 
@@ -120,3 +121,24 @@ def test_a_worker_lost_while_the_server_is_probed_is_done_without() -> None:
     assert asked == [("cpu-0", "cpu-1", "cpu-2"), ("cpu-0", "cpu-2")]
     ends_well(shell)
     assert joined(shell) == {"cpu-0", "cpu-2"}
+
+
+def test_where_kernels_are_to_be_sharded_the_run_ends_and_says_what_goes_on() -> None:
+    class Dear:
+        """Prices of sharded kernels, at which nothing else is chosen."""
+
+        def pricers(self, rows: object) -> list[Pricer]:
+            return [lambda problem: [PricedStrategy("layer", {"cpu-0": 8, "cpu-1": 8}, 1e-9, 0.0, 8, estimated=True)]]
+
+    shell = Shell(settings_of(("auto", {}), "idpa", sharded=Dear()))
+    shell.links = {"cpu-0": FAST, "cpu-1": FAST}
+    shell.start(*shell.links)
+    assert shell.end == orders.End("turned", None, orders.Turn("layer", 1))
+    assert not joined(shell)
+    later = Shell(settings_of(("auto", {}), "idpa", sharded=Dear()))
+    later.links = {"cpu-0": FAST, "near-0": FAST}
+    later.start("cpu-0")
+    later.answer_to(orders.Join)
+    later.tell(facts.WorkerReady("near-0", "cpu", later.now))
+    later.answer_to(orders.Calibrate)
+    ends_well(later)  # what has trained goes on as it is

@@ -17,12 +17,10 @@ from dask.task_spec import Alias
 from distributed import get_worker
 
 from daskcnn.cluster.layers.task_context import TaskResult
-from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.context import RunContext
-from daskcnn.events import CalibratedWorker, LinkSpeed, LinkSpeeds
+from daskcnn.events import LinkSpeed, LinkSpeeds
 from daskcnn.job.network import network_of, training_samples
 from daskcnn.job.tables import Job
-from daskcnn.nn.layer import Shape
 from daskcnn.sharded.balance import ShareSearch, WorkerLink, WorkerLinks
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.plan_parts import ALL
@@ -31,6 +29,7 @@ from daskcnn.store import Dataset
 from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import LayerSettings
+from daskcnn.training.sharded_prices import share_search
 
 SMALLEST, LARGEST = 64 << 10, 4 << 20
 """Bytes of the first result and of the largest one."""
@@ -122,7 +121,8 @@ def settings_of(job: Job, dataset: Dataset) -> LayerSettings:
 
     def balancing(home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
         rows = {name: own.row for name, own in workers.items()}
-        return share_search(job, dataset.shape, samples, stages, home, rows, links)
+        search = share_search(job, dataset.shape, samples, stages, home, rows, links)
+        return search.asked_for(job.train.kernel_shares, job.train.first_conv)
 
     shaped = zip(stages, stage_shapes(stages, dataset.shape), strict=True)
     convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
@@ -139,32 +139,5 @@ def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Share
     """The search for the best shares of the workers that are alive, by their latest measurements."""
     measured = {name: context.calibrations[name] for name in context.workers.alive}
     data = context.dataset.shape, context.samples
-    return share_search(context.job, *data, stages, home, measured, context.links or WorkerLinks())
-
-
-def share_search(
-    job: Job,
-    in_shape: Shape,
-    samples: int,
-    stages: Sequence[Stage],
-    home: str,
-    measured: Mapping[str, Calibration | CalibratedWorker],
-    links: WorkerLinks,
-) -> ShareSearch:
-    """The search for the best shares of these workers. in_shape: (H, W, C); samples: those that are trained on."""
-    whole = np.dtype(job.model.dtype).itemsize
-    search = ShareSearch(
-        stages,
-        in_shape,
-        home,
-        {name: own.conv_seconds for name, own in measured.items()},
-        links.by_worker,
-        samples=min(job.train.batch_size, samples),
-        itemsize=whole if job.cluster.wire == "float32" else np.dtype(job.cluster.wire).itemsize,
-        rest=measured[home].rest_seconds or 0.0,
-        fixed={name: own.conv_fixed for name, own in measured.items()},
-        task=links.task,
-        parts=min(job.train.sub_batches, job.train.batch_size),
-        weight_itemsize=whole,
-    )
-    return search.asked_for(job.train.kernel_shares, job.train.first_conv)
+    search = share_search(context.job, *data, stages, home, measured, context.links or WorkerLinks())
+    return search.asked_for(context.job.train.kernel_shares, context.job.train.first_conv)

@@ -376,6 +376,13 @@ class RunContext:
         scoring = Scoring(self.name, dispatch, results, cluster.stall_timeout, self.calibrations, even=even)
         return replace(self, workers=workers, dispatch=dispatch, results=results, scoring=scoring)
 
+    def turned(self, job: Job) -> RunContext:
+        """The same surroundings for another job of the same images, for which those alive measure themselves anew."""
+        self.calibrations.clear()
+        there = tuple(self.workers.alive.values())
+        self.workers.members = replace(self.workers.members, workers=there)
+        return replace(self, job=job)
+
     @property
     def samples(self) -> int:
         """Samples that are trained on; those of the validation slice lie behind them."""

@@ -35,6 +35,7 @@ from daskcnn.training.coordinator.records import Kept
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.replica import Stopped
+from daskcnn.training.sharded_prices import ShardedPrices
 
 
 class DataParallel:
@@ -43,6 +44,8 @@ class DataParallel:
     def __init__(self, context: RunContext, resumed: TrainingState | None) -> None:
         guess = guessing_on(context.job, context.dataset)
         self._settings = Settings.of(context.job, context.samples, guess)
+        if self._settings.chooses_workers:
+            self._settings = replace(self._settings, sharded=ShardedPrices.of(context.job, context.dataset))
         self.state = resumed or TrainingState(0, 0.0, initial_weights(context.job, context.dataset)[1], {}, {})
         state = self.state
         kept = Kept(state.step, state.epoch, state.book or None, state.validation is not None)

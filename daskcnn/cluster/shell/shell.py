@@ -103,6 +103,11 @@ class Shell:
         return self.strategy.state
 
     @property
+    def turn(self) -> orders.Turn | None:
+        """The kind of run that goes on in place of this one, which has ended before it trained."""
+        return None if self.end is None else self.end.turn
+
+    @property
     def now(self) -> float:
         """Seconds on this process's clock."""
         return time.monotonic()

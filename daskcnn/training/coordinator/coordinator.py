@@ -305,9 +305,9 @@ class Coordinating(ABC):
             self._out.put(orders.IgnoreSignals())
             self._interrupt(errors.Interrupted.at_limit(limit.seconds))
 
-    def _end(self, status: orders.Status, error: UserError | None) -> None:
+    def _end(self, status: orders.Status, error: UserError | None, turn: orders.Turn | None = None) -> None:
         if self._interrupted is not None and status == "lost":  # nothing more can be kept
             status, error = "interrupted", self._interrupted
         self._out.put(orders.CancelAll())
-        self._out.put(orders.End(status, error))
+        self._out.put(orders.End(status, error, turn))
         self.phase = Phase.ENDED

@@ -15,7 +15,7 @@ from daskcnn.ps import UpdateRule
 from daskcnn.training.coordinator.shares import Shares
 from daskcnn.training.judging import JudgedPart
 
-Status: TypeAlias = Literal["done", "diverged", "interrupted", "lost", "failed", "unusable"]
+Status: TypeAlias = Literal["done", "diverged", "interrupted", "lost", "failed", "unusable", "turned"]
 
 
 class Order(Stated):
@@ -267,11 +267,20 @@ class Log(Order):
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """Another kind of run that goes on in place of one that has not trained yet. size: workers of a replica."""
+
+    strategy: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class End(Order):
-    """End the run. error: for the user; None if the run is done. No order follows."""
+    """End the run. error: for the user; None if the run is done. turn: what goes on instead. No order follows."""
 
     status: Status
     error: UserError | None = None
+    turn: Turn | None = None
 
 
 class Outbox:

@@ -15,7 +15,8 @@ formed anew of who is left of it, and of workers that are in none; its round beg
 such groups, or make new ones.
 
 Where a run chooses its strategy, workers and links are measured before the first life, and again for each worker that
-comes later. If all then train by another rule, no round is given out any more; once those under way have ended the
+comes later. Where kernels are to be sharded the run ends before its first life, and one of that kind begins in its
+place. If all then train by another rule, no round is given out any more; once those under way have ended the
 state is kept, and the life that begins next goes on from it by that rule.
 """
 
@@ -123,8 +124,11 @@ class Coordinator(Departures):
             return  # it is gone, or a life has begun with it meanwhile, or is about to
         if not late and fact.workers != there:
             return  # they are asked again
-        chosen = self._choosing.decide(fact, self.roster)
+        chosen = self._choosing.decide(fact, self.roster, begins=not (late or self.life or self.kept.step))
         self._out.log(chosen.event)
+        if chosen.turn is not None:
+            self._end("turned", None, chosen.turn)
+            return
         for worker, reason in chosen.left_out.items():
             self._leave_out([worker], reason, REMEDY, fact.at)
         if not late:

@@ -15,6 +15,7 @@ from daskcnn.ps import UpdateRule
 from daskcnn.sharded.balance import ShareSearch, WorkerLinks
 from daskcnn.training.coordinator.evaluations import Guessing
 from daskcnn.training.coordinator.roster import Measured
+from daskcnn.training.sharded_prices import ShardedPrices
 
 STEPS_AHEAD = 3
 """Steps of a group, or of strategy `layer`, that are submitted before the oldest has ended."""
@@ -94,7 +95,8 @@ class Settings(RunSettings):
     replica_size: workers of a replica. rate_power: power of the replicas' number that the learning rate grows by, if
     the rule scales it. averages: an average follows the center. largest_step: samples that a step may grow to with the
     gradient noise scale, as far as memory has room for them; None: it stays as it is. parts_ways: replicas may make
-    steps of their own, where the strategy is chosen.
+    steps of their own, where the strategy is chosen. overlap: they may train on while they exchange. sharded: prices of
+    sharded kernels, which may be chosen too; None: they may not.
     """
 
     strategy: str
@@ -105,6 +107,8 @@ class Settings(RunSettings):
     averages: bool = False
     largest_step: int | None = None
     parts_ways: bool = True
+    overlap: bool = True
+    sharded: ShardedPrices | None = None
 
     @classmethod
     def of(cls, job: Job, samples: int, guess: Guessing | None = None) -> Settings:
@@ -121,6 +125,7 @@ class Settings(RunSettings):
             averages=train.ema is not None,
             largest_step=samples if train.largest_batch == "memory" else train.largest_batch,
             parts_ways=train.lookahead is None and train.largest_batch is None,
+            overlap=job.cluster.overlap and not train.reproducible,
             **_of_any(job, samples, guess),
         )
 
