@@ -82,6 +82,28 @@ SURE = 1.2
 that it needs are measured with one network, and after the same epochs it is less accurate."""
 
 
+class CalibratedWorker(Fields):
+    """A worker, and what it measured of itself."""
+
+    name: Annotated[str, "The worker."]
+    address: Annotated[str, "Its Dask address."] = ""
+    host: Annotated[str, "Its computer."] = ""
+    device: Annotated[str, 'What it trains on: "cpu" or "gpu".'] = ""
+    processor: Annotated[str, "The processor's or GPU's name."] = ""
+    threads: Annotated[int | None, "Threads it computes with."] = None
+    memory: Annotated[NonNegativeInt | None, "Bytes of memory of its device."] = None
+    images_per_second: Annotated[NonNegativeFloat | None, "Images it trains on per second."] = None
+    conv_seconds: Annotated[dict[str, float], "Seconds per sample of each convolution, all kernels, by layer."] = {}
+    conv_fixed: Annotated[
+        dict[str, float], "The part of `conv_seconds` that does not shrink with a shard, by layer."
+    ] = {}
+    rest_seconds: Annotated[NonNegativeFloat | None, "Seconds per sample of the layers that are not sharded."] = None
+    step_fixed: Annotated[
+        NonNegativeFloat | None, "Seconds of a step, however few its samples are; measured where workers share a step."
+    ] = None
+    largest_step: Annotated[NonNegativeInt | None, "Samples of the largest step that its memory has room for."] = None
+
+
 class PricedStep(Fields):
     """A strategy that was compared, and its step: the way from one meeting to the next."""
 

@@ -17,6 +17,7 @@ from daskcnn.documents import first_problem
 from daskcnn.errors import told
 from daskcnn.event_base import ALONE as ALONE
 from daskcnn.event_base import SURE as SURE
+from daskcnn.event_base import CalibratedWorker as CalibratedWorker
 from daskcnn.event_base import DamagedEvent as DamagedEvent
 from daskcnn.event_base import Event as Event
 from daskcnn.event_base import Fields as Fields
@@ -94,28 +95,6 @@ class CheckpointWritten(Event):
 
 
 # --- workers ---
-
-
-class CalibratedWorker(Fields):
-    """A worker, and what it measured of itself."""
-
-    name: Annotated[str, "The worker."]
-    address: Annotated[str, "Its Dask address."] = ""
-    host: Annotated[str, "Its computer."] = ""
-    device: Annotated[str, 'What it trains on: "cpu" or "gpu".'] = ""
-    processor: Annotated[str, "The processor's or GPU's name."] = ""
-    threads: Annotated[int | None, "Threads it computes with."] = None
-    memory: Annotated[NonNegativeInt | None, "Bytes of memory of its device."] = None
-    images_per_second: Annotated[NonNegativeFloat | None, "Images it trains on per second."] = None
-    conv_seconds: Annotated[dict[str, float], "Seconds per sample of each convolution, all kernels, by layer."] = {}
-    conv_fixed: Annotated[
-        dict[str, float], "The part of `conv_seconds` that does not shrink with a shard, by layer."
-    ] = {}
-    rest_seconds: Annotated[NonNegativeFloat | None, "Seconds per sample of the layers that are not sharded."] = None
-    step_fixed: Annotated[
-        NonNegativeFloat | None, "Seconds of a step, however few its samples are; measured where workers share a step."
-    ] = None
-    largest_step: Annotated[NonNegativeInt | None, "Samples of the largest step that its memory has room for."] = None
 
 
 class Calibrating(Event):
@@ -247,6 +226,15 @@ class WorkerLeft(Event):
     reason: Annotated[str, "Why."] = ""
     samples_done: Annotated[NonNegativeInt, "Samples of its last round that it trained on, and that count."] = 0
     samples_moved: Annotated[NonNegativeInt, "Samples that went to the others."] = 0
+
+
+class WorkersAsked(Event):
+    """The run asks its cluster for more workers, as another one would shorten it."""
+
+    kind = "workers-asked"
+    workers: Annotated[NonNegativeInt, "Workers that the run has."]
+    wanted: Annotated[NonNegativeInt, "Workers that it asks for in all."]
+    gain: Annotated[float, "The part by which the next one shortens what is left of the run."]
 
 
 class RunPaused(Event):
@@ -407,7 +395,8 @@ EVENTS: dict[str, type[Event]] = {
         *(RunStarted, RunResumed, Calibrating, WorkersCalibrated, LinkSpeeds, GroupsFormed, KernelsSharded),
         *(StrategyChosen, SamplesAllocated),
         *(RoundEnded, StepsEnded, EpochEnded, StepResized, ServerCounted, CheckpointWritten, Warned),
-        *(WorkerLost, WorkerLeft, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunPaused, RunContinued, RunEnded),
+        *(WorkerLost, WorkerLeft, WorkerIgnored, WorkerJoined, WorkerLeftOut, WorkersAsked, RunPaused, RunContinued),
+        RunEnded,
     )
 }
 """Every event by its kind, in the order in which a reader meets them."""

@@ -512,6 +512,21 @@ def test_a_run_of_every_strategy_may_be_resumed_elsewhere(
     assert (moved.scheduler, moved.scheduler_file, moved.workers.given, moved.wait) == (None, "s.json", {"cpu": 1}, 7)
 
 
+@pytest.mark.parametrize("given", ["2..8", "cpu=2..8"])
+def test_a_range_to_adapt_to_sets_two_keys(path: str, nothing_starts: list[Any], given: str) -> None:
+    refused(3, run, "--data", path, "--adapt", given)
+    (cluster,) = nothing_starts
+    assert (cluster.workers.text, cluster.adapt) == ("cpu=2..8", True)
+
+
+def test_a_range_to_adapt_to_is_the_number_of_workers_and_needs_a_cluster(path: str) -> None:
+    assert "give one of them" in refused(2, run, "--data", path, "--adapt", "2..8", "--workers", "cpu=2")
+    for dry in ([], ["--dry-run"]):
+        told = refused(3, run, "--data", path, "--adapt", "2..8", "--scheduler", "tcp://127.0.0.1:1", *dry)
+        assert "an address cannot be asked for workers" in told
+        assert "daskcnn.train(Client(cluster), job)" in told
+
+
 def test_resuming_checks_the_cluster_that_is_asked_for(tmp_path: Path, path: str) -> None:
     place = tiny_run(tmp_path, tiny_job(path))
     told = refused(2, run, "--resume", place, "--set", "cluster.shceduler=x", "--workers", "cpu=0")

@@ -208,6 +208,7 @@ class Service:
             own = {"workers": numbers} if numbers else {}
             own |= {"only_from": str(self.drivers.list_of(job.id))}
         cluster = {**content.get("cluster", {}), **self._cluster, **own}
+        cluster["adapt"] = False  # the queue says who has which workers
         run = {**content.get("run", {}), "name": job.name, "dir": str(Path(job.run).parent)}
         try:
             with self.drivers.lock(job.id) as lock:

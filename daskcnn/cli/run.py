@@ -10,7 +10,7 @@ from daskcnn.cli.command import Command, settings, tell, terminal_width, verbose
 from daskcnn.cli.flags import add_imports, job_flags, meant_flags, override_by_flags
 from daskcnn.errors import installing
 from daskcnn.job.reference import tables
-from daskcnn.job.resolve import read_job_file
+from daskcnn.job.resolve import override, read_job_file
 from daskcnn.job.tables import description_of
 from daskcnn.launch import jobs
 from daskcnn.launch.dry_run import dry_run as dry_run_of
@@ -28,6 +28,12 @@ def _print_keys(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.command(cls=Command, meant=meant_flags, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job_file", metavar="[JOB.toml]", required=False)
 @job_flags
+@click.option(
+    "--adapt",
+    metavar="LEAST..MOST",
+    help="Begin with the least workers, and ask the cluster for those that shorten the run, up to the most: sets "
+    "cluster.workers and cluster.adapt. A range of GPU workers is written gpu=1..4.",
+)
 @click.option(
     "--import", "imports", metavar="MODULE", multiple=True, help=description_of("run.imports") + "  [run.imports]"
 )
@@ -51,6 +57,7 @@ def _print_keys(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @verbose
 def run(
     job_file: str | None,
+    adapt: str | None,
     imports: tuple[str, ...],
     settings: tuple[str, ...],
     resume: str | None,
@@ -65,6 +72,11 @@ def run(
     Keys come from JOB.toml, then the flags, then --set. Without a scheduler a local cluster starts.
     """
     raw = read_job_file(job_file) if job_file else {}
+    if adapt is not None:
+        if flags["workers"]:
+            raise click.UsageError("--adapt and --workers: each says how many workers train; give one of them")
+        flags["workers"] = adapt if "=" in adapt else f"cpu={adapt}"
+        override(raw, "cluster.adapt", True)
     override_by_flags(raw, flags, settings)
     if imports:
         add_imports(raw, imports)

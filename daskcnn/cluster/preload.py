@@ -18,6 +18,7 @@ def dask_setup(worker: Any) -> None:
     # the limit of processor time is each process's own, and workers reach theirs first
     signal.signal(signal.SIGXCPU, lambda signum, _: os.kill(os.getppid(), signum))
     logging.getLogger("distributed.worker").addFilter(worth_a_line)
+    logging.getLogger("distributed.core").setLevel(logging.WARNING)  # of each connection that is closed in good order
     quiet_refusals()
 
 

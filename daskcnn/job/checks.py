@@ -47,11 +47,24 @@ def _of_workers(job: Job) -> Iterator[str]:
     if workers.given and not any(workers.given.values()):
         value = workers.text if workers.ranged else 0
         yield f"cluster.workers = {value}: a run needs at least one; raise cpu or gpu"
+    if job.cluster.adapt:
+        yield from _of_adapting(job)
     if workers.ranged and job.train.reproducible:
         yield (
             f"cluster.workers = {workers.text}: train.reproducible promises the same numbers for the same workers, and "
             "a range lets these change; give numbers, or remove that"
         )
+
+
+def _of_adapting(job: Job) -> Iterator[str]:
+    workers, remedy = job.cluster.workers, "give the range alone, and scale the cluster yourself"
+    if not workers.ranged or len(workers.named) > 1:
+        given = f" = {workers.text}" if workers.named else ""
+        yield f'cluster.adapt: cluster.workers{given} is no range of one kind; give one, such as {{cpu = "2..8"}}'
+    if job.train.strategy == LAYER:
+        yield f"cluster.adapt: with strategy {LAYER!r} the run does not tell what a worker brings; {remedy}"
+    elif job.train.replica_size > 1:
+        yield f"cluster.adapt: with train.replica_size = {job.train.replica_size} workers come in groups; {remedy}"
 
 
 def _unknown_names(job: Job) -> Iterator[str]:

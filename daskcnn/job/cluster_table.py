@@ -57,6 +57,9 @@ class Cluster(Options):
     """Workers to wait for and use: a table or cpu=N,gpu=N. More are not used, also where they come during the run. Of
     a range, cpu=2..8, the least are enough to begin. Those that come are taken, up to the most. With fewer than the
     least the job pauses, for `wait` seconds at most. Default: all that there are."""
+    adapt: bool = False
+    """Ask the cluster for workers of the range by what each would shorten the run, and let those go that bring too
+    little. It is the job's own, or the one that a client given from Python has."""
     only: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(listed)] = None
     """Names of the workers that may train, or patterns of them such as lab-*, separated by commas. Default: any."""
     only_from: Location | None = None

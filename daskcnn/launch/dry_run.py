@@ -7,6 +7,7 @@ from typing import Any
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.link.connect import check_scheduler
+from daskcnn.cluster.link.scaled import check_scalable
 from daskcnn.conv import plan
 from daskcnn.datasets.job_dataset import expected, to_be_made
 from daskcnn.job.network import network_of
@@ -31,6 +32,7 @@ def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any],
     """Return the resolved job, and what it would do in words. Nothing is written."""
     job, earlier = job_to_run(raw, resume)
     check_scheduler(job.cluster)
+    check_scalable(job.cluster, None)
     prepared, told = planned(job, progress=shown(say), begins=begins(earlier))
     return prepared.job.model_dump(mode="json"), readable_plan(prepared, told)
 
@@ -80,6 +82,8 @@ def readable_plan(prepared: Prepared, before: Sequence[str] = ()) -> str:
 def _workers(job: Job) -> str:
     cluster, workers = job.cluster, job.cluster.workers
     counts = ", ".join(f"{number} {kind}" for kind, number in workers.named.items())
+    if cluster.adapt:
+        counts += ", those that shorten the run"
     if where := cluster.scheduler or cluster.scheduler_file:
         return f"{counts or 'all there are'}, of the scheduler {where}"
     server = ", and 1 for the parameter server" if may_need_server(job) else ""

@@ -13,6 +13,7 @@ from distributed import Client
 
 from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.link.connect import check_scheduler
+from daskcnn.cluster.link.scaled import check_scalable
 from daskcnn.datasets.own_data import check_kept, with_own_data
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import EpochEnded, Event
@@ -128,6 +129,7 @@ def train(
             return kept_result(earlier.directory, summary)
         if client is None:
             check_scheduler(resolved.cluster)
+        check_scalable(resolved.cluster, client)
         write()
         if earlier:
             check_kept(resolved.data, earlier.directory.path)
@@ -213,6 +215,7 @@ def dry_run(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None
         resolved = resolve(tables)
         if client is None:
             check_scheduler(resolved.cluster)
+        check_scalable(resolved.cluster, client)
         write()
         prepared, told = planned(resolved, progress=shown(lambda _: None))
         if path is not None:

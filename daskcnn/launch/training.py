@@ -19,6 +19,7 @@ from daskcnn.cluster.link.client import lend_client
 from daskcnn.cluster.link.connect import await_scheduler, check_scheduler, connect
 from daskcnn.cluster.link.kept_open import kept_open
 from daskcnn.cluster.link.leases import holding
+from daskcnn.cluster.link.scaled import check_scalable, scaled_cluster
 from daskcnn.cluster.link.signals import Signals
 from daskcnn.cluster.run.admission import admit
 from daskcnn.cluster.run.context import RunContext
@@ -121,6 +122,7 @@ def train_job(
         stack.enter_context(signals.installed())
         if client is None:
             check_scheduler(job.cluster)
+        check_scalable(job.cluster, client)
         if resume is None:
             check_place(job)
         else:
@@ -144,6 +146,7 @@ def train_job(
             there = stack.enter_context(kept_open(client))
         lend_client(there)
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
+        scaled = stack.enter_context(scaled_cluster(there, job.cluster, own=client is None))
         fingerprint, index = prepared.dataset.fingerprint, prepared.dataset.index
         hold = stack.enter_context(holding(there, _named(job, resume)))
         how = {"settle": settle, "index": index, "hold": hold}
@@ -178,6 +181,7 @@ def train_job(
             save=recorder.save,
             interrupted=lambda: listener.signal if signals.first is None else signals.first,
             hold=hold,
+            scaled=scaled,
         )
         context.ends = signals.ends
         return _train(context, recorder, checkpoint, listener, heard, kept=kept)

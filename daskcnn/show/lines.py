@@ -159,6 +159,9 @@ def _line_of_presence(e: events.Event) -> str | None:
             return f"warning: {told(f'worker {e.worker} is left out', e.reason, e.remedy)}"
         case events.WorkerIgnored():
             return f"warning: {told(f'worker {e.address} joined late and is ignored', e.reason, e.remedy)}"
+        case events.WorkersAsked():
+            gain = f"another one shortens what is left by {percent(e.gain)}"
+            return f"{e.wanted} workers are asked for, {e.workers} are there: {gain}"
         case events.RunPaused():
             more = " and ".join(f"{n} more {kind}" for kind, n in e.missing.items())
             return f"warning: paused with {plural(e.workers, 'worker')}: waiting {e.wait:g} s at most for {more}"

@@ -8,8 +8,7 @@ from typing import Any
 
 from daskcnn.markup import as_lines
 from daskcnn.show.text import aligned, duration, percent, size
-
-PAYS = 0.05  # a worker pays if it shortens an epoch by this part or more
+from daskcnn.training.strategy_choice import PAYS
 
 
 @dataclass(frozen=True)

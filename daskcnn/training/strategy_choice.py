@@ -37,6 +37,8 @@ from daskcnn.partition.step_shares import LEAST
 from daskcnn.sharded.balance import FREE, WorkerLink
 
 SHARED, LOCAL = "bsp", "local-sgd"
+PAYS = 0.05
+"""A worker pays if it shortens the run by this part or more."""
 _LEAST_EACH = 1e-12
 _WAY_BACK = 0.6
 """The part of a step's computing in which gradients are found."""

@@ -568,6 +568,23 @@ def test_a_range_begins_with_a_worker_and_is_not_reproducible() -> None:
         parse_job({"cluster": {"workers": "cpu=1..4"}, "train": {"reproducible": True, "strategy": "bsp"}})
 
 
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({}, "cluster.workers is no range of one kind"),
+        ({"cluster": {"workers": "cpu=4"}}, "cluster.workers = cpu=4 is no range"),
+        ({"cluster": {"workers": "cpu=1..4,gpu=1"}}, "is no range of one kind"),
+        ({"train": {"strategy": "layer"}, "cluster": {"workers": "cpu=1..4"}}, "with strategy 'layer'"),
+        ({"train": {"replica_size": 2}, "cluster": {"workers": "cpu=2..4"}}, "train.replica_size = 2"),
+    ],
+)
+def test_a_job_that_asks_for_workers_has_a_range_and_replicas_of_one(tables: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError) as told:
+        parse_job({**tables, "cluster": {**tables.get("cluster", {}), "adapt": True}})
+    assert words in str(told.value)
+    assert parse_job({"cluster": {"workers": "gpu=1..4", "adapt": True}}).cluster.adapt
+
+
 def test_override_makes_tables_on_its_way() -> None:
     raw: dict[str, Any] = {"train": {"lr": 1}}
     override(raw, "train.schedule.power", 2)

@@ -46,10 +46,20 @@ class CoordinatorMachine(RuleBasedStateMachine):
         size=st.sampled_from([1, 1, 2]),
         patience=st.sampled_from([None, None, 2]),
         every=st.sampled_from([math.inf, 3.0]),
+        asks=st.sampled_from([0, 0, 5]),
     )
-    def begin(self, which: Any, partition: str, workers: int, size: int, patience: int | None, every: float) -> None:
-        groups = size if "exchange" not in which[1] else 1
-        more = {"replica_size": groups, "patience": patience, "lowers": True, "guess": GUESS, "snapshot_every": every}
+    def begin(
+        self, which: Any, partition: str, workers: int, size: int, patience: int | None, every: float, asks: int
+    ) -> None:
+        groups = size if "exchange" not in which[1] and not asks else 1
+        more = {
+            "replica_size": groups,
+            "patience": patience,
+            "lowers": True,
+            "guess": GUESS,
+            "snapshot_every": every,
+            "asks": asks,
+        }
         chosen = settings_of(which, partition, **more)
         self.shell = Shell(chosen)
         self.coordinator = self.shell.coordinator

@@ -354,7 +354,7 @@ def _local(settings: Cluster, server: bool) -> Iterator[Client]:
         raise ClusterError("this script", "it starts workers, and each worker imports it", _GUARD)
     least, most = settings.workers.given, settings.workers.most
     wanted = least or {"cpu": cpu_count()}
-    if "cpu" in wanted:  # of a range as many as there are cores
+    if "cpu" in wanted and not settings.adapt:  # of a range as many as there are cores
         wanted["cpu"] = max(wanted["cpu"], min(most.get("cpu", 0), cpu_count()))
     names = [f"{kind}-{i}" for kind, count in wanted.items() for i in range(count)]
     if settings.only and not any(named_by(settings.only, name) for name in names):
@@ -379,6 +379,7 @@ def _local(settings: Cluster, server: bool) -> Iterator[Client]:
             cluster = SpecCluster(
                 loop=loop,
                 workers=dict(_local_workers(wanted, scratch, server)),
+                worker=_local_worker(next(iter(wanted)), scratch),  # more of them
                 scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}},
                 name="daskcnn",
                 silence_logs="ERROR",
@@ -413,7 +414,11 @@ def _own_loop() -> Iterator[IOLoop]:
 def _local_workers(wanted: dict[str, int], scratch: str, server: bool) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield one single-threaded process for each worker, and one more for the parameter server if there is one."""
     names = [(f"{kind}-{i}", kind) for kind, count in wanted.items() for i in range(count)]
-    alike = {"local_directory": scratch, "host": "127.0.0.1", "dashboard": False, "memory_limit": "auto", "nthreads": 1}
-    alike |= {"preload": ["daskcnn.cluster.preload"], "silence_logs": logging.ERROR}
     for name, kind in [*names, ("ps", "ps")] if server else names:
-        yield name, {"cls": Nanny, "options": {**alike, "resources": {kind.upper(): 1}}}
+        yield name, _local_worker(kind, scratch)
+
+
+def _local_worker(kind: str, scratch: str) -> dict[str, object]:
+    options: dict[str, object] = {"local_directory": scratch, "host": "127.0.0.1", "dashboard": False, "nthreads": 1}
+    options |= {"memory_limit": "auto", "preload": ["daskcnn.cluster.preload"], "silence_logs": logging.ERROR}
+    return {"cls": Nanny, "options": {**options, "resources": {kind.upper(): 1}}}

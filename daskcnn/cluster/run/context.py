@@ -22,6 +22,7 @@ from daskcnn.cluster.link.calls import NotYet, Refusal, ServerLost, Unanswered, 
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member, Members
+from daskcnn.cluster.link.scaled import ScaledCluster
 from daskcnn.cluster.link.sent import Sent, call_with_values, try_with_values
 from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.workers import LOOK, RunWorkers
@@ -348,10 +349,12 @@ class RunContext:
         save: Callable[[TrainingState], None],
         interrupted: Callable[[], int | None] = lambda: None,
         hold: Hold | None = None,
+        scaled: ScaledCluster | None = None,
     ) -> RunContext:
         """Put the surroundings of a run together.
 
         interrupted: gives the number of the signal that came, if one did. hold: the run's, which has the members.
+        scaled: the cluster, if it may be asked for workers.
         """
         connection, cluster = Connection(client, heed_signals(interrupted)), job.cluster
         allowed = AllowedWorkers.of(cluster)
@@ -359,8 +362,9 @@ class RunContext:
         grows = (allowed.changes or not numbered) and not job.train.reproducible
         leases: dict[str, Any] = {"hold": hold, "allowed": allowed, "grows": grows}
         asks = cluster.workers.ranged and not allowed.changes  # else there may be more than the run is to have
-        leases["most"] = sum(cluster.workers.most.values()) if asks else 0
-        workers = RunWorkers(connection, members, emit, **leases)
+        wanted = cluster.workers.given if cluster.adapt else cluster.workers.most
+        leases["most"] = sum(wanted.values()) if asks else 0
+        workers = RunWorkers(connection, members, emit, **leases, scaled=scaled)
         dispatch, results = Dispatch(name, workers, cluster.stall_timeout), Results(workers, cluster.stall_timeout)
         workers.news.subscribe(client, name, results.wake)
         calibrations = dict[str, Calibration]()
@@ -382,6 +386,14 @@ class RunContext:
         there = tuple(self.workers.alive.values())
         self.workers.members = replace(self.workers.members, workers=there)
         return replace(self, job=job)
+
+    @property
+    def asks(self) -> int:
+        """Workers that the run may ask its cluster for, if it may ask for any."""
+        workers, scaled = self.job.cluster.workers, self.workers.scaled
+        if scaled is None:
+            return 0
+        return max(sum(workers.given.values()), int(min(sum(workers.most.values()), scaled.most)))
 
     @property
     def samples(self) -> int:

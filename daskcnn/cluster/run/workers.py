@@ -16,8 +16,9 @@ from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.leaving import RETIRED, SHUT_DOWN
 from daskcnn.cluster.link.members import Member, Members, advertised, unique_names
 from daskcnn.cluster.link.news import News
+from daskcnn.cluster.link.scaled import ScaledCluster
 from daskcnn.errors import Lost
-from daskcnn.events import Event, WorkerIgnored, WorkerLost
+from daskcnn.events import Event, Warned, WorkerIgnored, WorkerLost
 
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
 LOOK_AT_OTHERS = 5.0  # seconds between two looks at whether workers of other runs are free
@@ -47,6 +48,7 @@ class RunWorkers:
     allowed : the workers that the run may have; None: any
     grows : workers that other runs had are of use when they are free, as are those that are left over now
     most : workers that the run asks clusters for that adapt; 0: no more than it has
+    scaled : the cluster that may be asked for workers, if it may
     """
 
     def __init__(
@@ -59,10 +61,11 @@ class RunWorkers:
         allowed: AllowedWorkers | None = None,
         grows: bool = False,
         most: int = 0,
+        scaled: ScaledCluster | None = None,
     ) -> None:
         self.connection, self.members, self._emit = connection, members, emit
         self._hold, self._allowed, self._grows, self._most = hold, allowed or AllowedWorkers(), grows, most
-        self._demand = Demand(connection.client)
+        self._demand, self.scaled = Demand(connection.client), scaled
         self.alive = {member.name: member for member in members.workers}
         self.needs_server = False
         self.hosts: frozenset[str] = frozenset()
@@ -110,6 +113,7 @@ class RunWorkers:
         self._note_newcomers(now)
         self._note_spares(now)
         self._demand.set(max(0, self._most - len(self.alive)))
+        self._tell_faults()
         for address, info in now.items():
             if info.get("status") == "closing_gracefully":
                 self._note_leaving(address, RETIRED)
@@ -258,6 +262,24 @@ class RunWorkers:
         if self._hold is not None:
             with self.connection.reached():
                 self._hold.release([member.address], self.connection.heed)
+
+    def ask(self, number: int) -> None:
+        """Ask the cluster for workers, so that the run has this number in all."""
+        self._most = number
+        if self.scaled is not None:
+            self.scaled.ask(number - len(self.alive))
+
+    def give_back(self, member: Member) -> None:
+        """Let the cluster end a worker that is free."""
+        self._most = min(self._most, len(self.alive))
+        if self.scaled is not None:
+            self.scaled.give_back(member.address, member.called)
+
+    def _tell_faults(self) -> None:
+        """Warn of what went wrong as the cluster was scaled."""
+        while self.scaled is not None and not self.scaled.faults.empty():
+            remedy = "look at the cluster's own log; the run goes on with the workers that it has"
+            self._emit(Warned(value="cluster.adapt", reason=self.scaled.faults.get(), remedy=remedy))
 
     def close(self) -> None:
         """Ask for no more workers."""

@@ -43,7 +43,7 @@ class DataParallel:
 
     def __init__(self, context: RunContext, resumed: TrainingState | None) -> None:
         guess = guessing_on(context.job, context.dataset)
-        self._settings = Settings.of(context.job, context.samples, guess)
+        self._settings = replace(Settings.of(context.job, context.samples, guess), asks=context.asks)
         if self._settings.chooses_workers:
             self._settings = replace(self._settings, sharded=ShardedPrices.of(context.job, context.dataset))
         self.state = resumed or TrainingState(0, 0.0, initial_weights(context.job, context.dataset)[1], {}, {})

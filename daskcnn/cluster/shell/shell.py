@@ -89,6 +89,8 @@ class Shell:
         self._actions: Actions = {
             orders.Calibrate: self._calibrate,
             orders.Dismiss: self.dismiss,
+            orders.AskWorkers: lambda order: context.workers.ask(order.number),
+            orders.LetGo: lambda order: context.workers.give_back(self._candidates[order.worker]),
             orders.Cancel: lambda order: self.give_up(order.replica),
             orders.CancelAll: lambda order: self._cancel_all(),
             orders.IgnoreSignals: lambda order: context.connection.ignore_signals(),

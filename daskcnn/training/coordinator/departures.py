@@ -33,12 +33,16 @@ class Departures(Recovering):
 
     def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
         super().__init__(settings, kept, logs=logs)
+        self._given_back = set[str]()  # of replicas that end their rounds early, those that the cluster gets back
         self._moving: str | None = None  # why the server's worker is to leave
         self._host = ""  # the server's worker
 
     def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
         self._leaving.pop(worker, None)
         super()._drop(worker, reason, samples, done)
+        if worker in self._given_back:
+            self._given_back.remove(worker)
+            self._out.put(orders.LetGo(worker))
 
     def _on_worker_leaving(self, fact: facts.WorkerLeaving) -> None:
         """Let workers leave: those with a round under way once it has ended, and the others now."""

@@ -137,6 +137,20 @@ class Dismiss(Order):
 
 
 @dataclass(frozen=True, slots=True)
+class AskWorkers(Order):
+    """Ask the cluster for this number of workers of the run in all."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo(Order):
+    """Give a worker back to the cluster, which may end it. It was dismissed from the run."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class AskWaiting(Order):
     """Find out who waits for others, and for whom the overdue replicas wait. Answer: `Waits`."""
 

@@ -18,16 +18,19 @@ Where a run chooses its strategy, workers and links are measured before the firs
 comes later. Where kernels are to be sharded the run ends before its first life, and one of that kind begins in its
 place. If all then train by another rule, no round is given out any more; once those under way have ended the
 state is kept, and the life that begins next goes on from it by that rule.
+
+A run that may ask its cluster for workers looks after each round at what another one would bring, and whether one that
+is there brings enough. One that does not leaves as if it was asked to end, and the cluster gets it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from daskcnn import errors
-from daskcnn.events import WorkersCalibrated
+from daskcnn.events import WorkersAsked, WorkersCalibrated
 from daskcnn.ps import UpdateRule
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.choosing import REMEDY, alike
@@ -35,7 +38,10 @@ from daskcnn.training.coordinator.coordinator import Phase
 from daskcnn.training.coordinator.departures import Departures
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.life import Life
+from daskcnn.training.coordinator.records import Kept
 from daskcnn.training.coordinator.roster import Refusal
+from daskcnn.training.coordinator.scaling import WorkerScaling
+from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.coordinator.teams import too_few
 from daskcnn.training.judging import JudgedPart
 
@@ -45,6 +51,10 @@ _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
 
 class Coordinator(Departures):
     """Decides a data-parallel run, as the module's text describes it."""
+
+    def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
+        super().__init__(settings, kept, logs=logs)
+        self._scaling = WorkerScaling(settings)
 
     def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
         return {
@@ -131,11 +141,48 @@ class Coordinator(Departures):
             return
         for worker, reason in chosen.left_out.items():
             self._leave_out([worker], reason, REMEDY, fact.at)
+        if self.settings.asks and chosen.left_out:
+            self._give_back(chosen.left_out, fact.at)
         if not late:
             self._turn = chosen.rule
             self._begin_life(fact.at)
         elif not chosen.left_out:
             self._take_newcomer(fact.workers[0], chosen.rule, fact.at)
+
+    # --- workers are asked for, and given back ---
+
+    def _scale(self, now: float) -> None:
+        """Ask for workers that are worth having, or let one go that is not."""
+        life, alive = self._alive, self.roster.alive
+        if not self.settings.asks or self.phase is not _TRAINING or self._done or self.roster.calibrating:
+            return
+        found = self._scaling.decide(
+            alive,
+            now,
+            barrier=self.settings.rule.barrier,
+            step=self._records.growth.samples if self.settings.shares_steps else None,
+            left=life.rounds.presentations - life.rounds.done,
+            stays={self._host},
+        )
+        self.roster.most = self._scaling.limit
+        if found is None:
+            return
+        if found.leaver is None:
+            self._out.log(WorkersAsked(workers=len(alive), wanted=found.wanted, gain=found.gain))
+            self._out.put(orders.AskWorkers(found.wanted))
+        else:
+            self._given_back.add(found.leaver)
+            self._take_leave(found.leaver, "the run is about as fast without it", now, recalled=False)
+
+    def _give_back(self, workers: Iterable[str], now: float) -> None:
+        """Let the cluster have workers that were left out, as far as the job's least allows."""
+        spared = self._choosing.spared
+        self._scaling.stop_at(len(self.roster.alive), now)
+        self.roster.most = self._scaling.limit
+        for worker in workers:
+            if len(self.roster.alive) + len(spared) > sum(self.settings.least.values()):
+                del spared[worker]
+                self._out.put(orders.LetGo(worker))
 
     # --- a life ---
 
@@ -221,7 +268,12 @@ class Coordinator(Departures):
         if self.phase is not _TRAINING or life is None or fact.life != life.number:
             return
         if not self._reported_early(fact):
+            whole = not self.settings.rule.barrier or life.rounds.running.keys() == {fact.replica}
+            if life.awaits(fact):
+                self._scaling.add(fact.report, life.rounds.workers)
             life.round_done(fact, fact.at)
+            if whole:
+                self._scale(fact.at)
             self._go_on_from_reports(fact.at)
 
     def _on_round_failed(self, fact: facts.RoundFailed) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from typing import Any, TypeAlias
 
 from daskcnn.events import CalibratedWorker
@@ -31,6 +32,7 @@ class Roster:
     calibrating : The time since when each worker measures itself.
     alive : Calibrated workers that the run has, in the order in which they came: who has which samples must not depend
         on who has measured itself first.
+    most : Workers of all kinds that are of use: fewer than the job names once one has brought too little.
     """
 
     def __init__(self, wanted: Mapping[str, int]) -> None:
@@ -40,6 +42,7 @@ class Roster:
         self._serial = count()
         self.calibrating: dict[str, float] = {}
         self.alive: dict[str, Measured] = {}
+        self.most = inf
 
     def knows(self, worker: str) -> bool:
         """Return True if the run has the worker: it measures itself, or is calibrated."""
@@ -50,7 +53,9 @@ class Roster:
         return self._kinds[worker]
 
     def full(self, kind: str) -> Refusal | None:
-        """Return the refusal of a worker of this kind if the run has as many as the job names; else None."""
+        """Return the refusal of a worker of this kind if the run has as many as the job names, or as pay; else None."""
+        if len(self._kinds) >= self.most:
+            return f"the run is about as fast with the {self.most:g} that it has", ""
         most = self._wanted.get(kind, 0)
         if not self._wanted or Counter(self._kinds.values())[kind] < most:
             return None

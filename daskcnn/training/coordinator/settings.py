@@ -40,6 +40,7 @@ class RunSettings:
     wanted : Workers of each kind that the job asks for at most; empty: all there are.
     least : Workers of each kind with fewer of which the run pauses; empty: it goes on with any. wait: seconds at most
         that it pauses.
+    asks : Workers that the run may ask its cluster for, by what each brings; 0: it asks for none.
     measures_links : Links are measured, and kernels shared out by what transfers take too.
     lowers : A run that diverges goes back once, with a lower learning rate.
     guess : The guess on the validation samples; None: it has no accuracy.
@@ -58,6 +59,7 @@ class RunSettings:
     wanted: Mapping[str, int] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
     wait: float = 60.0
+    asks: int = 0
     measures_links: bool = True
     lowers: bool = False
     guess: Guessing | None = None
@@ -146,7 +148,7 @@ class Settings(RunSettings):
 
     def step_parts(self, sizes: Mapping[str, int], step: int) -> dict[str, int]:
         """Return each replica's part of a step that all share, in proportion to these samples; else nothing."""
-        if not (self.meets_within_rounds and self.rule.shares_steps and any(sizes.values())):
+        if not (self.shares_steps and any(sizes.values())):
             return {}
         return dict(zip(sizes, proportional(step, list(sizes.values())), strict=True))
 
@@ -179,6 +181,11 @@ class Settings(RunSettings):
     def steps_together(self) -> bool:
         """True if they make the same number of steps between two meetings."""
         return self.meets_within_rounds and not self.rule.steps_by_speed
+
+    @property
+    def shares_steps(self) -> bool:
+        """True if all replicas share the samples of each step."""
+        return self.meets_within_rounds and self.rule.shares_steps
 
     @property
     def resizes_steps(self) -> bool:
