@@ -175,6 +175,15 @@ def vector_bytes(job: Job, dataset: Described) -> int:
     return vectors * network_of(job, dataset).numbers(dataset.shape) * np.dtype(job.model.dtype).itemsize
 
 
+def server_bytes(job: Job, dataset: Described) -> tuple[int, int]:
+    """Memory that a parameter server needs: for itself, and for each worker.
+
+    It has the center and the optimizer's vectors twice while it merges, and a push and an answer of each worker.
+    """
+    vector = network_of(job, dataset).numbers(dataset.shape) * np.dtype(job.model.dtype).itemsize
+    return 2 * (1 + len(optimizer_of(job).vectors)) * vector, 2 * vector
+
+
 def check_vectors(job: Job, dataset: Described, memory: int) -> None:
     """Raise ClusterError where a replica's vectors are more than a worker's memory, in bytes."""
     if (needs := vector_bytes(job, dataset)) > memory:

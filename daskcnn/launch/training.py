@@ -31,7 +31,7 @@ from daskcnn.datasets.job_dataset import find_dataset, forget, must_be_made, out
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event
 from daskcnn.followers import Feeds, FollowedRun, check_tools, check_tools_there
-from daskcnn.job.network import at_rest, network_of
+from daskcnn.job.network import at_rest, network_of, server_bytes
 from daskcnn.job.resolve import turned
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.prepared_job import checked_job, may_need_server
@@ -149,6 +149,8 @@ def train_job(
         scaled = stack.enter_context(scaled_cluster(there, job.cluster, own=client is None))
         fingerprint, index = prepared.dataset.fingerprint, prepared.dataset.index
         hold = stack.enter_context(holding(there, _named(job, resume)))
+        if may_need_server(job):
+            hold.server = server_bytes(job, prepared.dataset)
         how = {"settle": settle, "index": index, "hold": hold}
         members, warnings = admit(there, job, fingerprint, signals.check, say, **how)
         if job.data.in_place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -258,6 +259,51 @@ def test_workers_with_fewer_servers_of_others_come_first() -> None:
         one.serve(["tcp://d1", "tcp://s"])
         found = taken(client, two, cpu=2)
         assert (names_of(found), found.server.name) == (["d2", "d3"], "t")
+
+
+# --- servers of several jobs on a worker ---
+
+
+def server_of(client: Any, hold: Hold, nbytes: int) -> Members:
+    hold.server = (nbytes // 2, nbytes // 2)
+    return taken(client, hold, cpu=1)
+
+
+def with_servers(*limits: int) -> dict[str, dict[str, Any]]:
+    hosts = there(**{f"s{i}": {"PS": 1.0} for i in range(len(limits))})
+    sized = {a: {**info, "memory_limit": limit} for (a, info), limit in zip(hosts.items(), limits, strict=True)}
+    return there("d1", "d2", "d3") | sized
+
+
+def test_a_worker_holds_the_servers_of_several_jobs_as_far_as_its_memory_goes() -> None:
+    with fake_client(with_servers(1000, 2000)) as client, ExitStack() as stack:
+        one, two, three = (stack.enter_context(holding(client, name)) for name in "abc")
+        assert server_of(client, one, 500).server.name == "s0"
+        assert server_of(client, two, 700).server.name == "s1"
+        third = server_of(client, three, 600)
+        assert (third.server.name, third.server_alone, third.full) == ("d3", False, ("s0", "s1"))
+        one.close()
+        three.release(["tcp://d3"])
+        assert server_of(client, three, 600).server.name == "s0"
+
+
+def test_the_first_server_on_a_worker_has_all_of_it() -> None:
+    """However much it is said to need: nothing else is there."""
+    with fake_client(with_servers(1000)) as client, holding(client, "a") as one:
+        assert server_of(client, one, 5000).server.name == "s0"
+
+
+def test_the_place_for_a_server_is_taken_with_the_workers_or_none_of_it() -> None:
+    """Two jobs that look at the same time do not both have it."""
+    with fake_client(with_servers(1000)) as client, holding(client, "a") as one, holding(client, "b") as two:
+        place: dict[str, Any] = {"host": "tcp://s0", "nbytes": 400, "room": 600}
+        assert one.take(["tcp://d1"], **place)
+        assert not two.take(["tcp://d2"], **place)
+        assert [lease.worker for lease in leases_on(client.dask_scheduler)] == ["tcp://d1", "tcp://s0"]
+        assert one.take(["tcp://d3"])
+        one.serve(["tcp://s0"])
+        two.look()
+        assert two.served["tcp://s0"] == 400
 
 
 def test_a_newcomer_that_another_run_takes_first_is_seen_again_when_it_is_free() -> None:

@@ -36,7 +36,7 @@ class Holder:
 class Lease:
     """A worker that a run has since a time. serves: it holds the run's server, and other runs may have it too.
 
-    worker : its address; name : by which it is known when it comes back.
+    worker : its address; name : by which it is known when it comes back. nbytes : memory of the server there.
     """
 
     worker: str
@@ -44,6 +44,7 @@ class Lease:
     holder: Holder
     since: float
     serves: bool = False
+    nbytes: int = 0
 
 
 class LeaseTable:
@@ -70,13 +71,17 @@ class LeaseTable:
         self._trains = new | self._trains
         return ()
 
-    def serve(self, holder: Holder, workers: Mapping[str, str], now: float) -> None:
-        """Note that these workers, and no others, hold the run's server."""
+    def served(self, worker: str, besides: str) -> tuple[Lease, ...]:
+        """Return the leases of other runs whose servers a worker holds."""
+        return tuple(lease for (at, key), lease in self._serves.items() if at == worker and key != besides)
+
+    def serve(self, holder: Holder, workers: Mapping[str, str], now: float, nbytes: int = 0) -> None:
+        """Note that these workers, and no others, hold the run's server, each with this part of its memory."""
         before = {worker: lease.since for (worker, key), lease in self._serves.items() if key == holder.key}
         self._serves = {place: lease for place, lease in self._serves.items() if place[1] != holder.key}
         for worker, name in workers.items():
             since = before.get(worker, now)
-            self._serves[worker, holder.key] = Lease(worker, name, holder, since, serves=True)
+            self._serves[worker, holder.key] = Lease(worker, name, holder, since, serves=True, nbytes=nbytes)
 
     def release(self, key: str, workers: Collection[str] | None = None) -> None:
         """Free these workers of a run; None: all that it has, those that hold its server and those to come back too."""

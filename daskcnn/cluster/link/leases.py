@@ -10,6 +10,7 @@ import getpass
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -101,15 +102,25 @@ def _names(scheduler: Any, workers: Iterable[str]) -> dict[str, str]:
     return {worker: str(scheduler.workers[worker].name) for worker in workers if worker in scheduler.workers}
 
 
-def _take(holder: Holder, workers: Collection[str], dask_scheduler: Any) -> tuple[Lease, ...]:
+def _take(
+    holder: Holder, workers: Collection[str], host: str, nbytes: int, room: int, dask_scheduler: Any
+) -> tuple[Lease, ...]:
+    """Take workers, and a place for the server where `room` bytes are for servers of all runs; all of it or nothing."""
     if holder.client not in dask_scheduler.clients:
         raise ConnectionError("the connection to the scheduler is closed")
-    return _table(dask_scheduler).take(holder, _names(dask_scheduler, workers), time.time())
+    table, now = _table(dask_scheduler), time.time()
+    there = table.served(host, holder.key)
+    if there and sum(lease.nbytes for lease in there) + nbytes > room:
+        return there
+    found = table.take(holder, _names(dask_scheduler, workers), now)
+    if host and not found:
+        table.serve(holder, _names(dask_scheduler, [host]), now, nbytes)
+    return found
 
 
-def _serve(holder: Holder, workers: Collection[str], dask_scheduler: Any) -> None:
+def _serve(holder: Holder, workers: Collection[str], nbytes: int, dask_scheduler: Any) -> None:
     if holder.client in dask_scheduler.clients:
-        _table(dask_scheduler).serve(holder, _names(dask_scheduler, workers), time.time())
+        _table(dask_scheduler).serve(holder, _names(dask_scheduler, workers), time.time(), nbytes)
 
 
 def _release(key: str, workers: Collection[str] | None, dask_scheduler: Any) -> None:
@@ -130,31 +141,51 @@ class Hold:
     ----------
     mine : addresses of workers that it has.
     others : leases of other runs, by address, when they were asked for last.
+    served : bytes of other runs' servers, by the address of the worker that holds them, as of then.
+    server : bytes that the run's server takes by itself, and for each worker.
     """
 
     def __init__(self, client: Client, run: str) -> None:
         self._client, self._holder = client, Holder(uuid4().hex, client.id, run, _whose())
         self.mine: set[str] = set()
         self.others: dict[str, Lease] = {}
+        self.served = Counter[str]()
+        self.server, self._nbytes = (0, 0), 0
 
     def look(self, check: Check = no_check) -> tuple[Lease, ...]:
         """Return the scheduler's leases, and remember those of others."""
         found: tuple[Lease, ...] = ask_scheduler(self._client, leases_on, check=check)
         self.others = others_of(self._holder.key, found)
+        self.served = Counter[str]()
+        for lease in found:
+            self.served[lease.worker] += lease.nbytes if lease.holder.key != self._holder.key else 0
         return found
 
-    def take(self, workers: Collection[str], check: Check = no_check) -> bool:
-        """Take these workers by address. Returns False, and takes none, where another run has one of them."""
-        if self.mine.issuperset(workers):
+    def server_bytes(self, workers: int) -> int:
+        """Return the bytes that the run's server takes with this number of workers."""
+        own, each = self.server
+        return own + each * workers
+
+    def take(
+        self, workers: Collection[str], check: Check = no_check, *, host: str = "", nbytes: int = 0, room: int = 0
+    ) -> bool:
+        """Take these workers by address. Returns False, and takes none, where another run has one of them.
+
+        host : of the run's server, which takes `nbytes` of the `room` there is for servers; none is taken where other
+        runs leave too little of it. Empty: no place is taken for it.
+        """
+        if not host and self.mine.issuperset(workers):
             return True
-        if ask_scheduler(self._client, partial(_take, self._holder, tuple(workers)), check=check):
+        self._nbytes = nbytes if host else self._nbytes
+        if ask_scheduler(self._client, partial(_take, self._holder, tuple(workers), host, nbytes, room), check=check):
             return False
         self.mine.update(workers)
         return True
 
     def serve(self, workers: Collection[str], check: Check = no_check) -> None:
         """Let others see that these workers, and no others, hold the run's server."""
-        ask_scheduler(self._client, partial(_serve, self._holder, tuple(workers)), check=check)
+        nbytes = self._nbytes // max(1, len(workers))
+        ask_scheduler(self._client, partial(_serve, self._holder, tuple(workers), nbytes), check=check)
 
     def release(self, workers: Collection[str], check: Check = no_check) -> None:
         """Free these workers."""

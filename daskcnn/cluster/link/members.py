@@ -70,6 +70,8 @@ Kind = Literal["cpu", "gpu", "ps"]
 RESOURCES: dict[Kind, str] = {"cpu": "CPU", "gpu": "GPU", "ps": "PS"}
 POLL = 0.25  # seconds between two questions to the scheduler
 REMIND = 15.0  # seconds after which a message of waiting is repeated
+FOR_SERVERS = 0.6
+"""The part of a worker's memory that servers of several jobs may take: beyond it Dask begins to write to the disk."""
 Say = Callable[[str], None]
 
 
@@ -144,6 +146,8 @@ class Members:
     server: Member
     server_alone: bool
     servers: tuple[Member, ...] = ()
+    full: tuple[str, ...] = ()
+    """Names of workers set apart for servers whose memory others' servers take."""
 
 
 def present(client: Client, check: Check = no_check) -> dict[str, dict[str, Any]]:
@@ -222,7 +226,7 @@ def wait_for_members(
     hold : the run's hold, which takes the workers; those of other runs are not chosen, and clusters that adapt see what
         is missing. None: all may be chosen
     """
-    with closing(_Look(client, check, silent or {}, only or AllowedWorkers(), hold)) as look:
+    with closing(_Look(client, check, silent or {}, only or AllowedWorkers(), hold, wanted)) as look:
         return _waited_for(look, wanted, Patience(wait, check, say, begun), settle)
 
 
@@ -237,7 +241,7 @@ def _waited_for(look: _Look, wanted: Workers, patience: Patience, settle: float)
         if (missing := missing_members(found, wanted)) and patience.over:
             raise look.refusal(found, wanted, patience.seconds)
         if settled and not missing and look.taken(members := chosen(found, wanted)):
-            return members
+            return replace(members, full=tuple(m.name for m in look.full))
         if missing:
             look.ask_for(sum(missing.values()))
             patience.wait_for(f"workers: {_more(missing)} ({'; '.join([f'found {_counted(found)}', *look.why()])})")
@@ -254,7 +258,10 @@ class _Look:
     silent: Mapping[str, str]
     only: AllowedWorkers
     hold: Hold | None
+    wanted: Workers
     barred: list[Member] = field(default_factory=list)  # by their names
+    full: list[Member] = field(default_factory=list)  # of others' servers
+    nbytes: int = 0  # of the job's server
     others: list[Member] = field(default_factory=list)  # that train for other runs
     demand: Demand | None = None
 
@@ -271,7 +278,16 @@ class _Look:
         self.others = [m for m in named if m.address in theirs]
         servers = Counter(lease.worker for lease in leases if lease.serves)
         free = [m for m in named if m.address not in theirs]
-        return sorted(free, key=lambda m: (m.kind, servers[m.address]))
+        self._see_room(free)
+        return sorted((m for m in free if m not in self.full), key=lambda m: (m.kind, servers[m.address]))
+
+    def _see_room(self, free: Sequence[Member]) -> None:
+        """Note workers set apart for servers that have no room for the job's, beside those of others."""
+        if self.hold is not None:
+            most = sum(self.wanted.most.values()) or sum(m.kind != "ps" for m in free)
+            self.nbytes, served = self.hold.server_bytes(most), self.hold.served
+            sets = [m for m in free if m.kind == "ps" and m.memory_limit and served[m.address]]
+            self.full = [m for m in sets if served[m.address] + self.nbytes > FOR_SERVERS * m.memory_limit]
 
     def has_all_listed(self, found: Sequence[Member]) -> bool:
         """Return True if these are all that a list names: others are no more to come."""
@@ -281,8 +297,11 @@ class _Look:
         """Take the workers; False where another run was faster."""
         if self.hold is None:
             return True
+        place: dict[str, Any] = {}
+        if members.server_alone and self.nbytes and (limit := members.server.memory_limit):
+            place = {"host": members.server.address, "nbytes": self.nbytes, "room": int(FOR_SERVERS * limit)}
         with _reached(self.client):
-            return self.hold.take([m.address for m in members.workers], self.check)
+            return self.hold.take([m.address for m in members.workers], self.check, **place)
 
     def ask_for(self, missing: int) -> None:
         """Let clusters that adapt see that this many workers are missing."""

@@ -138,6 +138,8 @@ class DataParallel:
         members = self.context.workers.members
         if not (members.server_alone or self._warned):
             self._warned, how = True, "no worker is set apart for the parameter server (--resources PS=1)"
+            if members.full:
+                how = f"the servers of other jobs leave no room for this one's on {', '.join(members.full)}"
             self.context.emit(Warned(message=f"{how}: {members.server.name} holds it as well"))
         self.life = order.life
         self._restore()
