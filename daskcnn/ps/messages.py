@@ -60,7 +60,7 @@ class Push:
     payload: what the rule says is pushed. n_samples: trained on for it. accuracy: Q, in [0, 1]; it is 1 / (1 + loss)
     where the loss has no accuracy. pace: of a step by the payload, if that is a gradient; the server makes the step.
     step: of the round, where all workers make each step together; 0 where they do not. ticket: of the parts that went
-    ahead of it, another one for each payload; 0: none did.
+    ahead of it, another one for each payload; 0: none did. last: the round ends with this meeting, where peers meet.
     """
 
     life: int
@@ -75,6 +75,7 @@ class Push:
     pace: Pace | None = None
     step: int = 0
     ticket: int = 0
+    last: bool = False
 
 
 @frozen
@@ -140,7 +141,7 @@ class Reply:
     attenuation γ of the push; 1 where the rule has none. waited: seconds between the push and its merge. more, since:
     samples that the worker's minibatches have more from this step of its round on; 0 where nothing changes. ahead: the
     weights from this number on were given by `CenterPart`s that hold; None: none of them. noise: of the gradients that
-    were merged so far, once it is known.
+    were merged so far, once it is known. last: the round of all peers ends with this meeting.
     """
 
     life: int
@@ -159,6 +160,7 @@ class Reply:
     since: int = 0
     ahead: int | None = None
     noise: NoiseScale | None = None
+    last: bool = False
 
 
 @frozen

@@ -27,7 +27,8 @@ Minibatches. Where all workers make each step together, the reply to a push may 
 
 Leaving. A worker that is to leave ends its round behind the step at hand, or while it waits for a reply. It pushes what
 it has gained since its last push, if anything, and waits for no answer. Q is measured on no more samples than a
-moment is enough for. The report counts the samples that were pushed.
+moment is enough for. The report counts the samples that were pushed. Where all replicas end their rounds with the same
+exchange, those that come to know it by the reply end theirs behind it (`ends_here`).
 
 Exchanges. At most one is under way; its push and its pull are one Send, and all its replies are one fact. `seq` counts
 the pushes of a session from 1, and a push carries the version that it was trained from. Q is measured before a push,
@@ -49,7 +50,7 @@ driver hands in vectors where the replica computes, in its dtype, and brings pay
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
@@ -57,7 +58,7 @@ from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.partition.step_shares import StepSizes
-from daskcnn.ps import Local, NoiseScale, UpdateRule, Vector
+from daskcnn.ps import Local, UpdateRule, Vector
 from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.exchange_orders import (
     Answer,
@@ -72,6 +73,7 @@ from daskcnn.training.exchange_orders import (
 )
 from daskcnn.training.judging import FORWARD, JudgedPart
 from daskcnn.training.round_report import RoundReport
+from daskcnn.training.round_tally import RoundTally
 
 CERTAIN = 1.0
 """The Q of a push whose weights were not judged."""
@@ -112,45 +114,6 @@ class Arithmetic(Protocol):
         """Go on from the reply to a push."""
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Sums of a round so far.
-
-    told: number of its stops that were reached. pushed: samples up to the last push. since: time when the last work
-    ended. sizes: of its minibatches, if they may change. sent: time of the last exchange. hidden: seconds of exchanges
-    while steps were made. cut: of a round that ends early, the part that the last push is of what it was to be.
-    """
-
-    round: Round
-    center_part: JudgedPart | None
-    own_part: JudgedPart | None
-    stops: tuple[TrainSteps, ...]
-    version: int
-    base_version: int
-    sizes: StepSizes | None = None
-    told: int = 0
-    score: Score | None = None
-    lr: float | None = None
-    busy: float = 0.0
-    load: float = 0.0
-    since: float = 0.0
-    wait: float = 0.0
-    communication: float = 0.0
-    hidden: float = 0.0
-    sent: float = 0.0
-    evaluation: float = 0.0
-    pushed: int = 0
-    pushes: int = 0
-    staleness: int = 0
-    gamma: float = 1.0
-    q: float | None = None
-    q_samples: int = 0
-    judged: int = 0
-    center: Score | None = None
-    noise: NoiseScale | None = None
-    cut: float | None = None  # part of the last push that was made, of a round that ends early
-
-
 class ReplicaExchange:
     """One worker's machine, for its whole life in a run, as the module's text describes it.
 
@@ -181,7 +144,7 @@ class ReplicaExchange:
         unseen = rule.answers == "difference"  # then a replica has not seen the center since it joined
         self._pulled = PullCenter(averaged) if averaged or unseen else None
         self._phase, self._seq = _APART, 0
-        self._tally: _Tally | None = None
+        self._tally: RoundTally | None = None
         self._under_way: Send | None = None
         self._sent: Vector | None = None  # set aside during an exchange that overlaps training
 
@@ -214,7 +177,7 @@ class ReplicaExchange:
         sizes, steps = None, round_.steps
         if steps == stops[-1].step and round_.meetings is None:  # one pass, cut into that many
             sizes = StepSizes(round_.samples, steps)
-        self._tally = _Tally(round_, center_part, own_part, stops, version, version, sizes)
+        self._tally = RoundTally(round_, center_part, own_part, stops, version, version, sizes)
         self._phase = _TRAINING
         return stops[0]
 
@@ -250,7 +213,14 @@ class ReplicaExchange:
         assert tally is not None and sent is not None, self._not_now("a worker leaves")  # noqa: PT018
         tally.communication += at - tally.since
         tally.pushes += sent.push is not None
-        tally.stops, tally.center_part, tally.cut, tally.since = tally.stops[: tally.told], None, 0.0, at
+        tally.since = at
+        return self.ends_here()
+
+    def ends_here(self) -> Report:
+        """Take in that the round ends behind its last exchange: what is left of it is not trained."""
+        tally = self._tally
+        assert tally is not None, self._not_now("a round ends")
+        tally.stops, tally.center_part, tally.cut = tally.stops[: tally.told], None, 0.0
         self._phase = _REPORTING
         return _REPORT
 
@@ -355,7 +325,7 @@ class ReplicaExchange:
 
     # --- orders that follow ---
 
-    def _at_stop(self, tally: _Tally) -> Order:
+    def _at_stop(self, tally: RoundTally) -> Order:
         """Return the order at a stop whose steps are all made, with nothing under way."""
         stop = tally.stops[tally.told].sized(tally.sizes)
         if stop.judge and tally.own_part is not None:
@@ -367,7 +337,7 @@ class ReplicaExchange:
         tally.told += 1
         return self._go_on(tally)
 
-    def _send(self, tally: _Tally, q: float | None) -> Send:
+    def _send(self, tally: RoundTally, q: float | None) -> Send:
         stop, local, push = tally.stops[tally.told].sized(tally.sizes), self.local, None
         tally.told += 1
         meanwhile = tally.stops[tally.told].sized(tally.sizes) if self._overlaps and not stop.last else None
@@ -388,7 +358,7 @@ class ReplicaExchange:
         self._under_way = order = Send(push, stop.pull, meanwhile)
         return order
 
-    def _take_in(self, tally: _Tally, sent: Send, answers: Sequence[Answer]) -> None:
+    def _take_in(self, tally: RoundTally, sent: Send, answers: Sequence[Answer]) -> None:
         """Go on from the replies: first that to the push, then that to the pull, as far as they were asked for."""
         push, pull, _ = sent
         kept = [self.local.weights[place].copy() for place in self._frozen]
@@ -410,7 +380,7 @@ class ReplicaExchange:
         for place, own in zip(self._frozen, kept, strict=True):
             self.local.weights[place] = own
 
-    def _go_on(self, tally: _Tally) -> TrainSteps | PullCenter | JudgeCenter | Report:
+    def _go_on(self, tally: RoundTally) -> TrainSteps | PullCenter | JudgeCenter | Report:
         """Train the next stretch, or end the round."""
         if tally.told < len(tally.stops):
             self._phase = _TRAINING

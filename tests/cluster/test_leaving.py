@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from daskcnn.errors import Lost
 from daskcnn.job.resolve import resolve
+from daskcnn.runs.checkpoint import load
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.replicas import Coordinator
@@ -110,6 +112,41 @@ def test_a_server_whose_host_is_asked_to_end_moves_and_nothing_is_done_again(
     assert not watch.of("worker-lost")
     if act is retired:
         assert "ps" not in addresses_of(workers[0])
+
+
+ASA = {"exchange": "asa"}
+
+
+@pytest.mark.slow
+def test_a_peer_that_is_asked_to_end_comes_to_another_meeting_and_nothing_is_done_again(
+    workers: Workers, synthetic: str, runs: str
+) -> None:
+    train = {"strategy": "bsp", "epochs": 4, "partition": "udpa"}
+    watch = trained(workers, small_job(synthetic, runs, train=train, rule=ASA), terminated(workers, "b"))
+    assert not watch.of("worker-lost")
+    assert not [event["message"] for event in watch.of("warning") if "begun again" in event["message"]]
+    (left,) = watch.of("worker-left")
+    assert (left["worker"], left["reason"]) == ("b", "it is shut down")
+    assert 0 < left["samples_done"] < left["samples_moved"] == 400
+    cut = [event for event in watch.of("round") if event["samples"] == left["samples_done"]]
+    assert [event["worker"] for event in cut] == ["a", "b"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("act", "rule"), [(terminated, {}), (retired, {}), (terminated, ASA)], ids=str)
+def test_what_the_last_worker_has_pushed_is_saved_before_the_run_ends_resumably(
+    workers: Workers, synthetic: str, runs: str, act: Any, rule: dict[str, Any]
+) -> None:
+    """No other may take its place."""
+    train = {"strategy": "bsp" if rule else "sgwu", "epochs": 4, "partition": "udpa"}
+    job = small_job(synthetic, runs, train=train, rule=rule, cluster={"only": ["b"], "workers": {"cpu": 1}})
+    watch, heard = Watch(), in_mid_round(workers[0], act(workers, "b"), after=1.0, slow=FOUR_SLOW_SECONDS)
+    with pytest.raises(Lost, match="and it was the last of the run"):
+        run(workers[0], job, watch, heard=heard)
+    (left,) = watch.of("worker-left")
+    assert 0 < left["samples_done"] < left["samples_moved"] == 800
+    newest = max(Path(runs).glob("*/checkpoints/step-*"))
+    assert load(newest).state["epoch"] == pytest.approx(presented(watch) / 800)
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ class Meeting:
             "one": Round("one", 0, ((0, 120),), 120, (0.0, 0.5), 5),
             "two": Round("two", 0, ((120, 180),), 60, (0.0, 0.5), 5),
         }
-        self.starts = {name: RoundStart(round_, JudgedPart(200, 210), 2.0) for name, round_ in rounds.items()}
+        self.starts = {name: RoundStart(round_, 1, JudgedPart(200, 210), 2.0) for name, round_ in rounds.items()}
         self._pool = ThreadPoolExecutor(2)
 
     def begin(self, name: str, version: int = 7) -> Any:
@@ -119,6 +119,38 @@ def test_a_round_of_five_steps_has_three_meetings_and_ends_with_the_same_weights
     for moved in (sum(report.bytes_up for report in reports), sum(report.bytes_down for report in reports)):
         assert moved == 3 * 2 * 4 * size
     assert not [t for t in threading.enumerate() if t.name.startswith("daskcnn-loader")]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_peers_end_a_round_with_the_same_meeting_where_one_of_them_was_asked(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """It comes to the meeting behind the step at hand, the other one as planned."""
+    asked, train = session_of("one").replica, Replica.step
+
+    def trained(replica: Replica, *args: Any, **options: Any) -> Any:
+        if replica is asked and next(steps_of) == step:
+            session_of("one").farewell.ask((1, 1, 0))
+        return train(replica, *args, **options)
+
+    steps_of = iter(range(1, 9))
+    monkeypatch.setattr(Replica, "step", trained)
+    reports = {report.worker: report for report in meeting.trained()}
+    meetings = -(-step // 2)
+    assert {name: report.pushes for name, report in reports.items()} == dict.fromkeys(NAMES, meetings)
+    assert (reports["one"].cut, reports["one"].samples) == (step * 24, step * 24)
+    assert (reports["two"].cut, reports["two"].samples) == (meetings * 24, meetings * 24)
+    assert [report.center for report in reports.values()] == [None, None]
+    weights = [session_of(name).replica.host_weights() for name in NAMES]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    np.testing.assert_array_equal(center(meeting, "one"), weights[0])
+    monkeypatch.undo()
+
+
+def test_a_peer_that_was_asked_before_its_round_began_ends_it_behind_the_first_step(meeting: Meeting) -> None:
+    session_of("two").farewell.ask((1, 1, 0))
+    one, two = meeting.trained()
+    assert (one.cut, two.cut) == (48, 12)
 
 
 def test_tasks_that_dask_runs_again_change_nothing(meeting: Meeting) -> None:

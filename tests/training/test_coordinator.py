@@ -276,6 +276,7 @@ def test_the_last_worker_is_lost() -> None:
     assert shell.tell(facts.WorkerGone(("cpu-0",), "gone", 9.0)) == [
         lost("cpu-0", 60),
         orders.Dismiss("cpu-0"),
+        orders.Save(0.0, ANY, ("cpu-0",), None),  # of a round that has not ended the server may have steps
         orders.CancelAll(),
         orders.End("lost", ANY),
     ]

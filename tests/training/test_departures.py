@@ -10,6 +10,7 @@ from daskcnn.events import RoundEnded, Warned, WorkerJoined, WorkerLeft, WorkerL
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import EndRound, Leave, StartRound, StartServer
+from daskcnn.training.coordinator.records import Kept
 from tests.training.coordinator_shell import Shell, begun, name_of
 from tests.training.test_coordinator_machine import EPOCHS, SAMPLES, settings_of
 
@@ -110,12 +111,52 @@ def test_a_worker_without_a_round_under_way_goes_at_once() -> None:
     assert shell.reported == SAMPLES * EPOCHS
 
 
-def test_peers_go_on_until_the_worker_is_gone() -> None:
-    shell = training(("bsp", {"exchange": "asa"}), "cpu-0", "cpu-1", "cpu-2")
-    assert leave(shell, "cpu-1") == []
+PEERS: tuple[str, dict[str, Any]] = ("bsp", {"exchange": "asa"})
+
+
+@pytest.mark.parametrize("part", [0.4, 1.0])
+def test_peers_end_their_rounds_together_where_one_leaves_and_none_joins_anew(part: float) -> None:
+    shell = training(PEERS, "cpu-0", "cpu-1", "cpu-2")
+    shell.cut = part
+    assert leave(shell, "cpu-1") == [EndRound(f"cpu-{i}", 1, 1, 0) for i in range(3)]
+    for worker in ("cpu-0", "cpu-1", "cpu-2"):
+        found = shell.answer_to(StartRound, worker)
+    assert {round_.worker for round_ in begun([o for o in found if isinstance(o, StartRound)])} == {"cpu-0", "cpu-2"}
+    assert len(shell.of(orders.Join)) == 3
+    (left,) = shell.of(WorkerLeft)
+    assert (left.worker, left.reason) == ("cpu-1", REASON)
+    assert left.samples_done == int(part * SAMPLES // 3)
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+    assert not shell.of(orders.Rescue)
+
+
+def test_peers_without_a_round_let_one_go_that_leaves() -> None:
+    shell = Shell(settings_of(PEERS, "udpa"))
+    shell.start("cpu-0", "cpu-1", "cpu-2")
+    shell.answer_to(orders.Join)
+    leave(shell, "cpu-1")
+    assert [each.samples_done for each in shell.of(WorkerLeft)] == [0]
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+
+
+def test_a_peer_that_leaves_and_is_gone_before_the_meeting_is_lost() -> None:
+    shell = training(PEERS, "cpu-0", "cpu-1", "cpu-2")
+    leave(shell, "cpu-1")
     shell.tell(facts.WorkerGone(("cpu-1",), "connection lost", shell.now))
     assert [each.worker for each in shell.of(WorkerLost)] == ["cpu-1"]
+    assert shell.of(orders.Rescue)
     assert shell.finish().status == "done"
+
+
+def test_what_the_last_peer_has_is_kept_before_it_is_let_go() -> None:
+    shell = training(PEERS, "cpu-0")
+    leave(shell, "cpu-0")
+    found = [type(order) for order in shell.answer_to(StartRound)]
+    assert found.index(orders.Save) < found.index(orders.Dismiss) < found.index(orders.End)
+    assert shell.of(orders.Save)[-1].epoch == shell.reported / SAMPLES > 0
+    assert shell.end.status == "lost"
 
 
 def test_a_worker_that_measures_itself_is_left_out_and_one_of_a_group_goes_on() -> None:
@@ -139,6 +180,29 @@ def test_a_worker_that_is_gone_before_it_has_reported_is_lost() -> None:
     assert [each.worker for each in shell.of(WorkerLost)] == ["cpu-1"]
     assert not shell.of(WorkerLeft)
     assert shell.finish().status == "done"
+
+
+@pytest.mark.parametrize("rule", ["sgwu", "agwu", "bsp", "local-sgd"])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_what_the_last_worker_has_pushed_is_kept_before_the_run_ends(rule: str, leaves: bool) -> None:
+    shell = training((rule, {}), "cpu-0")
+    if leaves:
+        assert leave(shell, "cpu-0") == [EndRound("cpu-0", 1, 1, 0)]
+        found = shell.answer_to(StartRound)
+    else:
+        shell.answer_to(StartRound)
+        found = shell.tell(facts.WorkerGone(("cpu-0",), "connection lost", shell.now))
+    kept, cancelled, end = found[-3:]
+    assert isinstance(kept, orders.Save)
+    assert kept.epoch == shell.reported / SAMPLES > 0
+    assert isinstance(cancelled, orders.CancelAll)
+    assert isinstance(end, orders.End)
+    assert end.status == "lost"
+    assert f"{REASON if leaves else 'connection lost'}, and it was the last of the run" in str(end.error)
+    resumed = Shell(shell.settings, Kept(1, kept.epoch, kept.book))
+    resumed.start("cpu-0")
+    assert resumed.finish().status == "done"
+    assert shell.reported + resumed.reported == SAMPLES * EPOCHS
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))

@@ -104,6 +104,7 @@ class SumDesk:
                 n_samples=push.n_samples,
                 accuracy=push.accuracy,
                 waited=now - push.at,
+                last=any(each.last for each in pushes),
             )
             for push in pushes
         ]

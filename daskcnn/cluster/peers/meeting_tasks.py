@@ -3,12 +3,15 @@
 A round is one task of each worker. In it replicas train and meet, over streams that they hold open to each other. Each
 worker is in charge of one range: it adds up the pieces of all (`desk`). Each is given the sums of all ranges before it
 adopts any, so that a worker that is lost leaves the others with a whole center.
+
+A round that is to end early ends with a meeting, the same for all: a worker that was asked says so with its pieces,
+and the sums tell all. It comes to that meeting behind the step at hand.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +32,7 @@ from daskcnn.ps.vectors import cast
 from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.exchange_orders import Order, Send
 from daskcnn.training.judging import JudgedPart
-from daskcnn.training.replica import Stopped
+from daskcnn.training.replica import Stopped, Trained
 from daskcnn.training.replica_exchange import ReplicaExchange
 from daskcnn.training.round_report import RoundReport
 
@@ -39,6 +42,7 @@ class RoundStart:
     """The driver's order to begin a round. score: the validation samples to judge its center on; scale: of the rate."""
 
     round: Round
+    session: int
     score: JudgedPart | None
     scale: float
 
@@ -86,6 +90,7 @@ class MeetingRound(ReplicaRound):
     def __init__(self, session: Session, peer: Peer, peers: Peers, start: RoundStart) -> None:
         super().__init__(session.replica, peer.exchange, start.round, start.score, None, start.scale)
         self._peer, self._peers, self._spans, self._stop = peer, peers, peers.spans(), stop_signal()
+        self._farewell = session.farewell
 
     def train(self) -> RoundReport:
         """Train the round to its end. Raises Stopped, Diverged, or OutOfTurn where another worker does not answer."""
@@ -93,11 +98,19 @@ class MeetingRound(ReplicaRound):
         before = pieces.bytes_up, pieces.bytes_down
         with closing(self.steps()) as steps:
             while isinstance(self.order, TrainSteps):
-                wanted = self.order.samples
-                self.stretch_trained(next(each for each in steps if each.score.samples == wanted))
+                self._stretch(steps, self.order)
                 assert isinstance(self.order, Send)
                 self.order = self._met(self.order)
         return self.report(pieces.bytes_up - before[0], pieces.bytes_down - before[1], at_center=True)
+
+    def _stretch(self, steps: Iterator[Trained], order: TrainSteps) -> None:
+        """Make these steps, or fewer if the round is to end early."""
+        for step, so_far in enumerate(steps, order.first):
+            if self._farewell.asked_by_run:
+                return self.end_behind(step, so_far)
+            if step == order.step:
+                return self.stretch_trained(so_far)
+        raise AssertionError(f"the round's steps end before {order}")
 
     def _met(self, order: Send) -> Order:
         """Meet the others, and adopt the sums. Returns the order that follows."""
@@ -105,12 +118,13 @@ class MeetingRound(ReplicaRound):
         peer, to_host = self._peer, self.replica.device.backend.to_host
         said, version = to_host(order.push.payload), peer.local.base_version
         base = to_host(peer.local.base[slice(*self._spans[peer.pieces.name])])
-        replies = peer.pieces.exchange(said, base, order.push.samples, version, self._stop)
+        last = self._farewell.asked_by_run
+        replies = peer.pieces.exchange(said, base, order.push.samples, version, self._stop, last=last)
         self._adopt([replies[name].weights for name in self._peers.names])
         reply = replace(replies[peer.pieces.name], waited=max(each.waited for each in replies.values()))
         following = self.exchange.replied([(reply, peer.local.weights)], time.perf_counter())
         assert following is not None
-        return following
+        return self.exchange.ends_here() if reply.last and isinstance(following, TrainSteps) else following
 
     def _adopt(self, sums: Sequence[Array]) -> None:
         """Go on from the sums of all workers, each of its range."""
@@ -148,15 +162,19 @@ def train_round(peers: Peers, version: int, start: RoundStart) -> RoundReport | 
 
     Raises OutOfTurn where it was done already, or another worker does not come.
     """
-    session, peer = _peer_of(peers)
+    (session, peer), report = _peer_of(peers), None
     if (known := peer.local.base_version) != version:
         raise OutOfTurn(f"a round of version {version} where {known} is trained from; it is dropped")
     peer.pieces.know(peers)
+    session.farewell.begin((peers.life, start.session, start.round.number))
     try:
         with single_threaded_blas():
-            return MeetingRound(session, peer, peers, start).train()
+            report = MeetingRound(session, peer, peers, start).train()
     except Stopped:
         return None
+    finally:
+        session.farewell.end(report)
+    return report
 
 
 def at_meeting(run: str, dask_worker: Any) -> tuple[bool, int]:

@@ -74,7 +74,8 @@ class PeerExchange:
         """Return the center of the last meeting. Raises WorkersLost."""
         version, center = self._kept
         if version != self._version:
-            context, first = self._context, self._holders[0]
+            context = self._context
+            first = next(name for name in self._holders if name in context.workers.alive)
             future = context.dispatch.submit("center", meeting_tasks.center_of, self._peers, worker=first)
             center = context.results.gather({first: future}, within=context.job.cluster.stall_timeout)[first]
             self._kept = self._version, center
@@ -89,7 +90,10 @@ class PeerExchange:
         self._peers, self._holders = replace(self._peers, names=names, addresses=addresses), names
         tasks = {}
         for order in started:
-            start, worker = meeting_tasks.RoundStart(order.round, order.score, order.scale), order.round.worker
+            start, worker = (
+                meeting_tasks.RoundStart(order.round, order.session, order.score, order.scale),
+                order.round.worker,
+            )
             given = self._peers, self._version, start
             tasks[worker] = self._context.dispatch.submit("round", meeting_tasks.train_round, *given, worker=worker)
             self._watch(worker, tasks[worker])

@@ -110,18 +110,25 @@ class PieceExchange:
             end.close()
 
     def exchange(
-        self, said: Array, base: Array, samples: int, version: int, stopped: Callable[[], bool]
+        self,
+        said: Array,
+        base: Array,
+        samples: int,
+        version: int,
+        stopped: Callable[[], bool],
+        *,
+        last: bool = False,
     ) -> dict[str, Reply]:
         """Give all workers their pieces. Returns the sums of all ranges, by the workers that are in charge of them.
 
         said: the contribution (size,) after this version of the center, in the wire's dtype. base: the own range of
-        that center. Neither changes meanwhile. samples: that the contribution stands for. Raises Stopped, Diverged, or
-        OutOfTurn where a worker does not come.
+        that center. Neither changes meanwhile. samples: that the contribution stands for. last: the round of all is to
+        end with this meeting. Raises Stopped, Diverged, or OutOfTurn where a worker does not come.
         """
         self.waits = True
         names, ranges, life = self._peers.names, self._peers.spans(), self._peers.life
         pushes = {
-            other: Push(life, self.name, life, version, version, said[lo:hi], samples, 1.0)
+            other: Push(life, self.name, life, version, version, said[lo:hi], samples, 1.0, last=last)
             for other, (lo, hi) in ranges.items()
         }
         summed: SimpleQueue[Answer] = SimpleQueue()

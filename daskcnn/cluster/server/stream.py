@@ -38,15 +38,15 @@ Give: TypeAlias = Callable[[CenterPart, Vector], None]
 HANDLER: Final = "daskcnn_server"
 CALLED: Final = "daskcnn_called_server"
 _PUSH, _PULL, _REPLY, _REFUSAL, _LOST, _PULL_AVERAGE, _PUSH_PART, _CENTER_PART = range(8)
-_PUSHED: Final = ("life", "session", "seq", "base_version", "n_samples", "step", "ticket", "accuracy")
-_REQUEST: Final = struct.Struct("<qqqqqqqqdddq")  # the kind, these fields, the pace or NaN, and the vector's numbers
+_PUSHED: Final = ("life", "session", "seq", "base_version", "n_samples", "step", "ticket", "last", "accuracy")
+_REQUEST: Final = struct.Struct("<qqqqqqqqqdddq")  # the kind, these fields, the pace or NaN, and the vector's numbers
 _NO_PACE: Final = (math.nan, math.nan)
 _NO_NOISE: Final = NoiseScale(math.nan, math.nan)
 _REPLIED: Final = (
-    "life", "session", "seq", "version", "base_version", "staleness", "n_samples", "more", "since", "gamma",
-    "accuracy", "waited",
+    "life", "session", "seq", "version", "base_version", "staleness", "n_samples", "more", "since", "last",
+    "gamma", "accuracy", "waited",
 )  # fmt: skip
-_ANSWER: Final = struct.Struct("<qqqqqqqqqqdddddq")  # kind, these fields, noise or NaN, a vector's or reason's size
+_ANSWER: Final = struct.Struct("<qqqqqqqqqqqdddddq")  # kind, these fields, noise or NaN, a vector's or reason's size
 _REASON = 1 << 16  # bytes
 
 
@@ -54,7 +54,7 @@ def send_request(stream: Stream, request: Push | Pull, stopped: Stopped) -> None
     """Send a push, whose payload is as it goes over the wire, or a pull. Raises OSError or EOFError."""
     if isinstance(request, Pull):
         kind = _PULL_AVERAGE if request.averaged else _PULL
-        head = _REQUEST.pack(kind, request.life, request.session, 0, 0, 0, 0, 0, 0.0, *_NO_PACE, 0)
+        head = _REQUEST.pack(kind, request.life, request.session, *(0,) * (len(_PUSHED) - 2), *_NO_PACE, 0)
         stream.send(head, stopped=stopped)
     else:
         stream.send(*_push_buffers(_PUSH, request), stopped=stopped)

@@ -20,6 +20,7 @@ from daskcnn.cluster.run.early_ends import EarlyEnds
 from daskcnn.cluster.run.exchange import PendingWork, ServerExchange, WorkerReplicas
 from daskcnn.cluster.run.probing import ServerProbes
 from daskcnn.cluster.shell.shell import Actions, Shell
+from daskcnn.cluster.worker.session import ask_to_end
 from daskcnn.errors import Diverged, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights, layout_of
@@ -104,6 +105,10 @@ class DataParallel:
                 self._shell.tell(fact)
 
     def _end_round(self, order: orders.EndRound) -> None:
+        if self._settings.peers:  # they come to the end of their round together
+            if (member := self.context.workers.alive.get(order.replica)) is not None:
+                self._shell.ask(member.address, ask_to_end, (order.life, order.session, order.number))
+            return
         self._ending[order.replica] = self._shell.work.get(order.replica)
         self._early.ask(order)
 

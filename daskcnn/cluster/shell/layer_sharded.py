@@ -18,11 +18,10 @@ from daskcnn.arrays import Array
 from daskcnn.cluster.layers.measurements import measure_links, settings_of
 from daskcnn.cluster.layers.step_graph import LayerGraph, MinibatchStep
 from daskcnn.cluster.layers.task_context import OutOfStep
-from daskcnn.cluster.link.calls import begin
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import Watch
 from daskcnn.cluster.shell.shell import Actions, Shell
-from daskcnn.cluster.worker.session import Counters, await_release, forget_run
+from daskcnn.cluster.worker.session import Counters, await_release
 from daskcnn.events import Spent
 from daskcnn.job.network import at_rest, initial_weights, network_of, optimizer_of, pace_at, rate_of
 from daskcnn.nn import OptimizerState
@@ -128,7 +127,6 @@ class LayerSharded:
             orders.Restore: self._restore,
             orders.AskCounters: self._ask_counters,
             orders.AskWaiting: self._ask_waiting,
-            orders.Dismiss: self._dismiss,
         }
 
     def balance(self, home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
@@ -157,22 +155,8 @@ class LayerSharded:
 
     def leaves(self, address: str) -> None:
         """Tell that a worker is to leave. It waits until its kernels are in a snapshot."""
-        self._ask(address, await_release)
+        self._shell.ask(address, await_release)
         self._shell.tell_leaving(address)
-
-    def _ask(self, address: str, function: Callable[..., Any]) -> None:
-        """Have a worker that is to leave do this; its answer is not waited for. Raises Lost."""
-        client = self.context.dispatch.client
-        options: dict[str, Any] = {"workers": [address], "on_error": "return", "asynchronous": True}
-        with self.context.connection.reached():
-            begin(client, client.run(function, self.context.name, **options))
-
-    def _dismiss(self, order: orders.Dismiss) -> None:
-        """Let the worker go; one that is to leave waits for that."""
-        member = self.context.workers.alive.get(order.worker)
-        if member is not None and member.address in self.context.workers.leaving:
-            self._ask(member.address, forget_run)
-        self._shell.dismiss(order)
 
     def close(self) -> None:
         """Forget which pieces are placed."""

@@ -16,10 +16,11 @@ from typing import Any, Protocol, TypeAlias
 from distributed import Future
 from distributed.client import ClosedClientError
 
-from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost
+from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost, begin
 from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, refused, submit_calibration
 from daskcnn.cluster.run.context import Name, RunContext
 from daskcnn.cluster.run.exchange import PendingWork
+from daskcnn.cluster.worker.session import forget_run
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
@@ -236,10 +237,24 @@ class Shell:
         """Let a worker go, and give up what it does."""
         self._give_up_calibrating(order.worker)
         self.give_up(order.worker)
+        self._let_end(order.worker)
         if (member := self.context.workers.alive.pop(order.worker, None)) is not None:
             self.context.workers.free(member)
             if not order.for_good:
                 self.context.workers.expect(member)
+
+    def _let_end(self, worker: str) -> None:
+        """Tell a worker that is to end, and waits for the run, that it is not needed any more."""
+        member = self.context.workers.alive.get(worker)
+        if member is not None and member.address in self.context.workers.leaving:
+            self.ask(member.address, forget_run)
+
+    def ask(self, address: str, function: Callable[..., Any], *args: Any) -> None:
+        """Have the worker at this address call this beside its tasks; its answer is not waited for. Raises Lost."""
+        client = self.context.dispatch.client
+        options: dict[str, Any] = {"workers": [address], "on_error": "return", "asynchronous": True}
+        with self.context.connection.reached():
+            begin(client, client.run(function, self.context.name, *args, **options))
 
     def _give_up_calibrating(self, worker: str) -> None:
         if (future := self._calibrating.pop(worker, None)) is not None:

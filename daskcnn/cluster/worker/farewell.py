@@ -1,6 +1,7 @@
 """A worker's round that ends early, as it or the server leaves or others come, and its report.
 
-The driver asks for the report: a worker that is closing begins no task, and may not tell the result of one.
+The driver asks for the report: a worker that is closing begins no task, and may not tell the result of one. Where the
+run needs tasks of it until it lets it go (`leaving.hold_end_up`), reports are their results.
 """
 
 from __future__ import annotations
@@ -42,9 +43,14 @@ class Farewell:
         self._report, self._ended = report, True
 
     @property
+    def asked_by_run(self) -> bool:
+        """True if the driver has asked the round under way to end early."""
+        return not self._ended and self._early == self._round
+
+    @property
     def asked(self) -> bool:
-        """True if the round under way is to end early."""
-        return not self._ended and (self._leaves or self._early == self._round)
+        """True if the round under way is to end early, by the driver or as the worker is to end."""
+        return self.asked_by_run or (self._leaves and not self._ended)
 
     # --- on the worker's event loop ---
 
@@ -61,12 +67,17 @@ class Farewell:
         """True once the driver has the last round's report, or needs none."""
         return self._over or (self._leaves and self._taken is not None and time.monotonic() - self._taken > TAKEN)
 
+    def ask(self, key: RoundKey) -> None:
+        """Let this round end early, whether it has begun or not."""
+        self._early, self.heard = key, True
+
     async def report(self, key: RoundKey, within: float) -> RoundReport | Literal["not begun"] | None:
         """Let this round end, and return its report; None if it fails, or does not come in time.
 
         On a worker that is to end no task begins any more.
         """
-        self._early, self.heard, deadline = key, True, time.monotonic() + within
+        self.ask(key)
+        deadline = time.monotonic() + within
         while not self._over and time.monotonic() < deadline:
             if self._ended and (self._leaves or self._round == key):
                 break

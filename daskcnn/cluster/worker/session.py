@@ -155,7 +155,8 @@ def open_session(
         replica = Replica(job, dataset, device, clock=time.perf_counter, throttle=throttle, pause=time.sleep)
         keep_freed_memory()
         session = keep_session(run, Session(replica))
-        hold_end_up(run, "replica", session.farewell, tasks=job.train.strategy == LAYER)
+        needed = job.train.strategy == LAYER or (job.rule is not None and job.rule.serverless)
+        hold_end_up(run, "replica", session.farewell, tasks=needed)
         return session
 
 
@@ -201,6 +202,12 @@ async def end_round(run: str, key: RoundKey, within: float, dask_worker: Any) ->
     """Let a round of this worker end early, and return its report, as `Farewell.report` does."""
     session = _sessions.get((run, dask_worker.address))
     return None if session is None else await session.farewell.report(key, within)
+
+
+async def ask_to_end(run: str, key: RoundKey, dask_worker: Any) -> None:
+    """Let a round of this worker end early. Its report is the result of its task."""
+    if (session := _sessions.get((run, dask_worker.address))) is not None:
+        session.farewell.ask(key)
 
 
 _locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by the worker's address

@@ -95,6 +95,11 @@ class ReplicaRound:
         busy, now = so_far.load + so_far.compute, time.perf_counter()
         self.order = self.exchange.trained(so_far.score, so_far.lr, busy=busy, load=so_far.load, at=now)
 
+    def end_behind(self, step: int, so_far: Trained) -> None:
+        """Tell the state machine that the round ends behind this step."""
+        busy, now = so_far.load + so_far.compute, time.perf_counter()
+        self.order = self.exchange.leave(step, so_far.score, so_far.lr, busy=busy, load=so_far.load, at=now)
+
     def evaluate(self, part: JudgedPart, weights: Array | None, whole: int | None = None) -> Score:
         """Judge weights on these samples; None: the replica's own. See `Replica.evaluate`."""
         (lo, hi, draw), train = part, self.replica.dataset.train
@@ -159,19 +164,14 @@ class ServedRound(ReplicaRound):
         """Make these steps, or fewer if the worker leaves, and exchange; hand in replies that come meanwhile."""
         for step, so_far in enumerate(steps, order.first):
             if self._farewell.asked:
-                return self._leave(step, so_far)
+                self.end_behind(step, so_far)
+                return self._exchange()
             if step == order.step:
                 return self.trained(so_far)
             if self._calls is not None and self._calls.done():
                 self._replied(self._calls.result())
                 self._calls = None
         raise AssertionError(f"the round's steps end before {order}")
-
-    def _leave(self, step: int, so_far: Trained) -> None:
-        """End the round behind this step."""
-        busy, now = so_far.load + so_far.compute, time.perf_counter()
-        self.order = self.exchange.leave(step, so_far.score, so_far.lr, busy=busy, load=so_far.load, at=now)
-        self._exchange()
 
     def _next(self, order: JudgeLocal | Send | Await) -> Order:
         """Carry the order out. Returns the order that follows."""

@@ -61,20 +61,20 @@ class Departures(Recovering):
             self._on_server_leaving(facts.ServerLeaving(self.life, fact.reason, fact.at))
 
     def _take_leave(self, worker: str, reason: str, now: float, *, recalled: bool) -> None:
-        """Have the worker end its round; without one it goes at once.
+        """Have the worker end its round; without one it goes at once. Peers end their rounds together.
 
-        Groups and peers go on until it is gone; one that is recalled is taken from them.
+        A group goes on until its worker is gone; one that is recalled is taken from it.
         """
         life = self._present
         replica = life.teams.of(worker) if life else None
         running = life is not None and worker in life.sessions.running
-        if self._forming or replica not in (None, worker) or (running and self.settings.peers):
+        if self._forming or replica not in (None, worker):
             if recalled:
                 self._lose_worker(worker, reason, done=0)
                 self._go_on_without(now)
         elif running:
+            self._end_all_rounds() if self.settings.peers else self._end_rounds([worker])
             self._leaving[worker] = reason
-            self._end_rounds([worker])
         else:
             self._depart(worker, reason, 0, now)
 
@@ -87,7 +87,7 @@ class Departures(Recovering):
     def _reported_early(self, fact: facts.RoundDone) -> bool:
         """Take the report of a replica that leaves, and let it go; return False for any other."""
         replica, report = fact.replica, fact.report
-        if report.cut is not None and not (self._alive.shortened or self.settings.peers):
+        if report.cut is not None and not self._alive.shortened:
             self._leaving.setdefault(replica, UNTOLD)
         if replica not in self._leaving or not self._alive.awaits(fact):
             return False
@@ -105,6 +105,8 @@ class Departures(Recovering):
         """Go on without a worker that leaves. done: the samples of its last round. left: as for `Life.give_away`."""
         self._choosing.recall([worker], self.roster, self._out, now)
         life = self._present
+        if life and self.settings.peers and self.phase is _TRAINING and len(self.roster.alive) == 1:
+            self._keep_last()  # before it goes: it alone has the center
         replica = life.teams.of(worker) if life else None
         self._drop(worker, reason, life.samples_of(worker) if life else 0, done)
         if replica is not None:
@@ -137,7 +139,7 @@ class Departures(Recovering):
         life, settings = self._alive, self.settings
         if not life.newcomers or life.shortened or life.paused or life.sessions.joining:
             return
-        if settings.peers or settings.replica_size > 1 or settings.rule.swaps:  # of these the job counts the rounds
+        if settings.replica_size > 1 or settings.rule.swaps:  # of the latter the job counts the rounds
             return
         soon = self.roster.calibrating or life.seconds_left(now) <= FAR
         if not soon or now - min(life.newcomers.values()) > FAR:

@@ -79,6 +79,10 @@ class Records:
         """Return the presentations a sample so far."""
         return rounds.done / self.settings.samples
 
+    def up_to_date(self, rounds: Rounds) -> bool:
+        """Return True if the state kept last has all rounds that have ended, and was judged."""
+        return self.kept.judged and self.kept.epoch >= self.epoch(rounds)
+
     def evaluated(self, report: RoundReport, rounds: Rounds, life: int, now: float) -> None:
         """Log the center's score after a synchronous round, or an epoch; save a checkpoint if due.
 

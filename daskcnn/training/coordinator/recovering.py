@@ -84,6 +84,11 @@ class Recovering(Coordinating):
     def _go_on_from_reports(self, now: float) -> None:
         """Go on after reports: go back if the center is ruined, finish if nothing is left to do."""
 
+    def _keep_last(self) -> None:
+        """Keep what was trained, as the last worker goes."""
+        if not self._records.up_to_date(self._alive.rounds):
+            self._records.save(None, self._alive.rounds, self.life, judged=False)
+
     def _keep_and_stop(self) -> None:
         """Keep the state as it is, whatever else is being kept, and end."""
         self.phase = Phase.STOPPING
@@ -164,13 +169,16 @@ class Recovering(Coordinating):
         super()._drop(worker, reason, samples, done)
 
     def _lost_last(self, error: Lost) -> None:
-        """Begin anew with workers that were left out, or that come while the run pauses; without any the run ends."""
+        """Begin anew with workers that were left out, or that come while the run pauses; without any the run ends.
+
+        What the server has is kept first.
+        """
+        if self.phase in (Phase.TRAINING, Phase.JUDGING) and not self.settings.peers:
+            self._keep_last()
         spared = self._choosing.compares and self.roster.calibrating
         if not (self._least or spared) or self._interrupted is not None or self.phase is Phase.CLOSING:
             self._give_up(error)
             return
-        if self.phase in (Phase.TRAINING, Phase.JUDGING) and not self.settings.peers:  # the server may have a center
-            self._records.save(None, self._alive.rounds, self.life, judged=False)
         self._out.put(orders.CancelAll())
         self._await_workers()
 

@@ -330,7 +330,7 @@ class Coordinator(Departures):
             self._close()
 
     def _close(self) -> None:
-        if self.kept.judged and self.kept.epoch >= self._records.epoch(self._alive.rounds):
+        if self._records.up_to_date(self._alive.rounds):
             self._end("done", None)
         else:
             self.phase = Phase.JUDGING
