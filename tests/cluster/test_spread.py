@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import threading
@@ -18,10 +19,12 @@ from distributed import Client, KilledWorker, LocalCluster, Scheduler, SpecClust
 from daskcnn.cluster.link import client as connection
 from daskcnn.cluster.link.calls import silent_among
 from daskcnn.cluster.link.client import heed_signals
+from daskcnn.cluster.link.leases import holding
 from daskcnn.cluster.spread.part_queue import AHEAD, ATTEMPTS
 from daskcnn.cluster.spread.spread import spread
 from daskcnn.errors import ClusterError, DataError, Interrupted, Lost
 from daskcnn.job.tables import Cluster, Workers
+from tests.cluster.cluster_jobs import addresses_of
 
 PARTS = range(40)
 
@@ -222,6 +225,23 @@ def test_a_signal_is_heeded(client: Client) -> None:
 def test_only_the_workers_asked_for_are_used(client: Client) -> None:
     names = {name for _, name in over(client, lambda name, part: name, workers=Workers(cpu=1))}
     assert len(names) == 1
+
+
+def test_runs_that_train_on_the_workers_are_named_once(client: Client) -> None:
+    """The caller's own lease is none to tell of, as of a job that has its images read."""
+    names, told = addresses_of(client), list[str]()
+    with (
+        Client(client.scheduler.address, set_as_default=False) as other,
+        holding(other, "night") as theirs,
+        holding(client, "own") as own,
+    ):
+        assert theirs.take([names["cpu-0"]])
+        assert own.take([names["cpu-1"]])
+        assert len([*spread(client, operator.neg, PARTS, warn=told.append)]) == len(PARTS)
+    (line,) = told
+    assert line.startswith("run night (")
+    assert " has cpu-0 since " in line
+    assert line.endswith(": parts wait there for the end of a round, and rounds for parts")
 
 
 def test_a_worker_that_is_there_for_the_server_is_given_no_work(client: Client, cluster: SpecCluster) -> None:

@@ -19,9 +19,10 @@ from uuid import uuid4
 from dask.utils import funcname
 from distributed import Client, Future
 
-from daskcnn.cluster.link.calls import TURN, Check, begin, no_check
+from daskcnn.cluster.link.calls import TURN, Check, ask_scheduler, begin, no_check
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.lease_table import named_by
+from daskcnn.cluster.link.leases import in_words, leases_on
 from daskcnn.cluster.link.members import Member, advertised
 from daskcnn.cluster.spread.part_queue import PartQueue, QueuedPart
 from daskcnn.errors import ClusterError, Lost
@@ -59,7 +60,7 @@ def spread(
     whole : let a part take a whole worker. The function is then given the worker's `kind` and `threads` too.
     submit : sends a part to a worker; `submit_part` if not given
     check : called repeatedly while it waits; may raise
-    warn : is told about lost workers
+    warn : is told about lost workers, and about runs that train on them
     """
     if client is None:
         for part in parts:
@@ -111,6 +112,8 @@ class _Spread:
             while not self.queue.over:
                 if time.monotonic() >= due:
                     self._look()
+                    if not due:
+                        self._tell_of_runs()
                     due = time.monotonic() + LOOK
                 for address, queued in self.queue.hand_out(time.monotonic()):
                     self._send_part(address, queued)
@@ -118,6 +121,15 @@ class _Spread:
         finally:
             for worker in self.workers.values():
                 self._cancel(worker)
+
+    def _tell_of_runs(self) -> None:
+        """Say which runs train on the workers: a part waits there for the end of a round."""
+        client, names = self.connection.client, {address: each.member.name for address, each in self.workers.items()}
+        with self.connection.reached():
+            leases = ask_scheduler(client, leases_on, check=self.connection.heed)
+        theirs = [each for each in leases if each.worker in names and each.holder.client != client.id]
+        for words in in_words(theirs, names):
+            self.warn(f"{words}: parts wait there for the end of a round, and rounds for parts")
 
     def _look(self) -> None:
         """Give up workers that are gone or silent, and invite new ones."""
