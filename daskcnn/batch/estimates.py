@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ _ROUND, _CHOICE, _START = (f'"event": "{kind}"'.encode() for kind in ("round", "
 class RunPace:
     """A run's course so far.
 
-    speeds : samples a second of each worker. exchange : seconds for each sample of all, where several train. left :
-    samples that are still to be presented; None: not known.
+    speeds : samples a second of each worker; 0 of one that the run has left out. exchange : seconds for each sample of
+    all, where several train. left : samples that are still to be presented; None: not known.
     """
 
     speeds: Mapping[str, float]
@@ -61,7 +62,9 @@ class Estimates:
     def __call__(self, job: QueuedJob, workers: Collection[str]) -> float:
         """Return the seconds that a job still takes on these workers; without its samples, those of one of them."""
         pace = self._pace(job)
-        seconds = 1 / sum(self._speed(pace, name) for name in workers) + (pace.exchange if len(workers) > 1 else 0.0)
+        if not (speed := sum(self._speed(pace, name) for name in workers)):
+            return inf
+        seconds = 1 / speed + (pace.exchange if len(workers) > 1 else 0.0)
         if pace.left is None:
             return seconds
         changes = job.state == "running" and {*workers} != {*job.has}
@@ -71,7 +74,7 @@ class Estimates:
         """A worker's speed: of one that the run has not had, by its threads and the speed of the others."""
         if (known := pace.speeds.get(name)) is not None:
             return known
-        threads = sum(self._threads.get(other, 1.0) for other in pace.speeds)
+        threads = sum(self._threads.get(other, 1.0) for other, speed in pace.speeds.items() if speed)
         return self._threads.get(name, 1.0) * (sum(pace.speeds.values()) / threads if threads else 1.0)
 
     def _pace(self, job: QueuedJob) -> RunPace:
@@ -93,7 +96,9 @@ def pace_of(run: Path) -> RunPace:
         tail = log.read(_TAIL)
     with suppress(KeyError, TypeError, AttributeError):  # of another version's run
         rounds = [*_records(tail, _ROUND)]
-        return RunPace(_speeds(rounds), _exchange(rounds) or _expected(head), _left(run, head))
+        choices = [*_records(tail, _CHOICE)] or [*_records(head, _CHOICE)]
+        speeds = dict.fromkeys(_left_out(choices), 0.0) | _speeds(rounds)
+        return RunPace(speeds, _exchange(rounds) or _expected(choices), _left(run, head))
     return RunPace({}, 0.0, None)
 
 
@@ -124,9 +129,14 @@ def _exchange(rounds: Iterable[Mapping[str, Any]]) -> float:
     return 0.0
 
 
-def _expected(head: bytes) -> float:
+def _left_out(choices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The workers without which the run is sooner, by the last choice of its strategy."""
+    return [part["worker"] for choice in choices[-1:] for part in choice.get("parts", ()) if not part["used"]]
+
+
+def _expected(choices: Iterable[Mapping[str, Any]]) -> float:
     """The same as it was expected when the strategy was chosen: 0 where it was not."""
-    for choice in _records(head, _CHOICE):
+    for choice in choices:
         for priced in choice["candidates"]:
             if len(own := priced["samples"]) > 1:
                 return float(priced["exchange"] / max(1, sum(own.values())))
@@ -137,5 +147,5 @@ def _left(run: Path, head: bytes) -> float | None:
     reached = progress_of(run)
     for start in _records(head, _START):
         if reached.epochs:
-            return float(max(0.0, reached.epochs - reached.epoch) * start["samples"])
+            return float(max(1.0, (reached.epochs - reached.epoch) * start["samples"]))
     return None

@@ -187,7 +187,7 @@ class _Sharing:
 
     def _time(self, job: QueuedJob, workers: frozenset[str]) -> float:
         if (key := (job.id, workers)) not in self._times:
-            self._times[key] = self._gain(job, workers) if workers else inf
+            self._times[key] = max(_LEAST, self._gain(job, workers)) if workers else inf
         return self._times[key]
 
     def _saved(self, job: QueuedJob, worker: str, gone: Collection[str] = ()) -> float:

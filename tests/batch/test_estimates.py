@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from daskcnn.batch.estimates import CHANGE, Estimates, pace_of
 from daskcnn.batch.policy import share
 from daskcnn.batch.records import Count, QueuedJob
 from daskcnn.batch.shares import SharedWorker
-from daskcnn.events import EpochEnded, Event, PricedStep, RoundEnded, RunStarted, StrategyChosen
+from daskcnn.events import EpochEnded, Event, PricedStep, RoundEnded, RunStarted, StrategyChosen, WorkerGain
 
 DESKS = [SharedWorker(f"desk-{i}") for i in range(1, 5)]
 ALL = [worker.name for worker in DESKS]
@@ -93,6 +94,24 @@ def test_no_worker_is_moved_for_the_last_seconds_of_a_run(tmp_path: Path) -> Non
     assert last(jobs[0], ALL[:3]) == pytest.approx(50 / 300)
     assert last(jobs[0], ALL) == pytest.approx(50 / 400 + CHANGE)
     assert share(jobs, DESKS, now=0.0, gain=last).takes == {}
+
+
+def test_a_run_that_is_about_to_end_takes_no_time_and_gives_no_reason_to_fail(tmp_path: Path) -> None:
+    jobs = [job_of(1, tmp_path, 3, started(), *(round_of(name, 30, 0.3) for name in ALL[:3]), epoch(10.0))]
+    jobs.append(QueuedJob(2, "bob", 0.0, run=str(tmp_path / "none"), workers={"cpu": Count(1, 4)}))
+    assert len(share(jobs, DESKS, now=0.0, gain=estimates(*jobs)).starts) == 1
+    assert share(jobs, DESKS, now=0.0, gain=lambda job, workers: 0.0).starts
+
+
+def test_a_worker_that_a_run_has_left_out_is_another_s_before_those_that_train(tmp_path: Path) -> None:
+    part: dict[str, Any] = {"with_it": 2.0, "without": 1.0, "brings": 0.0, "costs": 1.0}
+    parts = tuple(WorkerGain(worker=name, used=name != "desk-2", **part) for name in ALL)
+    alone = PricedStep(strategy="alone", samples={"desk-1": 64}, compute=1.0, exchange=0.0, seconds=1.0)
+    chosen = StrategyChosen(candidates=(alone,), parts=parts, at=1.0)
+    jobs = [job_of(1, tmp_path, 4, started(), chosen, *(round_of(n, 9, 1.0) for n in ALL if n != "desk-2"), epoch(1.0))]
+    assert estimates(*jobs)(jobs[0], ["desk-2"]) == inf
+    jobs.append(QueuedJob(2, "bob", 0.0, run=str(tmp_path / "none"), workers={"cpu": Count(1, 1)}))
+    assert share(jobs, DESKS, now=0.0, gain=estimates(*jobs)).gives == {1: ("desk-2",)}
 
 
 def test_a_worker_that_a_run_has_not_had_is_as_fast_as_its_threads(tmp_path: Path) -> None:
