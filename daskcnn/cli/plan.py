@@ -82,7 +82,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...
 @click.option(
     "--strategies",
     is_flag=True,
-    help="Compare strategies by the seconds that each needs: one worker alone, the best of several, all.",
+    help="Compare strategies by the seconds that each needs: one worker, the best of several, all, sharded kernels.",
 )
 @as_json
 @import_option

@@ -15,9 +15,10 @@ that needs more samples for the same progress says by how much (`PricedStrategy.
 Workers that make steps of their own (`local-sgd`) for T seconds make R·T samples at R a second, and then meet, in E
 seconds. They need N·(1 + A·R·T) samples for the progress of one: N grows with their number, as the mean of k advances
 less than one that makes all k steps, and A with the samples between two meetings. So (T + E)·(1 + A·R·T) / T is least
-for T = √(E / (A·R)). N and A are measured (`_APART`). Where the exchange overlaps the next steps it takes no time of
-its own if T ≥ E, but at an epoch's end. What is made meanwhile comes to the others a meeting later, so that the samples
-apart are R·(T + E), and T = E is best. T is a quarter longer, so that a meeting that is late is not waited for.
+for T = √(E / (A·R)). N and A are measured (`_APART`). Where the exchange overlaps the next steps its bytes take no time
+of their own if T ≥ E, but at an epoch's end; what processors do for it, C, they do not do for steps. What is made
+meanwhile comes to the others a meeting later, so that the samples apart are R·(T + E), and the larger of E and
+√(C / (A·R)) is best. T is at least a quarter longer than E, so that a meeting that is late is not waited for.
 
 The best workers are found exactly, not by trying some sets: of each number of workers, and of each slowest link that
 they may have. So another worker, or a faster link, never makes the least time longer.
@@ -304,14 +305,17 @@ def _apart(problem: StepProblem, workers: Sequence[WorkerCost], ways: Mapping[st
     k, batch = len(workers), problem.samples
     rates = {own.name: batch / own.seconds(batch) for own in workers}
     rate, step = sum(rates.values()), workers[0].seconds(batch)
-    exchange = 2 * max(ways[own.name] for own in workers) + problem.overhead + k * problem.merge
-    best = _SLACK * exchange if problem.overlaps else (exchange / (_BETWEEN * rate)) ** 0.5
+    taken = problem.overhead + k * problem.merge
+    exchange = 2 * max(ways[own.name] for own in workers) + taken
+    waited = taken if problem.overlaps else exchange
+    best = max(_SLACK * exchange if problem.overlaps else 0.0, (waited / (_BETWEEN * rate)) ** 0.5)
     every = max(1, (ceil if problem.overlaps else round)(min(best, problem.epoch / rate) / step))
     compute = every * step
     samples = {name: max(1, round(own * compute)) for name, own in rates.items()}
     meanwhile = min(exchange, compute) if problem.overlaps else 0.0
     needed = _needed(rates) * (1 + _BETWEEN * rate * (compute + meanwhile))
-    exchange -= meanwhile * (1 - min(1.0, rate * compute / problem.epoch))
+    hidden = min(exchange - taken, meanwhile)
+    exchange -= hidden * (1 - min(1.0, rate * compute / problem.epoch))
     return PricedStrategy(LOCAL, samples, compute, exchange, sum(samples.values()), needed, every)
 
 
