@@ -60,6 +60,7 @@ test-all: tools
 	each $(MAKE) --no-print-directory test; \
 	each $(BIN)/python -m pip install --quiet --group test-s3; \
 	each $(BIN)/python -m pip install --quiet --group test-mlflow; \
+	each $(BIN)/python -m pip install --quiet --group test-optuna; \
 	each $(BIN)/python -m pytest -q -m "slow and not cluster" --numprocesses auto --dist worksteal; \
 	each $(BIN)/python -m pytest -m "slow and cluster" --numprocesses 2 --dist loadfile $(CLUSTER_TESTS); \
 	exit $$worst
