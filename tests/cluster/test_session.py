@@ -97,6 +97,25 @@ def test_a_result_that_takes_longer_than_a_look_comes(seconds: float) -> None:
     assert again.turns == [0.5], "the next result of the task begins with a short turn"
 
 
+@pytest.mark.parametrize("status", ["finished", "error"])
+def test_a_question_that_dask_itself_has_cancelled_is_asked_again(status: str) -> None:
+    """`distributed.utils.sync` has no result then. A task's own such mistake is raised."""
+
+    def result(timeout: float) -> str:
+        if status == "error" or not looks:
+            raise UnboundLocalError("cannot access local variable 'result'")
+        return "here"
+
+    looks: list[None] = []
+    workers: Any = SimpleNamespace(look_round=lambda: looks.append(None))
+    future: Any = SimpleNamespace(key="task", status=status, result=result)
+    if status == "error":
+        with pytest.raises(UnboundLocalError):
+            Results(workers, 300.0).result(future)
+    else:
+        assert Results(workers, 300.0).result(future) == "here"
+
+
 def test_a_mistake_of_ours_is_no_refusal() -> None:
     with pytest.raises(ZeroDivisionError):
         returns_refusals(raising(ZeroDivisionError()))()

@@ -195,7 +195,7 @@ class Results:
         try:
             client = self._workers.connection.client  # `distributed.wait` asks the default one
             return set(client.sync(_wait, waiting, timeout=LOOK, return_when="FIRST_COMPLETED").not_done)
-        except TimeoutError:
+        except (TimeoutError, UnboundLocalError):  # for the latter see `fetch`
             return waiting
         except CancelledError as error:
             self._workers.explain(error)
@@ -243,6 +243,10 @@ class Results:
             # it was the timeout of this turn: the next one gives the transfer, which begins anew, twice as long
             self._turns[future.key] = min(2 * turn, LONGEST_TURN)
             raise NotYet from None
+        except UnboundLocalError:
+            if future.status == "error":
+                raise
+            raise NotYet from None  # what Dask's `sync` raises where its own call was cancelled: it is asked again
         if isinstance(found, Refusal):
             raise found.error
         return found
