@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from daskcnn.errors import Lost
 from daskcnn.job.resolve import resolve
@@ -149,16 +149,39 @@ def test_what_the_last_worker_has_pushed_is_saved_before_the_run_ends_resumably(
     assert load(newest).state["epoch"] == pytest.approx(presented(watch) / 800)
 
 
+def test_a_worker_of_layer_that_is_retired_hands_over_its_kernels(synthetic: str, runs: str) -> None:
+    """Workers of this process."""
+    of_workers: dict[str, Any] = {"n_workers": 3, "threads_per_worker": 1, "resources": {"CPU": 1}}
+    with (
+        LocalCluster(processes=False, dashboard_address=":0", **of_workers) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        gone = min(addresses_of(client).values())
+
+        def retire() -> None:
+            Thread(target=client.retire_workers, args=([gone],), daemon=True).start()
+
+        job = small_job(synthetic, runs, train={"strategy": "layer", "epochs": 2}, run={"report_every": 1})
+        watch = Watch("steps", retire, lambda event: event["step"] >= 12)
+        run(client, job, watch)
+        assert not watch.of("worker-lost")
+        assert [event["reason"] for event in watch.of("worker-left")] == ["the scheduler retires it"]
+        assert [event["step"] for event in watch.of("steps")] == list(range(1, 51))
+        assert gone not in addresses_of(client).values()
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("act", [terminated, retired])
 def test_layer_s_workers_that_are_asked_to_end_hand_over_their_kernels_and_no_step_is_trained_twice(
-    workers: Workers, synthetic: str, runs: str
+    workers: Workers, synthetic: str, runs: str, act: Any
 ) -> None:
     """Home is the last that is left; the weights are those of one process."""
     train, often = {"strategy": "layer", "epochs": 4}, {"report_every": 1}
     job = small_job(synthetic, runs, train=train, model={"dtype": "float64"}, run=often)
-    watch = Watch("steps", terminated(workers, "b"), lambda event: event["step"] >= 12)
+    watch = Watch("steps", act(workers, "b"), lambda event: event["step"] >= 12)
     result = run(workers[0], job, watch)
     assert not watch.of("worker-lost")
-    assert [(event["worker"], event["reason"]) for event in watch.of("worker-left")] == [("b", "it is shut down")]
+    reason = "it is shut down" if act is terminated else "the scheduler retires it"
+    assert [(event["worker"], event["reason"]) for event in watch.of("worker-left")] == [("b", reason)]
     assert [event["step"] for event in watch.of("steps")] == list(range(1, 101))
     np.testing.assert_allclose(result.model.vector, reference(job).weights, rtol=1e-9, atol=1e-12)

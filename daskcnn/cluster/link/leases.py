@@ -6,6 +6,7 @@ Numba or Zarr for it.
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import os
 import socket
@@ -22,24 +23,50 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskcnn.cluster.link.calls import Check, ask_scheduler, no_check
 from daskcnn.cluster.link.lease_table import Holder, Lease, LeaseTable, clock_text, others_of
-from daskcnn.cluster.link.leaving import NOT_RETIRED
+from daskcnn.cluster.link.leaving import NOT_RETIRED, RETIRING
 
 NAME = "daskcnn-leases"  # the scheduler's plugin
 FREED = 10.0  # seconds at most that the end of a run waits for the scheduler; it ends the leases with the connection
 _IN_ORDER = ("retire-workers", "worker-close-gracefully")  # Dask's words for it
 _REMEMBERED = 1000
+LET_GO = 30.0  # seconds at most that a run has to let a worker go which is to be retired
+_PAUSE = 0.02  # seconds between two looks
 
 # --- in the scheduler's process ---
 
 
 class SchedulerLeases(SchedulerPlugin):  # type: ignore[misc] # Dask has no types
-    """Keeps the table as workers and drivers come and go."""
+    """Keeps the table as workers and drivers come and go.
+
+    Dask gives a worker no task from the moment on at which it retires it. A run is asked to let the worker go before.
+    """
 
     name = NAME
 
     def __init__(self, scheduler: Any = None) -> None:
         self.table, self._scheduler = LeaseTable(), scheduler
         self.retired: dict[str, None] = {}  # addresses of the last workers that left in good order
+        if scheduler is not None:
+            self._retire = scheduler.handlers["retire_workers"]
+            scheduler.handlers["retire_workers"] = self.retire_workers
+
+    async def retire_workers(
+        self, workers: Collection[str] | None = None, names: Collection[Any] | None = None, **options: Any
+    ) -> Any:
+        """Have the scheduler retire workers, as soon as their runs have let them go, or some time has passed."""
+        called = {*map(str, names or ())}
+        there = self._scheduler.workers.items()
+        going = {address for address, worker in there if address in (workers or ()) or str(worker.name) in called}
+        if held := going & self._trained_on():
+            self._scheduler.log_event(RETIRING, {"workers": sorted(held)})
+        deadline = time.monotonic() + LET_GO
+        while going & self._trained_on() and time.monotonic() < deadline:
+            await asyncio.sleep(_PAUSE)
+        named = {"workers": workers, "names": names}
+        return await self._retire(**{key: value for key, value in named.items() if value is not None}, **options)
+
+    def _trained_on(self) -> set[str]:
+        return {lease.worker for lease in self.table.leases() if not lease.serves}
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Take note of a worker that came."""

@@ -24,6 +24,8 @@ SHUT_DOWN, RETIRED = "it is shut down", "the scheduler retires it"
 """Why a worker leaves, in words."""
 NOT_RETIRED = "daskcnn-not-retired"
 """The topic of workers that the scheduler could not retire, since they hold actors."""
+RETIRING = "daskcnn-retiring"
+"""The topic of workers that the scheduler is to retire, once their runs have let them go."""
 _NAME = "daskcnn-leaving"
 _PAUSE = 0.02  # seconds between two looks
 _TOLD = 1.0  # seconds at most to tell the runs

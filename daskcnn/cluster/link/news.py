@@ -10,7 +10,7 @@ from typing import Any
 
 from distributed import Client, get_worker
 
-from daskcnn.cluster.link.leaving import NOT_RETIRED, topic
+from daskcnn.cluster.link.leaving import NOT_RETIRED, RETIRING, topic
 from daskcnn.events import Calibrating
 
 EVERY = 2.0  # seconds between two messages, which the scheduler passes on; shorter work sends none
@@ -37,6 +37,7 @@ class News:
     def __init__(self) -> None:
         self._queue: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
         self._leaving: SimpleQueue[str] = SimpleQueue()
+        self._retiring: SimpleQueue[str] = SimpleQueue()
         self._not_retired: SimpleQueue[str] = SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
 
@@ -44,7 +45,18 @@ class News:
         """Begin to receive messages of the run's workers. wake: is called with those that should not wait."""
         self._wake = wake
         client.subscribe_topic(topic(run), self.heard)
+        client.subscribe_topic(RETIRING, self._heard_of_retiring)
         client.subscribe_topic(NOT_RETIRED, self._heard_of_actors)
+
+    def _heard_of_retiring(self, event: tuple[float, Mapping[str, Any]]) -> None:
+        """Keep the workers that the scheduler is to retire. Runs as `heard`."""
+        for worker in event[1]["workers"]:
+            self._retiring.put(str(worker))
+        self._wake()
+
+    def retiring(self) -> list[str]:
+        """Return the addresses of workers, of any run, that the scheduler has been asked since to retire."""
+        return [self._retiring.get_nowait() for _ in range(self._retiring.qsize())]
 
     def _heard_of_actors(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """Keep the workers that the scheduler could not retire, since they hold actors. Runs as `heard`."""
@@ -59,6 +71,7 @@ class News:
     def unsubscribe(self, client: Client, run: str) -> None:
         """Receive no more messages."""
         client.unsubscribe_topic(topic(run))
+        client.unsubscribe_topic(RETIRING)
         client.unsubscribe_topic(NOT_RETIRED)
 
     def heard(self, event: tuple[float, Mapping[str, Any]]) -> None:

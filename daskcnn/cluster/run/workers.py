@@ -100,6 +100,8 @@ class RunWorkers:
         self.tell_news()
         for address in self.news.leaving():
             self._note_leaving(address, SHUT_DOWN)
+        for address in self.news.retiring():
+            self._note_leaving(address, RETIRED)
         for address in self.news.not_retired():
             if address in self._serving:
                 self._note_leaving(address, RETIRED)
