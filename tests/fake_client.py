@@ -21,6 +21,7 @@ class FakeScheduler:
         self._client, self.plugins = client, dict[str, Any]()
         self.clients = {client.id: client}
         self.idle_timeout: float | None = None
+        self.handlers = {"retire_workers": None}
 
     def add_plugin(self, plugin: Any, *, name: str) -> None:
         self.plugins[name] = plugin
