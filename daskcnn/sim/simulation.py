@@ -79,7 +79,7 @@ class Simulation:
             orders.FormGroups: self._form_groups,
             orders.Join: self._join,
             orders.StartRound: self._start_round,
-            orders.EndRound: lambda order: None,  # its worker goes at once
+            orders.EndRound: lambda order: None,  # a worker that leaves goes at once; rounds go on for one that comes
             orders.Leave: lambda order: self._host.leave(self.replicas[order.replica]),
             orders.Save: lambda order: self._tell(facts.Saved(self.server.snapshot().version, self.now)),
             orders.Judge: self._judge,
