@@ -42,14 +42,17 @@ EACH := worst=0; trap 'exit 130' INT; each() { echo "$$*"; "$$@" || { code=$$?; 
 # Files with tests of a cluster: to look for these in all others takes as long as ten of them.
 CLUSTER_TESTS = $$(grep -rl --include='test_*.py' 'mark\.cluster' tests)
 
-# Without a cluster as many tests run at once as there are cores. Tests of a cluster mostly wait for processes, so two
-# files of them run at once; those of one file share their clusters.
+# Without a cluster as many tests run at once as there are cores. Tests of a cluster mostly wait for processes: two files
+# of them run at once (those of one file share their clusters), and the others fill in what they leave of the cores.
+# Their output comes behind that of the others.
 test: tools
 ifeq ($(ARGS),)
-	@$(EACH); \
-	each $(BIN)/python -m pytest -q -m "not cluster and not slow" --numprocesses auto --dist worksteal; \
-	each $(BIN)/python -m pytest -m "cluster and not slow" --numprocesses 2 --dist loadfile $(CLUSTER_TESTS); \
-	exit $$worst
+	@$(EACH); clusters=$$(mktemp); \
+	$(BIN)/python -m pytest -m "cluster and not slow" --numprocesses 2 --dist loadfile $(CLUSTER_TESTS) >$$clusters 2>&1 & \
+	trap "kill $$! 2>/dev/null; cat $$clusters; rm $$clusters; exit 130" INT TERM; \
+	each nice $(BIN)/python -m pytest -q -m "not cluster and not slow" --numprocesses auto --dist worksteal; \
+	wait $$! || { code=$$?; [ $$code -le $$worst ] || worst=$$code; }; \
+	cat $$clusters; rm $$clusters; exit $$worst
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
