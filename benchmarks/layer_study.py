@@ -32,7 +32,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import Scenario, scenario_of
 from daskcnn.show.renderers.drawing import draw
 from daskcnn.show.run_figures import Figure, stacked
-from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
+from daskcnn.sim.cluster import Costs, SimulatedCluster, Unequal, Worker
 from daskcnn.sim.papers_costs import Sharding, ceiling
 from daskcnn.training.replica import Replica
 from daskcnn.training.worker_calibration import stage_seconds, step_seconds, tune_convolutions
@@ -98,6 +98,10 @@ PAPER_GPUS = {
 PAPER_RATIO = {"50:500": 1.22, "150:800": 1.94, "300:1000": 2.35, "500:1500": 2.96}
 """How much faster one GPU was than one CPU (thesis, table 5.3)."""
 MOBILE_SLOWER = 10
+UNEQUAL = Unequal(lowest=1.0, highest=2.0)
+"""Devices beside the first one, which is the slowest, as theirs was. The range is assumed: table 2 names processors."""
+ENDS = {"low to mid range": 500, "high end": 125}
+"""How many times slower than one thread here the devices of their fig. 11 and 12 are taken to be."""
 COPY = 34e9
 """Bytes a second that a copy of large arrays moved where `conv_stages.json` was measured (`daskcnn.conv.timings`)."""
 SETTLED = 0.95
@@ -185,12 +189,8 @@ class Study:
 
     def faster(self, model: str, batch: int, factor: float, name: str) -> Worker:
         """The same device, so many times as fast."""
-        cpu = self.cpu(model, batch)
-        conv, fixed = ({k: v / factor for k, v in (own or {}).items()} for own in (cpu.conv_seconds, cpu.conv_fixed))
         kind = "cpu" if name == "cpu" else "gpu"
-        seconds = {"conv_seconds": conv, "conv_fixed": fixed, "rest_seconds": (cpu.rest_seconds or 0.0) / factor}
-        rate = {"images_per_second": factor * cpu.images_per_second}
-        return cpu.model_copy(update={"name": name, "kind": kind, **rate, **seconds})
+        return self.cpu(model, batch).times_as_fast(factor).model_copy(update={"name": name, "kind": kind})
 
     def costs(self, model: str, batch: int) -> Costs:
         """Dask's own seconds: what a step of two took beyond its busiest worker, and for each task more."""
@@ -225,7 +225,10 @@ def clusters(study: Study, kind: str, model: str, batch: int, devices: int, way:
     ratio = PAPER_RATIO[model] / way.slower
     cpu, gpu = study.faster(model, batch, 1 / way.slower, "cpu"), study.faster(model, batch, ratio, "gpu")
     mobile = study.faster(model, batch, ratio / MOBILE_SLOWER, "mobile")
-    workers = {"CPUs": [cpu] * devices, "GPUs": [gpu] * devices, "mobile GPUs": [gpu] + [mobile] * (devices - 1)}[kind]
+    first = cpu if "CPU" in kind else gpu
+    more = mobile if kind == "mobile GPUs" else first
+    unequal = UNEQUAL if kind.startswith("unequal") else None
+    workers = [first, *more.model_copy(update={"count": devices - 1, "unequal": unequal}).each()]
     own = None if way.link == math.inf else way.link
     named = [w.model_copy(update={"name": f"{w.name}-{i}", "bandwidth": own}) for i, w in enumerate(workers)]
     return SimulatedCluster(costs=study.costs(model, batch), worker=named)
@@ -233,7 +236,7 @@ def clusters(study: Study, kind: str, model: str, batch: int, devices: int, way:
 
 @cache
 def speedup(study: Study, kind: str, model: str, batch: int, devices: int, way: Way) -> float:
-    """Against the first device alone, which needs no Dask."""
+    """Against the fastest device alone, which needs no Dask."""
     if devices == 1:
         return 1.0
     return scenario(model, batch, way).sharding(clusters(study, kind, model, batch, devices, way)).speedup()
@@ -259,12 +262,18 @@ def figures(study: Study) -> Iterator[Figure]:
     yield from _measured_steps(study)
     smallest, largest = MODELS[0], MODELS[-1]
     if found := study.batches(smallest):
-        yield from _simulated_steps(study, "CPUs", smallest, found[0], "Marques et al. fig. 9 a")
+        yield from _simulated_steps(study, "unequal CPUs", smallest, found[0], "Marques et al. fig. 9 a")
     if found := study.batches(largest):
-        yield from _simulated_steps(study, "CPUs", largest, found[-1], "Marques et al. fig. 9 b")
-        yield from _simulated_steps(study, "GPUs", largest, found[-1], "Marques et al. fig. 10")
-        for number, (kind, counts) in enumerate(COUNTS.items(), 11):
-            yield _speedups(study, kind, largest, found[-1], counts, f"Marques et al. fig. {number}")
+        batch = found[-1]
+        yield from _simulated_steps(study, "unequal CPUs", largest, batch, "Marques et al. fig. 9 b")
+        yield from _simulated_steps(study, "unequal GPUs", largest, batch, "Marques et al. fig. 10")
+        for number, kind in ((11, "unequal CPUs"), (12, "unequal GPUs")):
+            for letter, end in zip("ab", ENDS, strict=True):
+                yield _by_link(study, kind, largest, batch, end, f"Marques et al. fig. {number} {letter}")
+        like = {"CPUs": "no figure of theirs: equal devices", "mobile GPUs": "Marques et al. fig. 13"}
+        like["GPUs"] = like["CPUs"]
+        for kind, counts in COUNTS.items():
+            yield _speedups(study, kind, largest, batch, counts, like[kind])
 
 
 def _measured_steps(study: Study) -> Iterator[Figure]:
@@ -309,6 +318,16 @@ def _speedups(study: Study, kind: str, model: str, batch: int, devices: Sequence
     title = f"Speed-up of {model}, batches of {batch}"
     name = f"layer-speedup-{_plain(kind)}"
     return Figure(name, title, like, kind, "speed-up", curves, doubling=True)
+
+
+def _by_link(study: Study, kind: str, model: str, batch: int, end: str, like: str) -> Figure:
+    """Of devices of one end, over every link, by our scheme."""
+    ways = {name: Way(way.link, slower=ENDS[end]) for name, way in WAYS.items() if way == Way(way.link)}
+    curves = {
+        name: (DEVICES, [speedup(study, kind, model, batch, n, way) for n in DEVICES]) for name, way in ways.items()
+    }
+    name, title = f"layer-{_plain(kind)}-{_plain(end)}", f"Speed-up of {model}, batches of {batch}, {end}"
+    return Figure(name, title, like, kind, "times as fast as the fastest of them alone", curves, doubling=True)
 
 
 def _plain(name: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import tomli_w
 from pydantic import Field, ValidationError
 
@@ -63,8 +64,26 @@ class Costs(Options):
     start: float = Field(default=0.0, ge=0)
 
 
+class Unequal(Options):
+    """`unequal = {lowest = 0.5, highest = 1.5}`: how many times as fast as the pattern each of its workers is.
+
+    It is drawn from a Gaussian between them, three deviations from its mean (Marques et al., 5.3); what would lie
+    beyond is drawn to the end. The first workers of a seed stay the same when there are more.
+    """
+
+    lowest: float = Field(gt=0)
+    highest: float = Field(gt=0)
+    seed: int = Field(default=0, ge=0)
+
+    def factors(self, count: int) -> list[float]:
+        """Return one for each worker."""
+        mean, deviation = (self.lowest + self.highest) / 2, (self.highest - self.lowest) / 6
+        drawn = np.random.default_rng(self.seed).normal(mean, abs(deviation), count)
+        return [float(each) for each in np.clip(drawn, self.lowest, self.highest)]
+
+
 class Worker(Options):
-    """`[[worker]]`: `count` workers alike; 0 is a pattern for `daskcnn plan --add` only.
+    """`[[worker]]`: `count` workers alike, or `unequal` ones; 0 is a pattern for `daskcnn plan --add` only.
 
     images_per_second: of training, loading included, with all its threads, beyond step_fixed, the seconds that each
     step takes however few samples it has: nearly all of a GPU's small step. evaluations_per_second: images judged
@@ -96,6 +115,7 @@ class Worker(Options):
     bandwidth: float | None = Field(default=None, gt=0)
     latency: float = Field(default=0.0, ge=0)
     speed: Speed = Constant()
+    unequal: Unequal | None = None
     arrives: float = Field(default=0.0, ge=0)
     leaves: float | None = Field(default=None, gt=0)
     dies: float | None = Field(default=None, gt=0)
@@ -122,25 +142,33 @@ class Worker(Options):
         """Return the worker's link to the server."""
         return Link(self.bandwidth or math.inf, self.latency)
 
-    def with_threads(self, threads: int) -> Worker:
-        """Return the same processor with this number of threads, by Amdahl's law."""
-        now, then = (self.serial + (1 - self.serial) / t for t in (self.threads, threads))
-        faster = now / then
+    def times_as_fast(self, factor: float) -> Worker:
+        """Return a worker that takes so many times fewer seconds for whatever it computes."""
 
         def shortened(seconds: dict[str, float] | None) -> dict[str, float] | None:
-            return seconds and {name: each / faster for name, each in seconds.items()}
+            return seconds and {name: each / factor for name, each in seconds.items()}
 
         return self.model_copy(
             update={
-                "threads": threads,
-                "images_per_second": self.images_per_second * faster,
-                "step_fixed": self.step_fixed / faster,
-                "evaluations_per_second": self.evaluations_per_second and self.evaluations_per_second * faster,
+                "images_per_second": self.images_per_second * factor,
+                "step_fixed": self.step_fixed / factor,
+                "evaluations_per_second": self.evaluations_per_second and self.evaluations_per_second * factor,
                 "conv_seconds": shortened(self.conv_seconds),
                 "conv_fixed": shortened(self.conv_fixed),
-                "rest_seconds": self.rest_seconds and self.rest_seconds / faster,
+                "rest_seconds": self.rest_seconds and self.rest_seconds / factor,
             }
         )
+
+    def with_threads(self, threads: int) -> Worker:
+        """Return the same processor with this number of threads, by Amdahl's law."""
+        now, then = (self.serial + (1 - self.serial) / t for t in (self.threads, threads))
+        return self.times_as_fast(now / then).model_copy(update={"threads": threads})
+
+    def each(self) -> list[Worker]:
+        """Return every single worker of the pattern: `desk` of count 3 is desk-1, desk-2 and desk-3."""
+        found = self.unequal
+        single = [self.times_as_fast(each) for each in found.factors(self.count)] if found else [self] * self.count
+        return [_renamed(own, f"{self.name}-{i}" if self.count > 1 else self.name) for i, own in enumerate(single, 1)]
 
 
 class SimulatedCluster(Options):
@@ -151,12 +179,8 @@ class SimulatedCluster(Options):
     worker: list[Worker] = Field(min_length=1)
 
     def members(self) -> list[Worker]:
-        """Return every single worker: `desk` of count 3 is desk-1, desk-2 and desk-3."""
-        return [
-            _renamed(pattern, f"{pattern.name}-{i}" if pattern.count > 1 else pattern.name)
-            for pattern in self.worker
-            for i in range(1, pattern.count + 1)
-        ]
+        """Return every single worker."""
+        return [own for pattern in self.worker for own in pattern.each()]
 
     @property
     def changes(self) -> bool:
@@ -206,7 +230,7 @@ def step_problem(
 
 def _renamed(pattern: Worker, name: str) -> Worker:
     """Return a single worker of this name, like the pattern."""
-    return pattern.model_copy(update={"name": name, "count": 1})
+    return pattern.model_copy(update={"name": name, "count": 1, "unequal": None})
 
 
 def read_cluster(path: str | Path) -> SimulatedCluster:
@@ -237,6 +261,7 @@ _REMEDIES = {
     "bandwidth": "give bytes a second (1 Gb/s is 1.25e8), or leave it out for no limit",
     "merge_rate": "give bytes a second, or leave it out for no limit",
     **dict.fromkeys(("latency", "step_fixed", "dispatch", "task", "exchange", "start"), "give seconds, 0 or more"),
+    **dict.fromkeys(("lowest", "highest"), "give times the speed of the pattern, above 0"),
     **dict.fromkeys(("arrives", "leaves", "dies"), "give seconds of the run, or leave it out for a worker that stays"),
     "rest_seconds": "give seconds a sample, 0 or more, or leave it out for all of a step besides conv_seconds",
     "count": f"give 1 to {_MOST_WORKERS:,}, or 0 for a pattern that only `daskcnn plan --add` uses",
@@ -245,7 +270,7 @@ _REMEDIES = {
     "worker": "give at least one [[worker]] with a name and images_per_second",
 }
 _SPEEDS: dict[str, type[Options]] = {"constant": Constant, "drift": Drift, "walk": Walk, "stall": Stall}
-_TABLES: dict[str, type[Options]] = {"server": Server, "costs": Costs, "worker": Worker, **_SPEEDS}
+_TABLES: dict[str, type[Options]] = {"server": Server, "costs": Costs, "worker": Worker, "unequal": Unequal, **_SPEEDS}
 
 
 def _readable(kind: str, loc: tuple[int | str, ...], value: Any, reason: str) -> str:
@@ -271,6 +296,7 @@ def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
             yield f"worker.name = {name!r}: {times} workers have it; give each its own, or one of them a count"
     for worker in workers:
         yield from _misplaced(worker)
+        yield from _reversed(worker)
     if workers and all(w.get("count", 1) == 0 for w in workers):
         yield "worker.count = 0: a cluster needs at least one worker; raise a count"
 
@@ -284,6 +310,15 @@ def _misplaced(worker: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(arrives, int | float) and any(0 < time <= arrives for time in times.values()):
         (key,) = [key for key in times if times[key] <= arrives][:1]
         yield f"worker {worker.get('name')!r}: {key} = {times[key]:g}: it arrives at {arrives:g} s; give a later time"
+
+
+def _reversed(worker: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problem of a range whose lower end is the higher one."""
+    given = worker.get("unequal")
+    ends = [given.get(key) for key in ("lowest", "highest")] if isinstance(given, dict) else []
+    if ends and all(isinstance(end, int | float) for end in ends) and ends[0] > ends[1]:
+        lowest, highest = ends
+        yield f"worker {worker.get('name')!r}: unequal.lowest = {lowest:g}: above highest, {highest:g}; exchange them"
 
 
 def to_toml(cluster: SimulatedCluster) -> str:

@@ -6,11 +6,21 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, Worker, kinds, parse_cluster, read_cluster, to_toml
+from daskcnn.sim.cluster import (
+    ClusterFileError,
+    SimulatedCluster,
+    Unequal,
+    Worker,
+    kinds,
+    parse_cluster,
+    read_cluster,
+    to_toml,
+)
 
 DESK = {"name": "desk", "images_per_second": 100}
 
@@ -39,6 +49,12 @@ def refused(raw: dict[str, Any]) -> list[str]:
         ({"speed": {"kind": "stall", "seconds": 1.0}}, "worker[0].speed = {'kind': 'stall', 'seconds': 1.0}: give eit"),
         ({"speed": {"kind": "drift", "to": -1.0, "seconds": 1.0}}, "worker[0].speed.to = -1.0: input should be great"),
         ({"speed": {"kind": "walk", "every": 1.0, "sprd": 1.0}}, "worker[0].speed.sprd: unknown key; did you mean 's"),
+        (
+            {"unequal": {"lowest": 0, "highest": 1}},
+            "worker[0].unequal.lowest = 0: input should be greater than 0; give",
+        ),
+        ({"unequal": {"lowest": 2, "highest": 1}}, "worker 'desk': unequal.lowest = 2: above highest, 1; exchange th"),
+        ({"unequal": {"lowst": 2}}, "worker[0].unequal.lowst: unknown key; did you mean 'lowest'?"),
         ({"speed": {"kind": "fast"}}, "worker[0].speed = {'kind': 'fast'}: input tag 'fast' found using 'kind'"),
     ],
 )
@@ -111,6 +127,7 @@ workers = st.fixed_dictionaries(
         "conv_seconds": st.dictionaries(st.sampled_from(["conv1", "a/b", 'say "x"']), positive),
         "rest_seconds": st.floats(0, 1),
         "speed": st.sampled_from(SPEEDS),
+        "unequal": st.just({"lowest": 0.5, "highest": 2.0, "seed": 3}),
     },
 )
 
@@ -141,6 +158,39 @@ def test_one_more_worker_is_like_its_pattern() -> None:
         cluster = cluster.with_one_more(cluster.worker[1])
     assert [member.name for member in cluster.members()] == ["a-1", "a-2", "g", "g+1", "g+2", "g+3"]
     assert [member.images_per_second for member in cluster.members()][2:] == [50] * 4
+
+
+@given(st.floats(0.1, 5), st.floats(1, 4), st.integers(1, 12), st.integers(0, 9))
+def test_unequal_workers_are_between_the_ends_and_stay_when_there_are_more(
+    lowest: float, wide: float, count: int, seed: int
+) -> None:
+    unequal = Unequal(lowest=lowest, highest=lowest * wide, seed=seed)
+    speeds = [w.images_per_second for w in Worker(name="a", images_per_second=1, count=count, unequal=unequal).each()]
+    assert all(lowest * (1 - 1e-9) <= speed <= lowest * wide * (1 + 1e-9) for speed in speeds)
+    more = Worker(name="a", images_per_second=1, count=count + 3, unequal=unequal).each()
+    assert [w.images_per_second for w in more][:count] == speeds
+    assert len({w.images_per_second for w in more}) > 1 or wide < 1.01
+
+
+def test_unequal_speeds_are_those_of_a_gaussian() -> None:
+    many = Worker(name="a", images_per_second=100, count=4000, unequal=Unequal(lowest=0.5, highest=2.0)).each()
+    speeds = np.array([worker.images_per_second for worker in many])
+    assert speeds.mean() == pytest.approx(125, rel=0.02)
+    assert speeds.std() == pytest.approx(25, rel=0.05)
+
+
+def test_all_that_a_worker_computes_takes_as_many_times_fewer_seconds() -> None:
+    worker = Worker(
+        name="a",
+        images_per_second=10,
+        step_fixed=0.2,
+        conv_seconds={"c": 0.06},
+        conv_fixed={"c": 0.01},
+        rest_seconds=0.04,
+    )
+    twice = worker.times_as_fast(2)
+    assert twice.step(8) == pytest.approx(worker.step(8) / 2)
+    assert (twice.conv_seconds, twice.conv_fixed, twice.rest_seconds) == ({"c": 0.03}, {"c": 0.005}, 0.02)
 
 
 def test_threads_help_as_far_as_the_work_is_not_serial() -> None:
