@@ -75,6 +75,8 @@ class Attendance:
                 self._come(event.sizes)
             case events.WorkerJoined():
                 self._come([event.worker])
+            case events.WorkerLeftOut():
+                self._go([event.worker])
             case events.WorkerLost():
                 self._go([event.worker])
                 self.lost |= {event.worker}

@@ -189,4 +189,7 @@ def test_the_report_has_the_choice() -> None:
     assert "chosen: bsp on w0, w1, 1." in shown
     assert "w2 is left out: with it a step would take" in shown
     assert report.to_dict()["choice"]["candidates"][0]["strategy"] == "bsp"
+    assert report.balance is not None
+    assert report.balance.workers == 2  # one that is left out is not waited for
+    assert report.balance.balance == pytest.approx(1, abs=0.05)
     assert tables(run(job("bsp"), room())[1]).to_dict()["choice"] is None
