@@ -133,7 +133,9 @@ def test_a_peer_that_is_asked_to_end_comes_to_another_meeting_and_nothing_is_don
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("act", "rule"), [(terminated, {}), (retired, {}), (terminated, ASA)], ids=str)
+@pytest.mark.parametrize(
+    ("act", "rule"), [(terminated, {}), (retired, {}), (terminated, ASA)], ids=["ended", "retired", "asa"]
+)
 def test_what_the_last_worker_has_pushed_is_saved_before_the_run_ends_resumably(
     workers: Workers, synthetic: str, runs: str, act: Any, rule: dict[str, Any]
 ) -> None:
