@@ -13,7 +13,7 @@ from daskcnn.job.data_table import Data
 from daskcnn.job.tables import Job, Model, OptimizerOptions, Schedule, Train
 from daskcnn.nn import OPTIMIZERS
 from daskcnn.nn.layer import Shape
-from daskcnn.nn.models import described_for
+from daskcnn.nn.models import described_for, rate_of
 from daskcnn.store import DATASETS, Dataset, open_dataset
 from daskcnn.store.array_index import ArrayIndex
 from daskcnn.store.augmentation import AugmentName
@@ -74,14 +74,15 @@ def usual_augment(name: str) -> AugmentName:
 def usual_training(job: Job, name: str, shape: Shape, samples: int) -> Train:
     """Return the job's `[train]` on this data set with every default filled in.
 
-    A paper's network on a published data set of its size keeps what the keys say by themselves. Everything else is
-    trained by AdamW, in small minibatches, behind a warm-up; keys that only SGD has make the optimizer SGD. The
-    learning rate is the optimizer's usual one.
+    A named network on a published data set of its size keeps what the keys say by themselves, at a rate of its own.
+    Everything else is trained by AdamW, in small minibatches, behind a warm-up; keys that only SGD has make the
+    optimizer SGD. The learning rate is the optimizer's usual one.
     """
     train, given = job.train, job.train.model_fields_set
-    published = name in DATASETS and job.model.name is not None and described_for(job.model.name) == shape
+    named = job.model.name
+    own = rate_of(named) if name in DATASETS and named is not None and described_for(named) == shape else None
     found: dict[str, Any] = {}
-    if not published:
+    if own is None:
         usual = next((batch for most, batch in BATCHES if samples <= most), BATCH)
         found["batch_size"] = max(usual, train.sub_batches)
         found["schedule"] = Schedule(warmup=min(WARMUP, train.epochs / 4))
@@ -90,9 +91,9 @@ def usual_training(job: Job, name: str, shape: Shape, samples: int) -> Train:
     if 0 < samples < (train.increments or 1) <= USUAL_INCREMENTS:  # very few samples
         update["increments"] = samples
     optimizer = update.get("optimizer", train.optimizer).name
-    if "lr" not in given and not (published and optimizer == "sgd"):
+    if "lr" not in given:
         rule = 1.0 if job.rule is None else job.rule.usual_rate
-        update["lr"] = OPTIMIZERS[optimizer].usual_rate * rule
+        update["lr"] = own if own is not None and optimizer == "sgd" else OPTIMIZERS[optimizer].usual_rate * rule
     return train.model_copy(update=update)
 
 

@@ -27,13 +27,18 @@ LARGE = 64
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A network that has a name; `image` (H, W, C) and `classes` are those that it was described for."""
+    """A network that has a name; `image` (H, W, C) and `classes` are those that it was described for.
+
+    rate : SGD's on such images, in minibatches of 64. Where the network was studied it is the one that reached an
+        accuracy first (`benchmarks/named_models.py`).
+    """
 
     layers: Builder
     origin: str
     image: tuple[int, int, int] = (32, 32, 3)
     classes: int = 10
     reconstructs: bool = False
+    rate: float = 0.01
 
 
 def conv(kernels: int, size: int, **options: Any) -> dict[str, Any]:
@@ -276,12 +281,14 @@ PHOTOGRAPHS = (224, 224, 3), 1000
 """Images and classes of ImageNet."""
 
 MODELS: Mapping[str, NamedModel] = {
-    "quick": NamedModel(quick, "cuda-convnet and Caffe, CIFAR-10"),
-    "lenet5": NamedModel(lenet5, "LeCun et al. 1998, Fig. 2", (28, 28, 1)),
+    "quick": NamedModel(quick, "cuda-convnet and Caffe, CIFAR-10", rate=0.02),
+    "lenet5": NamedModel(lenet5, "LeCun et al. 1998, Fig. 2", (28, 28, 1), rate=0.02),
     "fast": NamedModel(fast, "airbench94 (Jordan 2024, section 3)"),
-    "compact": NamedModel(compact, "here, for a few hundred images (docs/own-images.md)"),
+    "compact": NamedModel(compact, "here, for a few hundred images (docs/own-images.md)", rate=0.08),
     **{
-        f"case{i}": NamedModel(partial(case, scale), f"BPT-CNN (Chen et al. 2019), Table 2, case {i}")
+        f"case{i}": NamedModel(
+            partial(case, scale), f"BPT-CNN (Chen et al. 2019), Table 2, case {i}", rate=0.02 if i == 1 else 0.01
+        )
         for i, scale in enumerate(_CASES, 1)
     },
     "sae": NamedModel(sae, "Marques 2016, thesis, appendix A", (28, 28, 1), reconstructs=True),
@@ -311,6 +318,11 @@ def model_problem(name: str) -> str | None:
 def described_for(name: str) -> Shape:
     """Return the shape (H, W, C) of the images that a named network was described for."""
     return MODELS[name].image if name in MODELS else CIFAR10
+
+
+def rate_of(name: str) -> float:
+    """Return SGD's rate for a named network, on the images that it was described for, in minibatches of 64."""
+    return MODELS[name].rate if name in MODELS else NamedModel.rate
 
 
 def _counts(name: str) -> tuple[int, int] | None:

@@ -46,7 +46,7 @@ def test_the_built_in_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     )
     assert (job.train.strategy, job.train.partition, job.train.increments) == ("auto", "idpa", 4)
     job = on_data(job, "synthetic", (32, 32, 3), 10, 8000)
-    assert (job.model.name, job.data.validation, job.train.optimizer.name, job.train.lr) == ("quick", 800, "sgd", 0.01)
+    assert (job.model.name, job.data.validation, job.train.optimizer.name, job.train.lr) == ("quick", 800, "sgd", 0.02)
 
 
 @pytest.mark.parametrize(("name", "augment"), [("cifar10", "crop-mirror"), ("mnist", "none"), ("synthetic", "none")])
