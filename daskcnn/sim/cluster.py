@@ -315,9 +315,8 @@ def _misplaced(worker: Mapping[str, Any]) -> Iterator[str]:
 def _reversed(worker: Mapping[str, Any]) -> Iterator[str]:
     """Yield the problem of a range whose lower end is the higher one."""
     given = worker.get("unequal")
-    ends = [given.get(key) for key in ("lowest", "highest")] if isinstance(given, dict) else []
-    if ends and all(isinstance(end, int | float) for end in ends) and ends[0] > ends[1]:
-        lowest, highest = ends
+    lowest, highest = (given.get(key) for key in ("lowest", "highest")) if isinstance(given, dict) else (None, None)
+    if isinstance(lowest, int | float) and isinstance(highest, int | float) and lowest > highest:
         yield f"worker {worker.get('name')!r}: unequal.lowest = {lowest:g}: above highest, {highest:g}; exchange them"
 
 
