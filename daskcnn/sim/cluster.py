@@ -143,7 +143,7 @@ class Worker(Options):
         return Link(self.bandwidth or math.inf, self.latency)
 
     def times_as_fast(self, factor: float) -> Worker:
-        """Return a worker that takes so many times fewer seconds for whatever it computes."""
+        """Return a worker of which all computing takes this factor less time."""
 
         def shortened(seconds: dict[str, float] | None) -> dict[str, float] | None:
             return seconds and {name: each / factor for name, each in seconds.items()}
