@@ -164,9 +164,12 @@ class KernelsSharded(Event):
 
 
 class StrategyChosen(Event):
-    """Strategies were compared by their expected seconds, and the one with the least was chosen."""
+    """Strategies were compared by their expected seconds, and one was chosen: at the start, or between two rounds."""
 
     kind = "strategy"
+    before: Annotated[
+        PricedStep | None, "What is changed by what was measured since, at its present price; none: the run begins."
+    ] = None
     candidates: Annotated[tuple[PricedStep, ...], "What was compared, the chosen one first."]
     parts: Annotated[tuple[WorkerGain, ...], "A row per worker, where steps are shared."] = ()
     faster_link: Annotated[float | None, "Factor of faster links at which another choice would be sooner."] = None

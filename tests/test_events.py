@@ -76,6 +76,7 @@ EXAMPLES: list[Event] = [
     StrategyChosen(
         candidates=[PricedStep(strategy="alone", samples={"w0": 64}, compute=0.1, exchange=0.0, seconds=0.1 / 64)],
         parts=[WorkerGain(worker="w1", used=False, with_it=0.2, without=0.1, brings=0.0, costs=0.1)],
+        before=PricedStep(strategy="alone", samples={"w1": 64}, compute=0.2, exchange=0.0, seconds=0.2 / 64),
     ),
     SamplesAllocated(sizes={"w0": 60, "w1": 40}),
     RoundEnded(**ROUND, members=[GroupMember(name="w0", busy=1.0)]),

@@ -119,6 +119,10 @@ class WorkerLink:
         """Seconds of the smallest message."""
         return self.latency + self.handover
 
+    def faster(self, factor: float) -> WorkerLink:
+        """Return a link that is so many times as fast, in bandwidth and latency."""
+        return WorkerLink(self.bandwidth * factor, self.latency / factor, self.handover / factor)
+
 
 FREE = WorkerLink()
 

@@ -32,7 +32,7 @@ def choice_table(found: StrategyChosen) -> TextTable:
     of = f" (of {len(found.candidates)} that were compared)" if len(rows) < len(found.candidates) else ""
     apart = next((f"; {_apart(each)}" for each in rows if each.needed != 1), "")
     guessed = f"; {_GUESSED}" if any(each.estimated for each in rows) else ""
-    note = f"chosen: {_named(found.candidates[0])}{_reason(found)}{of}{apart}{guessed}"
+    note = f"{_before(found)}chosen: {_named(found.candidates[0])}{_reason(found)}{of}{apart}{guessed}"
     head = ("strategy", "workers", "computing", "exchange", "a step", "images/s")
     return TextTable(head, tuple(map(_cells, rows)), left=2, note=note)
 
@@ -81,6 +81,14 @@ def _named(each: PricedStep) -> str:
     shown = ", ".join(names) if len(names) <= _NAMED else f"{len(names)} workers"
     meets = "" if each.every is None else f" with a meeting every {each.every} steps"
     return f"{shown} alone" if each.strategy == ALONE else f"{each.strategy}{_in_groups(each)}{meets} on {shown}"
+
+
+def _before(found: StrategyChosen) -> str:
+    """What is changed, and its figure against the choice."""
+    if found.before is None:
+        return ""
+    longer = found.before.seconds / found.candidates[0].seconds
+    return f"changed from {_named(found.before)}, which now takes {longer:.2f} times as long; "
 
 
 def _reason(found: StrategyChosen) -> str:

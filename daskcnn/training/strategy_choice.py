@@ -41,7 +41,7 @@ SHARED, LOCAL = "bsp", "local-sgd"
 PAYS = 0.05
 """A worker pays if it shortens the run by this part or more."""
 _LEAST_EACH = 1e-12
-_WAY_BACK = 0.6
+WAY_BACK = 0.6
 """The part of a step's computing in which gradients are found."""
 _MOST_FIXED = 0.999  # part of a step
 _EQUAL = 1e-9  # part of a time within which two are equal
@@ -98,7 +98,7 @@ class StepProblem:
 
     def left(self, exchange: float, compute: float) -> float:
         """Return the seconds of an exchange behind the computing, where a part of it has gone ahead: not `overhead`."""
-        return exchange - min(self.ahead * (exchange - self.overhead), _WAY_BACK * compute)
+        return exchange - min(self.ahead * (exchange - self.overhead), WAY_BACK * compute)
 
     def answer(self, slowest: float, workers: int) -> float:
         """Return the seconds until the last of these workers has its answer. slowest: seconds of the slowest way."""
@@ -110,7 +110,7 @@ class StepProblem:
 
     def linked(self, factor: float) -> StepProblem:
         """Return the same with links that are faster by this factor, in bandwidth and latency."""
-        workers = tuple(replace(own, link=_faster(own.link, factor)) for own in self.workers)
+        workers = tuple(replace(own, link=own.link.faster(factor)) for own in self.workers)
         return replace(self, workers=workers, bandwidth=self.bandwidth * factor)
 
     def with_one_more(self, like: WorkerCost) -> StepProblem:
@@ -132,10 +132,6 @@ def measured_problem(
     best = min(links.values(), key=lambda link: link.seconds(nbytes), default=FREE)
     costs = (worker_cost(row, seconds, samples, links.get(name, best)) for name, (row, seconds) in workers.items())
     return StepProblem(tuple(costs), samples, nbytes, **more)
-
-
-def _faster(link: WorkerLink, factor: float) -> WorkerLink:
-    return WorkerLink(link.bandwidth * factor, link.latency / factor, link.handover / factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +174,11 @@ class PricedStrategy:
         """The seconds by which it is compared: `SURE` times those that go by figures of other networks or clusters."""
         return self.seconds * (1 if self.needed == 1 and not self.estimated else SURE)
 
+    def like(self, other: PricedStrategy) -> bool:
+        """Return True if it is the same strategy on the same workers."""
+        one, then = ((each.strategy, each.group, each.samples.keys()) for each in (self, other))
+        return one == then
+
     def row(self) -> PricedStep:
         """Return the price as it is logged."""
         fields = PricedStep.model_fields.keys()
@@ -215,10 +216,11 @@ class StrategyChoice:
         """The workers that cost more than they bring."""
         return tuple(part for part in self.parts if not part.used)
 
-    def event(self) -> StrategyChosen:
-        """Return the choice as it is logged."""
+    def event(self, before: PricedStrategy | None = None) -> StrategyChosen:
+        """Return the choice as it is logged. before: what is changed, at its present price."""
         factor, linked = self.faster_link or (None, None)
         return StrategyChosen(
+            before=before and before.row(),
             candidates=[each.row() for each in self.candidates],
             parts=self.parts,
             faster_link=factor,
@@ -300,8 +302,13 @@ def local_steps(problem: StepProblem, fewest: int = 2) -> Iterator[PricedStrateg
         yield min(found, key=lambda each: each.seconds)
 
 
-def _apart(problem: StepProblem, workers: Sequence[WorkerCost], ways: Mapping[str, float]) -> PricedStrategy:
-    """Return the time between two meetings of workers that make as many steps of their own as fit in."""
+def _apart(
+    problem: StepProblem, workers: Sequence[WorkerCost], ways: Mapping[str, float], every: int | None = None
+) -> PricedStrategy:
+    """Return the time between two meetings of workers that make as many steps of their own as fit in.
+
+    every: steps of the fastest in it, the first one; None: the best number.
+    """
     k, batch = len(workers), problem.samples
     rates = {own.name: batch / own.seconds(batch) for own in workers}
     rate, step = sum(rates.values()), workers[0].seconds(batch)
@@ -309,7 +316,7 @@ def _apart(problem: StepProblem, workers: Sequence[WorkerCost], ways: Mapping[st
     exchange = 2 * max(ways[own.name] for own in workers) + taken
     waited = taken if problem.overlaps else exchange
     best = max(_SLACK * exchange if problem.overlaps else 0.0, (waited / (_BETWEEN * rate)) ** 0.5)
-    every = max(1, (ceil if problem.overlaps else round)(min(best, problem.epoch / rate) / step))
+    every = every or max(1, (ceil if problem.overlaps else round)(min(best, problem.epoch / rate) / step))
     compute = every * step
     samples = {name: max(1, round(own * compute)) for name, own in rates.items()}
     meanwhile = min(exchange, compute) if problem.overlaps else 0.0
@@ -330,14 +337,17 @@ def _needed(rates: Mapping[str, float]) -> float:
     return known[-1][1] * replicas / known[-1][0]
 
 
-def priced_set(problem: StepProblem, names: Iterable[str], strategy: str = SHARED) -> PricedStrategy:
-    """Return `bsp` or `local-sgd` on exactly these workers: alone, if it is one."""
+def priced_set(
+    problem: StepProblem, names: Iterable[str], strategy: str = SHARED, every: int | None = None
+) -> PricedStrategy:
+    """Return `bsp` or `local-sgd` on exactly these workers: alone, if it is one. every: as in `PricedStrategy`."""
     asked = {*names}
     workers = [own for own in problem.workers if own.name in asked]
     if len(workers) == 1:
         return next(alone(replace(problem, workers=(workers[0],))))
     if strategy == LOCAL:
-        return next(local_steps(replace(problem, workers=(*workers,)), len(workers)))
+        by_speed = sorted(workers, key=lambda own: own.seconds(problem.samples))
+        return _apart(problem, by_speed, {own.name: problem.way(own, len(workers)) for own in workers}, every)
     return _shared(problem, workers, len(workers))
 
 
@@ -348,25 +358,28 @@ STRATEGIES: tuple[Pricer, ...] = (alone, shared_steps, local_steps)
 # --- the choice ---
 
 
-def choose(problem: StepProblem, pricers: Sequence[Pricer] = STRATEGIES) -> StrategyChoice:
+def choose(
+    problem: StepProblem, pricers: Sequence[Pricer] = STRATEGIES, chosen: PricedStrategy | None = None
+) -> StrategyChoice:
     """Return the strategy with the least expected seconds, the parts of all workers, and what would change it.
 
     problem: with one worker at least. pricers: the strategies to compare; each is asked again for faster links and for
-    another worker.
+    another worker. chosen: the strategy, where it is chosen otherwise.
     """
-    candidates = _priced(problem, pricers)
-    chosen = candidates[0]
+    candidates = priced(problem, pricers)
+    least, chosen = candidates[0], chosen or candidates[0]
+    candidates = [chosen, *(each for each in candidates if not each.like(chosen))]
     fastest = min(problem.workers, key=lambda own: own.seconds(problem.samples))
-    more = _priced(problem.with_one_more(fastest), pricers)[0]
+    more = priced(problem.with_one_more(fastest), pricers)[0]
     return StrategyChoice(
         tuple(candidates),
         tuple(_parts(problem, chosen)),
-        _faster_link(problem, pricers, chosen),
+        _faster_link(problem, pricers, chosen) if chosen.like(least) else None,
         more if more.seconds < chosen.seconds * _WORTH_NAMING else None,
     )
 
 
-def _priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrategy]:
+def priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrategy]:
     """Return all candidates, the least seconds first; of equal ones that with the fewest workers first.
 
     Local steps are for slow links: they are none where the best shared step computes for longer than it exchanges.
@@ -394,7 +407,7 @@ def _parts(problem: StepProblem, chosen: PricedStrategy) -> Iterator[WorkerGain]
             yield _gain(own, used, there, away, problem.samples)
         elif rest := tuple(each for each in problem.workers if each.name != own.name):
             # it is the one that is alone: what would be without it is another choice
-            yield _gain(own, used, chosen, _priced(replace(problem, workers=rest), STRATEGIES)[0], problem.samples)
+            yield _gain(own, used, chosen, priced(replace(problem, workers=rest), STRATEGIES)[0], problem.samples)
 
 
 def _gain(own: WorkerCost, used: bool, there: PricedStrategy, away: PricedStrategy, samples: int) -> WorkerGain:
@@ -417,18 +430,14 @@ def _faster_link(
         return None
 
     def at(factor: float) -> PricedStrategy:
-        return _priced(problem.linked(factor), pricers)[0]
-
-    def same(other: PricedStrategy) -> bool:
-        one, then = ((each.strategy, each.group, each.samples.keys()) for each in (chosen, other))
-        return one == then
+        return priced(problem.linked(factor), pricers)[0]
 
     low, high, found = 1.0, _FASTEST_LINK, at(_FASTEST_LINK)
-    if same(found):
+    if chosen.like(found):
         return None
     while high > 1.02 * low:  # a set's seconds are linear in the links' cost, so that it is chosen from one to another
         middle = (low * high) ** 0.5
-        if same(then := at(middle)):
+        if chosen.like(then := at(middle)):
             low = middle
         else:
             high, found = middle, then

@@ -227,14 +227,13 @@ def test_auto_measures_links_chooses_and_trains(tmp_path: Path) -> None:
     with cluster(2, 2, processes=True) as there, Client(there, set_as_default=False) as client:
         result = trained(client, tmp_path, "auto")
     events = [*RunDirectory.open(result.run).events()]
-    (links,) = [event for event in events if isinstance(event, LinkSpeeds)]
+    links, *_ = [event for event in events if isinstance(event, LinkSpeeds)]  # more where one is measured again
     assert [own.name for own in links.workers] == ["cpu-0", "cpu-1"]
     assert all(1e6 < (own.bandwidth or 0) < 1e12 and 0 < own.latency < 1 for own in links.workers)
-    (choice,) = [event for event in events if isinstance(event, StrategyChosen)]
-    chosen = {*choice.candidates[0].samples}
+    chosen = {name for event in events if isinstance(event, StrategyChosen) for name in event.candidates[0].samples}
     left_out = {event.worker for event in events if isinstance(event, WorkerLeftOut)}
     assert chosen | left_out == {"cpu-0", "cpu-1"}
-    assert {row["name"] for row in result.summary["workers"] if row["samples"]} == chosen
+    assert {row["name"] for row in result.summary["workers"] if row["samples"]} <= chosen
     assert result.summary["status"] == "done"
 
 

@@ -142,3 +142,48 @@ def test_where_kernels_are_to_be_sharded_the_run_ends_and_says_what_goes_on() ->
     later.tell(facts.WorkerReady("near-0", "cpu", later.now))
     later.answer_to(orders.Calibrate)
     ends_well(later)  # what has trained goes on as it is
+
+
+def test_a_worker_that_was_left_out_is_measured_again_beside_the_first_round_and_named_once() -> None:
+    shell = run(cpu_0=FAST, cpu_1=FAST, cpu_2=SLOW)
+    shell.answer_to(orders.StartServer)
+    assert [order.worker for order in shell.of(orders.Calibrate)] == ["cpu-0", "cpu-1", "cpu-2", "cpu-2"]
+    shell.answer_to(orders.Calibrate)
+    assert [order.workers for order in shell.of(orders.ProbeServer)][1:] == [("cpu-2",)]
+    ends_well(shell)
+    assert len(shell.of(WorkerLeftOut)) == len(shell.of(StrategyChosen)) == 1
+    assert len([order for order in shell.of(orders.Dismiss) if order.worker == "cpu-2"]) >= 2
+
+
+def changing() -> Shell:
+    """A long run of cpu-0 alone. cpu-1 was left out, is measured again, and is to be taken in."""
+    shell = Shell(replace(settings_of(("auto", {}), "idpa"), samples=6000, parts_ways=False))
+    shell.links = {"cpu-0": FAST, "cpu-1": SLOW}
+    shell.start(*shell.links)
+    shell.answer_to(orders.Join)
+    shell.links["cpu-1"] = FAST
+    shell.answer_to(orders.Calibrate)
+    return shell
+
+
+def test_a_change_waits_for_the_round_under_way_and_goes_on_from_its_state() -> None:
+    shell = changing()
+    assert len(shell.of(StrategyChosen)) == 1  # it is told once it is made
+    assert [order.rule for order in shell.of(orders.UseRule)] == [ALONE]
+    shell.answer_to(orders.StartRound)
+    assert shell.finish().status == "done"
+    assert [order.rule for order in shell.of(orders.UseRule)] == [ALONE, BSP()]
+    assert [*map(type, shell.orders)].count(orders.StartServer) == 1
+    change = shell.of(StrategyChosen)[-1]
+    assert change.before is not None
+    assert [change.before.strategy, change.candidates[0].strategy] == ["alone", "bsp"]
+    assert shell.reported == EPOCHS * 6000
+
+
+def test_a_change_is_given_up_where_a_worker_that_it_was_made_for_is_lost() -> None:
+    shell = changing()
+    shell.tell(facts.WorkerGone(("cpu-1",), "power cut", shell.now))
+    assert shell.finish().status == "done"
+    assert [order.rule for order in shell.of(orders.UseRule)] == [ALONE]
+    assert len(shell.of(StrategyChosen)) == 1
+    assert shell.reported == EPOCHS * 6000

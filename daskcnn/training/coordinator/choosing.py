@@ -1,49 +1,71 @@
-"""The choice of a run's strategy and workers, and the memory of the workers that were left out.
-
-They are asked again where one of the others is lost.
-"""
+"""The choice of a run's strategy and workers at its start, and its change as the run goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from daskcnn.events import ALONE, PricedStep, StrategyChosen
+from daskcnn.events import ALONE, StrategyChosen
 from daskcnn.job.tables import LAYER
 from daskcnn.ps import BSP, LocalSGD, UpdateRule
 from daskcnn.ps.auto import ALONE as BY_ITSELF
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.facts import ServerProbed
-from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import Settings
-from daskcnn.training.strategy_choice import STRATEGIES, PricedStrategy, choose, local_steps, measured_problem
+from daskcnn.training.coordinator.spared import Spared
+from daskcnn.training.round_report import RoundReport
+from daskcnn.training.strategy_change import SURER, MeasuredSteps, Way, at_speeds, better, with_links
+from daskcnn.training.strategy_choice import (
+    LOCAL,
+    SHARED,
+    STRATEGIES,
+    PricedStrategy,
+    StepProblem,
+    choose,
+    local_steps,
+    measured_problem,
+)
 
-REMEDY = "it is free for another job; to use it anyway, train by strategy bsp"
+REMEDY = "it is free for another job, and measured again now and then; to use it anyway, train by strategy bsp"
+TOO_LATE = "what is left of the run is too short for a change of all to pay"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The choice of a run. event: as it is logged. left_out: why, by worker, of those that were asked.
+    """What a run does from its next life on.
 
-    turn: the kind of run that it is instead, where kernels are sharded.
+    event: as it is logged. workers: that it was chosen for; none: whoever is there. left_out: why, by worker. turn: the
+    kind of run that it is instead, where kernels are sharded.
     """
 
     rule: UpdateRule
-    event: StrategyChosen
-    left_out: dict[str, str]
+    event: StrategyChosen | None = None
+    workers: frozenset[str] = frozenset()
+    left_out: Mapping[str, str] = field(default_factory=dict)
     turn: orders.Turn | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The rest of a run. step: samples of a step. samples: presentations that are still to be given out."""
+
+    step: int
+    samples: int
+
+
 class Choosing:
-    """The links of a run's workers so far, and its choices. spared: workers that were left out, with their kinds."""
+    """Choices of a run, by what is known of its workers and links. spared: workers that were left out."""
 
     def __init__(self, settings: Settings) -> None:
         self._asked = settings
         self._links: dict[str, WorkerLink] = {}
-        self.spared: dict[str, str] = {}
+        self._nbytes, self._server = 0, dict[str, float]()  # as they were probed last
+        self._steps: dict[str, MeasuredSteps] = {}
+        self._pricers = [each for each in STRATEGIES if settings.parts_ways or each is not local_steps]
+        self.spared = Spared()
 
     def unmeasured(self, workers: int) -> UpdateRule | None:
         """Return the rule of this number of workers where there is nothing to compare; None where there is."""
@@ -64,35 +86,85 @@ class Choosing:
         """The rule of one worker. An average of the weights is kept by the server."""
         return BSP() if self._asked.averages else BY_ITSELF
 
-    def decide(self, fact: ServerProbed, roster: Roster, *, begins: bool = False) -> Choice:
-        """Return the choice among all calibrated workers. begins: nothing is trained yet: kernels may be sharded."""
-        self._links.update(fact.links)
-        asked, measured = self._asked, {name: (own.row, own.seconds) for name, own in roster.alive.items()}
-        server = {"bandwidth": fact.bandwidth, "merge": fact.merge, "overhead": fact.overhead, "ahead": fact.ahead}
-        how: dict[str, Any] = {"epoch": asked.samples, "overlaps": asked.overlap, **server}
-        problem = measured_problem(measured, asked.batch_size, self._links, fact.nbytes, **how)
-        pricers = [each for each in STRATEGIES if asked.parts_ways or each is not local_steps]
-        if begins and asked.sharded is not None:
-            pricers += asked.sharded.pricers({name: row for name, (row, _) in measured.items()})
-        found = choose(problem, pricers)
-        left_out = {part.worker: part.why_left_out for part in found.left_out if part.worker in fact.workers}
-        self.spared |= {worker: roster.kind(worker) for worker in left_out}
-        return Choice(self._rule_of(found.chosen.row()), found.event(), left_out, _turn_of(found.chosen))
-
-    def _rule_of(self, chosen: PricedStep) -> UpdateRule:
+    def _rule_of(self, chosen: PricedStrategy) -> UpdateRule:
         if chosen.strategy == ALONE:
             return self._alone
         return BSP() if chosen.every is None else LocalSGD(every=chosen.every)
 
-    def recall(self, lost: Iterable[str], roster: Roster, out: Outbox, now: float) -> None:
-        """Let those that were left out measure themselves again, where one of the others is lost."""
-        if not self.spared or not any(worker in roster.alive for worker in lost):
-            return
-        for worker, kind in self.spared.items():
-            roster.calibrate(worker, kind, now)
-            out.put(orders.Calibrate(worker))
-        out.warn(f"a worker is lost: {', '.join(self.spared)}, left out until now, may be used again")
-        self.spared = {}
+    # --- what is known ---
+
+    def heed(self, fact: ServerProbed) -> None:
+        """Take in what was probed of workers that have just been calibrated."""
+        self._links.update(fact.links)
+        self._nbytes = fact.nbytes
+        self._server = {name: getattr(fact, name) for name in ("bandwidth", "merge", "overhead", "ahead")}
+        for worker in fact.workers:
+            self._steps.pop(worker, None)
+
+    def take(self, report: RoundReport, step: int) -> None:
+        """Take in a round of a worker. step: samples of a step that is not cut."""
+        if (steps := MeasuredSteps.of(report, step)) is not None:
+            self._steps[report.worker] = steps
+
+    def _problem(self, roster: Roster, workers: Collection[str], step: int) -> StepProblem:
+        """Return the step of these workers, by their last rounds where there are any."""
+        measured = {name: (own.row, own.seconds) for name, own in roster.alive.items() if name in workers}
+        asked, how = self._asked, dict[str, Any](self._server)
+        how |= {"epoch": asked.samples, "overlaps": asked.overlap}
+        found = measured_problem(measured, asked.batch_size, self._links, self._nbytes, **how)
+        return replace(at_speeds(found, self._steps), samples=step)
+
+    # --- choices ---
+
+    def decide(self, fact: ServerProbed, roster: Roster, *, begins: bool = False) -> Choice:
+        """Return the choice among all calibrated workers. begins: nothing is trained yet: kernels may be sharded."""
+        self.heed(fact)
+        asked, pricers = self._asked, self._pricers
+        if begins and asked.sharded is not None:
+            pricers = [*pricers, *asked.sharded.pricers({name: own.row for name, own in roster.alive.items()})]
+        found = choose(self._problem(roster, roster.alive, asked.batch_size), pricers)
+        left_out = {part.worker: part.why_left_out for part in found.left_out}
+        return Choice(self._rule_of(found.chosen), found.event(), left_out=left_out, turn=_turn_of(found.chosen))
+
+    def way(self, rule: UpdateRule, workers: Collection[str]) -> Way:
+        """Return the way in which these workers train by this rule."""
+        if len(workers) == 1:
+            return Way(frozenset(workers), ALONE)
+        if isinstance(rule, LocalSGD):
+            return Way(frozenset(workers), LOCAL, rule.period)
+        return Way(frozenset(workers), SHARED)
+
+    def seconds(self, way: Way, roster: Roster, rest: Rest) -> float:
+        """Return the seconds a sample of the present way."""
+        return way.price(self._problem(roster, way.workers, rest.step)).seconds
+
+    def reconsider(self, way: Way, roster: Roster, rest: Rest) -> Choice | None:
+        """Compare anew, as all have reported a round; return a change that pays."""
+        if len(way.workers) == 1:
+            return None
+        problem = with_links(self._problem(roster, way.workers, rest.step), way, self._steps)
+        self._links |= {own.name: own.link for own in problem.workers}
+        then = better(problem, way, rest.samples, self._pricers)
+        return None if then is None else self._change(problem, way, then)
+
+    def judge(self, fact: ServerProbed, way: Way, roster: Roster, rest: Rest) -> Choice:
+        """Return what becomes of a worker that came, or was measured again: it may be left out, or change all."""
+        self.heed(fact)
+        (worker,) = fact.workers
+        problem = self._problem(roster, way.workers | {worker}, rest.step)
+        surer = SURER if worker in self.spared.again else 1.0
+        then = better(problem, way, rest.samples, self._pricers, surer)
+        if then is not None and worker in then.samples:
+            return self._change(problem, way, then)
+        found = choose(problem, self._pricers, way.price(problem))
+        (part,) = (part for part in found.parts if part.worker == worker)
+        reason = part.why_left_out if part.with_it > part.without else TOO_LATE
+        return Choice(self._rule_of(found.chosen), found.event(), way.workers, {worker: reason})
+
+    def _change(self, problem: StepProblem, way: Way, then: PricedStrategy) -> Choice:
+        found = choose(problem, self._pricers, then)
+        why = {part.worker: part.why_left_out for part in found.left_out if part.worker in way.workers}
+        return Choice(self._rule_of(then), found.event(way.price(problem)), frozenset(then.samples), why)
 
 
 def _turn_of(chosen: PricedStrategy) -> orders.Turn | None:

@@ -103,7 +103,7 @@ class Departures(Recovering):
 
     def _depart(self, worker: str, reason: str, done: int, now: float, *, left: bool = False) -> None:
         """Go on without a worker that leaves. done: the samples of its last round. left: as for `Life.give_away`."""
-        self._choosing.recall([worker], self.roster, self._out, now)
+        self._choosing.spared.recall([worker], self.roster, self._out, now)
         life = self._present
         if life and self.settings.peers and self.phase is _TRAINING and len(self.roster.alive) == 1:
             self._keep_last()  # before it goes: it alone has the center

@@ -18,9 +18,8 @@ from collections.abc import Iterable, Mapping
 from daskcnn.errors import Lost, UserError
 from daskcnn.events import WorkerLost
 from daskcnn.partition.rounds import Rounds
-from daskcnn.ps import UpdateRule
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.choosing import Choosing
+from daskcnn.training.coordinator.choosing import Choice, Choosing
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.evaluations import Evaluations
 from daskcnn.training.coordinator.life import Life
@@ -45,7 +44,7 @@ class Recovering(Coordinating):
         self._moved_from: int | None = None  # merges that the lost server had
         self._choosing, self._anew = Choosing(settings), False  # True once all that were chosen were lost
         self._lacks: Lost | None = None  # the end of a run that has paused for too long
-        self._turn: UpdateRule | None = None  # the rule of the life that begins next, where it is chosen
+        self._turn: Choice | None = None  # of the life that begins next
 
     @property
     def rounds(self) -> Rounds | None:
@@ -103,7 +102,7 @@ class Recovering(Coordinating):
             self._end("interrupted", self._interrupted)
 
     def _spared(self) -> Iterable[str]:
-        return self._choosing.spared.values()
+        return self._choosing.spared.kinds.values()
 
     def _stop_short(self, error: Lost) -> None:
         if self.phase is _TRAINING:
@@ -123,7 +122,7 @@ class Recovering(Coordinating):
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
         self._leave_out_lost(fact)
-        self._choosing.recall(fact.workers, self.roster, self._out, fact.at)
+        self._choosing.spared.recall(fact.workers, self.roster, self._out, fact.at)
         for worker in fact.workers:
             if worker in self.roster.alive and self._forming:
                 self._drop(worker, fact.reason)
@@ -263,7 +262,7 @@ class Recovering(Coordinating):
     def _lose_silent(self, late: Mapping[str, tuple[str, ...]], limit: float, now: float) -> None:
         """Go on without the replicas that give no sign of life. late: those of their workers that are to blame."""
         reason = f"no report for {limit:.0f} s"
-        self._choosing.recall([name for stuck in late.values() for name in stuck], self.roster, self._out, now)
+        self._choosing.spared.recall([name for stuck in late.values() for name in stuck], self.roster, self._out, now)
         for replica, stuck in late.items():
             if stuck == (replica,):
                 self._lose_worker(replica, reason)

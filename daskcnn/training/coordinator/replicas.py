@@ -14,34 +14,24 @@ an asynchronous rule, between two rounds behind a barrier, which may end early f
 formed anew of who is left of it, and of workers that are in none; its round begins again. Workers that come fill up
 such groups, or make new ones.
 
-Where a run chooses its strategy, workers and links are measured before the first life, and again for each worker that
-comes later. Where kernels are to be sharded the run ends before its first life, and one of that kind begins in its
-place. If all then train by another rule, no round is given out any more; once those under way have ended the
-state is kept, and the life that begins next goes on from it by that rule.
-
-A run that may ask its cluster for workers looks after each round at what another one would bring, and whether one that
-is there brings enough. One that does not leaves as if it was asked to end, and the cluster gets it back.
+Where a run chooses its strategy, workers and links are measured before the first life. `Changes` decides how it goes
+on otherwise, which workers it asks its cluster for, and which it gives back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 from daskcnn import errors
-from daskcnn.events import WorkersAsked, WorkersCalibrated
-from daskcnn.ps import UpdateRule
+from daskcnn.events import WorkersCalibrated
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.choosing import REMEDY, alike
+from daskcnn.training.coordinator.changes import Changes
+from daskcnn.training.coordinator.choosing import Choice
 from daskcnn.training.coordinator.coordinator import Phase
-from daskcnn.training.coordinator.departures import Departures
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.life import Life
-from daskcnn.training.coordinator.records import Kept
 from daskcnn.training.coordinator.roster import Refusal
-from daskcnn.training.coordinator.scaling import WorkerScaling
-from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.coordinator.teams import too_few
 from daskcnn.training.judging import JudgedPart
 
@@ -49,12 +39,8 @@ from daskcnn.training.judging import JudgedPart
 _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
 
 
-class Coordinator(Departures):
+class Coordinator(Changes):
     """Decides a data-parallel run, as the module's text describes it."""
-
-    def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
-        super().__init__(settings, kept, logs=logs)
-        self._scaling = WorkerScaling(settings)
 
     def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
         return {
@@ -93,17 +79,7 @@ class Coordinator(Departures):
             elif (rule := self._choosing.unmeasured(len(self.roster.alive))) is None:
                 self._out.put(orders.ProbeServer((fact.worker,)))
             else:
-                self._take_newcomer(fact.worker, rule, fact.at)
-
-    def _take_newcomer(self, worker: str, rule: UpdateRule, now: float) -> None:
-        """Give the worker samples; where all then train by another rule, with the life that begins next."""
-        if not alike(rule, self.settings.rule):
-            self._alive.closing, self._turn = True, rule
-        self._alive.newcomers[worker] = now
-        if self.phase is _TRAINING:
-            self._alive.paused = self._is_short(now)
-            self._alive.issue(now)
-            self._let_in(now)
+                self._take_newcomer(fact.worker, Choice(rule), fact.at)
 
     def _group_newcomer(self, worker: str, now: float) -> None:
         """Let the worker fill up a group, or make one with others; else it waits."""
@@ -121,68 +97,8 @@ class Coordinator(Departures):
             self.phase = Phase.MEASURING
             self._out.put(orders.ProbeServer(tuple(self.roster.alive)))
         else:
-            self._turn = rule
+            self._turn = Choice(rule)
             self._begin_life(now)
-
-    # --- workers are chosen ---
-
-    def _on_server_probed(self, fact: facts.ServerProbed) -> None:
-        """Leave out the workers that cost a step more than they bring: all at the start, or one that came later."""
-        late = self.phase is not Phase.MEASURING
-        there, life = tuple(self.roster.alive), self._present
-        if late and (life is None or fact.workers[0] not in there or life.teams.of(fact.workers[0])):
-            return  # it is gone, or a life has begun with it meanwhile, or is about to
-        if not late and fact.workers != there:
-            return  # they are asked again
-        chosen = self._choosing.decide(fact, self.roster, begins=not (late or self.life or self.kept.step))
-        self._out.log(chosen.event)
-        if chosen.turn is not None:
-            self._end("turned", None, chosen.turn)
-            return
-        for worker, reason in chosen.left_out.items():
-            self._leave_out([worker], reason, REMEDY, fact.at)
-        if self.settings.asks and chosen.left_out:
-            self._give_back(chosen.left_out, fact.at)
-        if not late:
-            self._turn = chosen.rule
-            self._begin_life(fact.at)
-        elif not chosen.left_out:
-            self._take_newcomer(fact.workers[0], chosen.rule, fact.at)
-
-    # --- workers are asked for, and given back ---
-
-    def _scale(self, now: float) -> None:
-        """Ask for workers that are worth having, or let one go that is not."""
-        life, alive = self._alive, self.roster.alive
-        if not self.settings.asks or self.phase is not _TRAINING or self._done or self.roster.calibrating:
-            return
-        found = self._scaling.decide(
-            alive,
-            now,
-            barrier=self.settings.rule.barrier,
-            step=self._records.growth.samples if self.settings.shares_steps else None,
-            left=life.rounds.presentations - life.rounds.done,
-            stays={self._host},
-        )
-        self.roster.most = self._scaling.limit
-        if found is None:
-            return
-        if found.leaver is None:
-            self._out.log(WorkersAsked(workers=len(alive), wanted=found.wanted, gain=found.gain))
-            self._out.put(orders.AskWorkers(found.wanted))
-        else:
-            self._given_back.add(found.leaver)
-            self._take_leave(found.leaver, "the run is about as fast without it", now, recalled=False)
-
-    def _give_back(self, workers: Iterable[str], now: float) -> None:
-        """Let the cluster have workers that were left out, as far as the job's least allows."""
-        spared = self._choosing.spared
-        self._scaling.stop_at(len(self.roster.alive), now)
-        self.roster.most = self._scaling.limit
-        for worker in workers:
-            if len(self.roster.alive) + len(spared) > sum(self.settings.least.values()):
-                del spared[worker]
-                self._out.put(orders.LetGo(worker))
 
     # --- a life ---
 
@@ -191,7 +107,7 @@ class Coordinator(Departures):
         if self._is_short(now):
             self._await_workers()
             return
-        self._take_turn()
+        self._take_turn(now)
         self.life = max(self.life, self.kept.life) + 1
         self._records.begin_life(now)
         self._present = Life(self.life, self.settings, self.roster, self._records, self._out, logs=self._logs)
@@ -201,13 +117,6 @@ class Coordinator(Departures):
             self.phase = Phase.STARTING
             moved = self._moved_from is not None or self._moving is not None or self._anew
             self._out.put(orders.StartServer(self.life, moved))
-
-    def _take_turn(self) -> None:
-        """Train by the rule that was chosen for the life that begins now."""
-        if self._turn is not None and self._turn != self.settings.rule:
-            self.settings = self._records.settings = replace(self.settings, rule=self._turn)
-            self._out.put(orders.UseRule(self._turn))
-        self._turn = None
 
     def _on_server_ready(self, fact: facts.ServerReady) -> None:
         if fact.life != self.life or self.phase is not Phase.STARTING:
@@ -226,6 +135,7 @@ class Coordinator(Departures):
         self.phase = Phase.TRAINING
         self._alive.paused = self._is_short(now)
         self._alive.issue(now)
+        self._measure_again(now)
         self._go_on_from_reports(now)
 
     def _on_server_gone(self, fact: facts.ServerGone) -> None:
@@ -271,6 +181,7 @@ class Coordinator(Departures):
             whole = not self.settings.rule.barrier or life.rounds.running.keys() == {fact.replica}
             if life.awaits(fact):
                 self._scaling.add(fact.report, life.rounds.workers)
+            self._reconsider(fact)
             life.round_done(fact, fact.at)
             if whole:
                 self._scale(fact.at)
@@ -293,11 +204,6 @@ class Coordinator(Departures):
             self._keep_for_the_next()
         elif self._alive.over:
             self._finish()
-
-    @property
-    def _done(self) -> bool:
-        """True if no round is to come: all presentations are made, or the run stops early."""
-        return self._alive.rounds.ended or self.evaluations.stopping
 
     def _diverged(self, error: errors.Diverged, now: float) -> None:
         """Go back to the state kept last, once; then end."""
