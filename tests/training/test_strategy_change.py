@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ CHANCE = 0.1
 FAST = WorkerLink(1.25e8, 2e-4)
 
 
-def problem(*speeds: float, link: WorkerLink = FAST, fixed: float = 0.0, **more: float) -> StepProblem:
+def problem(*speeds: float, link: WorkerLink = FAST, fixed: float = 0.0, **more: Any) -> StepProblem:
     """A step of 64 samples and a vector of 600 kB, by workers of these images a second."""
     workers = (WorkerCost(f"w{i}", fixed, 1 / speed, link) for i, speed in enumerate(speeds))
     return StepProblem(tuple(workers), 64, 6e5, epoch=50_000, **more)
