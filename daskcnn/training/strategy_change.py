@@ -46,7 +46,7 @@ _VECTORS = 4  # that travel at a change: state from and to the server, center an
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class WayToTrain:
     """The way in which workers train: alone, by `bsp`, or by `local-sgd` with a meeting `every` so many steps."""
 
     workers: frozenset[str]
@@ -98,7 +98,7 @@ def at_speeds(problem: StepProblem, steps: Mapping[str, MeasuredSteps]) -> StepP
     return replace(problem, workers=tuple(_times(own, slower.get(own.name, others)) for own in problem.workers))
 
 
-def with_links(problem: StepProblem, way: Way, steps: Mapping[str, MeasuredSteps]) -> StepProblem:
+def with_links(problem: StepProblem, way: WayToTrain, steps: Mapping[str, MeasuredSteps]) -> StepProblem:
     """Return the problem with links as these meetings of workers that train in this way have shown them to be."""
     if len(way.workers) == 1:
         return problem
@@ -118,7 +118,7 @@ def _times(own: WorkerCost, factor: float) -> WorkerCost:
     return replace(own, fixed=own.fixed * factor, each=own.each * factor)
 
 
-def _link(problem: StepProblem, own: WorkerCost, way: Way, took: MeasuredSteps) -> WorkerLink:
+def _link(problem: StepProblem, own: WorkerCost, way: WayToTrain, took: MeasuredSteps) -> WorkerLink:
     """Return the link of a worker whose meetings with the others took this long."""
     if took.exchange is None:
         return own.link
@@ -146,7 +146,7 @@ def _whole(problem: StepProblem, seen: float, compute: float) -> float:
 
 
 def better(
-    problem: StepProblem, way: Way, samples: float, pricers: Sequence[Pricer] = STRATEGIES, surer: float = SURER
+    problem: StepProblem, way: WayToTrain, samples: float, pricers: Sequence[Pricer] = STRATEGIES, surer: float = SURER
 ) -> PricedStrategy | None:
     """Return what is sooner than the present way by so much that no chance has made it so; None: nothing is.
 
@@ -172,7 +172,7 @@ def better(
     return min(filter(pays, found), key=lambda each: each.compared, default=None)
 
 
-def _of_others(each: PricedStrategy, way: Way) -> bool:
+def _of_others(each: PricedStrategy, way: WayToTrain) -> bool:
     """Return True for the present strategy on other workers: those are compared one by one."""
     return each.strategy == way.strategy != ALONE and each.samples.keys() != way.workers
 

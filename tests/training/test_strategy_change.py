@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from daskcnn.events import ALONE
 from daskcnn.sharded.balance import FREE, WorkerLink
-from daskcnn.training.strategy_change import CHANGE, SURER, MeasuredSteps, Way, at_speeds, better, with_links
+from daskcnn.training.strategy_change import CHANGE, SURER, MeasuredSteps, WayToTrain, at_speeds, better, with_links
 from daskcnn.training.strategy_choice import LOCAL, SHARED, PricedStrategy, StepProblem, WorkerCost, priced
 from daskcnn.training.strategy_choice import STRATEGIES as ALL
 
@@ -28,8 +28,8 @@ def problem(*speeds: float, link: WorkerLink = FAST, fixed: float = 0.0, **more:
     return StepProblem(tuple(workers), 64, 6e5, epoch=50_000, **more)
 
 
-def way_of(chosen: PricedStrategy) -> Way:
-    return Way(frozenset(chosen.samples), chosen.strategy, chosen.every)
+def way_of(chosen: PricedStrategy) -> WayToTrain:
+    return WayToTrain(frozenset(chosen.samples), chosen.strategy, chosen.every)
 
 
 def names(numbers: Sequence[int]) -> frozenset[str]:
@@ -75,7 +75,7 @@ def test_no_chance_makes_it_change_back_and_forth(found: StepProblem, off: list[
 
 def test_another_strategy_has_to_be_so_much_sooner() -> None:
     two = problem(1000.0, 1000.0, link=FREE)
-    alone = Way(names([0]), ALONE)
+    alone = WayToTrain(names([0]), ALONE)
     for factor, sooner in ((SURER * 0.99, False), (SURER * 1.01, True)):
         # the second worker shortens the step by this factor
         overhead = 64 / 1000 / factor - 32 / 1000
@@ -84,21 +84,21 @@ def test_another_strategy_has_to_be_so_much_sooner() -> None:
 
 
 def test_it_changes_only_where_the_rest_of_the_run_saves_more_than_the_change_takes() -> None:
-    found, alone = problem(1000.0, 1000.0, link=FREE), Way(names([0]), ALONE)
+    found, alone = problem(1000.0, 1000.0, link=FREE), WayToTrain(names([0]), ALONE)
     saved = alone.price(found).seconds / 2  # a sample
     assert better(found, alone, 0.99 * CHANGE / saved) is None
     assert better(found, alone, 1.01 * CHANGE / saved) is not None
 
 
 def test_a_worker_more_that_changes_nothing_for_the_others_costs_nothing() -> None:
-    found = better(problem(1000.0, 1000.0, 1000.0), Way(names([0, 1])), 64)
+    found = better(problem(1000.0, 1000.0, 1000.0), WayToTrain(names([0, 1])), 64)
     assert found is not None
     assert found.samples.keys() == names([0, 1, 2])
 
 
 def test_one_of_eight_equal_workers_is_taken_in_although_it_brings_an_eighth() -> None:
     found = problem(*[1000.0] * 8, link=WorkerLink(1.25e9, 1e-4))
-    then = better(found, Way(names(range(7))), LONG)
+    then = better(found, WayToTrain(names(range(7))), LONG)
     assert then is not None
     assert len(then.samples) == 8
 
@@ -108,14 +108,14 @@ def test_a_worker_that_has_got_slower_is_left_out_once_it_costs_more_than_it_bri
     found = problem(1000.0, 1000.0, 1000.0, fixed=0.01)  # a shared step takes 0.031 s, that of two 0.042 s
     took = {f"w{i}": MeasuredSteps(64 / 3, 0.01 + 64 / 3000) for i in range(3)}
     took["w2"] = replace(took["w2"], seconds=took["w2"].seconds * slower)
-    then = better(at_speeds(found, took), Way(names([0, 1, 2])), LONG)
+    then = better(at_speeds(found, took), WayToTrain(names([0, 1, 2])), LONG)
     assert (then and then.samples.keys()) == (None if slower == 1.1 else names([0, 1]))
 
 
 # --- what was measured ---
 
 
-def met(found: StepProblem, way: Way, seconds: float, hidden: float = 0.0) -> Mapping[str, MeasuredSteps]:
+def met(found: StepProblem, way: WayToTrain, seconds: float, hidden: float = 0.0) -> Mapping[str, MeasuredSteps]:
     """The steps of workers whose meetings take this long."""
     step = way.price(found)
     costs = {own.name: own for own in found.workers}
@@ -125,9 +125,9 @@ def met(found: StepProblem, way: Way, seconds: float, hidden: float = 0.0) -> Ma
 
 @pytest.mark.parametrize("ahead", [0.0, 0.9])
 @pytest.mark.parametrize("link", [FREE, FAST, WorkerLink(5e6, 2e-3)])
-@pytest.mark.parametrize("way", [Way(names([0, 1])), Way(names([0, 1]), LOCAL, 20)])
+@pytest.mark.parametrize("way", [WayToTrain(names([0, 1])), WayToTrain(names([0, 1]), LOCAL, 20)])
 def test_meetings_that_take_what_was_expected_leave_the_prices_as_they_are(
-    way: Way, link: WorkerLink, ahead: float
+    way: WayToTrain, link: WorkerLink, ahead: float
 ) -> None:
     found = problem(1000.0, 1000.0, link=link, overhead=7e-4, ahead=ahead)
     step = way.price(found)
@@ -137,15 +137,15 @@ def test_meetings_that_take_what_was_expected_leave_the_prices_as_they_are(
 
 
 @pytest.mark.parametrize("times", [0.3, 3.0, 100.0])
-@pytest.mark.parametrize("way", [Way(names([0, 1])), Way(names([0, 1]), LOCAL, 20)])
-def test_a_link_is_as_slow_as_meetings_show_it_to_be(way: Way, times: float) -> None:
+@pytest.mark.parametrize("way", [WayToTrain(names([0, 1])), WayToTrain(names([0, 1]), LOCAL, 20)])
+def test_a_link_is_as_slow_as_meetings_show_it_to_be(way: WayToTrain, times: float) -> None:
     found = problem(1000.0, 1000.0, link=WorkerLink(5e6, 2e-3))
     took = met(found, way, 0.7 * times * way.price(found).exchange, 0.3 * times * way.price(found).exchange)
     assert way.price(with_links(found, way, took)).exchange == pytest.approx(times * way.price(found).exchange)
 
 
 def test_a_worker_alone_has_no_meetings_and_others_count_as_slower_by_as_much_within_bounds() -> None:
-    found, alone = problem(1000.0, 1000.0), Way(names([0]), ALONE)
+    found, alone = problem(1000.0, 1000.0), WayToTrain(names([0]), ALONE)
     took = {"w0": MeasuredSteps(64, 64 / 1000 * 1.1)}
     assert with_links(found, alone, took) == found
     assert [own.each for own in at_speeds(found, took).workers] == pytest.approx([1.1e-3, 1.1e-3])
@@ -154,7 +154,7 @@ def test_a_worker_alone_has_no_meetings_and_others_count_as_slower_by_as_much_wi
 
 
 def test_where_links_get_slower_workers_meet_more_rarely_or_one_goes_on_alone() -> None:
-    found, way = problem(1000.0, 1000.0, link=WorkerLink(1.25e8, 2e-4)), Way(names([0, 1]))
+    found, way = problem(1000.0, 1000.0, link=WorkerLink(1.25e8, 2e-4)), WayToTrain(names([0, 1]))
     assert way_of(priced(found, ALL)[0]) == way
     found = with_links(found, way, met(found, way, 100 * way.price(found).exchange))
     rarer = better(found, way, LONG)

@@ -21,7 +21,7 @@ from daskcnn.training.coordinator.departures import Departures
 from daskcnn.training.coordinator.records import Kept
 from daskcnn.training.coordinator.scaling import WorkerScaling
 from daskcnn.training.coordinator.settings import Settings
-from daskcnn.training.strategy_change import Way
+from daskcnn.training.strategy_change import WayToTrain
 
 # Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
 _TRAINING = Phase.TRAINING
@@ -107,7 +107,7 @@ class Changes(Departures):
         return self.settings.rule if self._turn is None else self._turn.rule
 
     @property
-    def _way(self) -> Way:
+    def _way(self) -> WayToTrain:
         """The way in which all are to train."""
         life, out = self._alive, self._turn.left_out if self._turn else {}
         return self._choosing.way(self._rule, {*life.teams.members, *life.newcomers} - out.keys())

@@ -17,7 +17,7 @@ from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.coordinator.spared import Spared
 from daskcnn.training.round_report import RoundReport
-from daskcnn.training.strategy_change import SURER, MeasuredSteps, Way, at_speeds, better, with_links
+from daskcnn.training.strategy_change import SURER, MeasuredSteps, WayToTrain, at_speeds, better, with_links
 from daskcnn.training.strategy_choice import (
     LOCAL,
     SHARED,
@@ -126,19 +126,19 @@ class Choosing:
         left_out = {part.worker: part.why_left_out for part in found.left_out}
         return Choice(self._rule_of(found.chosen), found.event(), left_out=left_out, turn=_turn_of(found.chosen))
 
-    def way(self, rule: UpdateRule, workers: Collection[str]) -> Way:
+    def way(self, rule: UpdateRule, workers: Collection[str]) -> WayToTrain:
         """Return the way in which these workers train by this rule."""
         if len(workers) == 1:
-            return Way(frozenset(workers), ALONE)
+            return WayToTrain(frozenset(workers), ALONE)
         if isinstance(rule, LocalSGD):
-            return Way(frozenset(workers), LOCAL, rule.period)
-        return Way(frozenset(workers), SHARED)
+            return WayToTrain(frozenset(workers), LOCAL, rule.period)
+        return WayToTrain(frozenset(workers), SHARED)
 
-    def seconds(self, way: Way, roster: Roster, rest: Rest) -> float:
+    def seconds(self, way: WayToTrain, roster: Roster, rest: Rest) -> float:
         """Return the seconds a sample of the present way."""
         return way.price(self._problem(roster, way.workers, rest.step)).seconds
 
-    def reconsider(self, way: Way, roster: Roster, rest: Rest) -> Choice | None:
+    def reconsider(self, way: WayToTrain, roster: Roster, rest: Rest) -> Choice | None:
         """Compare anew, as all have reported a round; return a change that pays."""
         if len(way.workers) == 1:
             return None
@@ -147,7 +147,7 @@ class Choosing:
         then = better(problem, way, rest.samples, self._pricers)
         return None if then is None else self._change(problem, way, then)
 
-    def judge(self, fact: ServerProbed, way: Way, roster: Roster, rest: Rest) -> Choice:
+    def judge(self, fact: ServerProbed, way: WayToTrain, roster: Roster, rest: Rest) -> Choice:
         """Return what becomes of a worker that came, or was measured again: it may be left out, or change all."""
         self.heed(fact)
         (worker,) = fact.workers
@@ -161,7 +161,7 @@ class Choosing:
         reason = part.why_left_out if part.with_it > part.without else TOO_LATE
         return Choice(self._rule_of(found.chosen), found.event(), way.workers, {worker: reason})
 
-    def _change(self, problem: StepProblem, way: Way, then: PricedStrategy) -> Choice:
+    def _change(self, problem: StepProblem, way: WayToTrain, then: PricedStrategy) -> Choice:
         found = choose(problem, self._pricers, then)
         why = {part.worker: part.why_left_out for part in found.left_out if part.worker in way.workers}
         return Choice(self._rule_of(then), found.event(way.price(problem)), frozenset(then.samples), why)
