@@ -120,7 +120,7 @@ class WorkerLink:
         return self.latency + self.handover
 
     def faster(self, factor: float) -> WorkerLink:
-        """Return a link that is so many times as fast, in bandwidth and latency."""
+        """Return a link of a factor more bandwidth and as much less latency."""
         return WorkerLink(self.bandwidth * factor, self.latency / factor, self.handover / factor)
 
 

@@ -47,7 +47,7 @@ _VECTORS = 4  # that travel at a change: state from and to the server, center an
 
 @dataclass(frozen=True, slots=True)
 class WayToTrain:
-    """The way in which workers train: alone, by `bsp`, or by `local-sgd` with a meeting `every` so many steps."""
+    """The way in which workers train: alone, by `bsp`, or by `local-sgd` whose replicas meet after `every` steps."""
 
     workers: frozenset[str]
     strategy: str = SHARED
