@@ -84,7 +84,7 @@ def _named(each: PricedStep) -> str:
 
 
 def _before(found: StrategyChosen) -> str:
-    """What is changed, and its figure against the choice."""
+    """The change, and its figure against the choice."""
     if found.before is None:
         return ""
     longer = found.before.seconds / found.candidates[0].seconds

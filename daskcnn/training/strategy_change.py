@@ -37,7 +37,7 @@ from daskcnn.training.strategy_choice import (
 )
 
 SURER = 1.25
-"""What a change has to be better by: more than two measurements, each a tenth off, differ."""
+"""Factor by which a change has to be better: more than two measurements, each a tenth off, differ."""
 CHANGE = 2.0
 """Seconds that a change takes, besides the ways of its vectors."""
 _FLAT = 1.05

@@ -35,9 +35,9 @@ TOO_LATE = "what is left of the run is too short for a change of all to pay"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a run does from its next life on.
+    """A decision: the way of a run from its next life on.
 
-    event: as it is logged. workers: that it was chosen for; none: all that are there. left_out: why, by worker. turn: the
+    event: as it is logged. workers: that it was chosen for; none: all. left_out: why, by worker. turn: the
     kind of run that it is instead, where kernels are sharded.
     """
 
