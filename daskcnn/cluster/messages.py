@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from daskcnn.cluster.server.actor import ServerAt
 from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import UpdateRule
+from daskcnn.ps import UpdateRule, Vector
 from daskcnn.training.judging import JudgedPart
 
 
@@ -22,6 +22,7 @@ class RoundOrder:
     q : those to judge the own weights on before a push
     scale : factor of the learning rate
     rule : by which it trains, where that is not the job's own
+    rest : what the replica's pushes in int8 have lost so far, coded
     """
 
     run: str
@@ -35,6 +36,7 @@ class RoundOrder:
     optimizer: OptimizerState | None = None
     scale: float = 1.0
     rule: UpdateRule | None = None
+    rest: Vector | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from daskcnn.nn.metrics import name_problems
 from daskcnn.nn.spec import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
+from daskcnn.ps.wire import INT8, problems_with_int8
 from daskcnn.store import DATASETS
 from daskcnn.store.augmentation import order_problems
 
@@ -35,6 +36,11 @@ def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterat
         yield "cluster.only = []: no worker may train; name some, or leave it out"
     yield from _of_training(job.train)
     yield from _of_growth(job)
+    if job.train.strategy == LAYER and job.cluster.wire == INT8:
+        yield (
+            'cluster.wire = "int8": strategy "layer" sends maps and their gradients, new ones in every step, to whose '
+            'next ones nothing of a loss could be added; use "float16"'
+        )
     if ("train", "epochs") not in wrong:
         yield from _too_few_epochs(job.train)
     if job.rule is not None and not any(key[0] == "rule" for key in wrong):
@@ -246,6 +252,8 @@ def _of_rule(rule: UpdateRule, job: Job) -> Iterator[str]:
     strategy, given, train = job.train.strategy, sum(job.cluster.workers.given.values()), job.train
     yield from _of_groups(rule, job)
     yield from _of_averages(rule, job.train)
+    if job.cluster.wire == INT8:
+        yield from problems_with_int8(rule, strategy)
     if 0 < given < rule.fewest:
         yield (
             f"cluster.workers = {given}: strategy {strategy!r} joins replicas, so it needs at least {rule.fewest}; "

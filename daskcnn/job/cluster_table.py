@@ -78,10 +78,16 @@ class Cluster(Options):
     chain: int = Field(250, ge=1)
     """Steps after which the chain of tasks, which the scheduler remembers, is cut. With `layer` also the
     most steps between two snapshots."""
-    wire: Literal["float32", "float16"] = "float32"
-    """Number type of vectors on the network."""
+    wire: Literal["float32", "float16", "int8"] = "float32"
+    """Number type of vectors on the network. `int8`: blocks of 256 numbers, with a scale each, of what has changed; a
+    worker adds what a push has lost to its next one. Not with `easgd`, `layer`, nor peer to peer."""
     overlap: bool = True
     """Replicas train on while they push and pull within a round (`easgd`, `downpour`, `local-sgd`, and `agwu` with
     `rule.every`)."""
     ps_shards: int = Field(1, ge=1)
     """Workers that the parameter server is split over, each with a range of the vector."""
+
+    @property
+    def maps(self) -> Literal["float32", "float16"]:
+        """Number type of maps between workers that share a network: of these nothing that is lost could be added."""
+        return "float16" if self.wire == "int8" else self.wire

@@ -20,8 +20,6 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from daskcnn.errors import DataError, JobError, NotKept, Stop
 from daskcnn.events import CheckpointWritten, Event, RunEnded, RunResumed, RunStarted, Warned, WorkersCalibrated
 from daskcnn.followers import Feeds
@@ -30,6 +28,7 @@ from daskcnn.job.prepared import Prepared
 from daskcnn.job.tables import CheckpointChoice, Job
 from daskcnn.launch.resume import EarlierRun, check_same_data
 from daskcnn.nn.score import Score
+from daskcnn.ps.wire import bytes_of
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, check_of, to_checkpoint, to_state
@@ -411,5 +410,5 @@ def start_event(prepared: Prepared, workers: int, *, run: str = "") -> RunStarte
         validation_samples=job.data.validation,
         parameters=prepared.layout.parameter_size,
         wire=job.cluster.wire,
-        vector_bytes=prepared.layout.size * np.dtype(job.cluster.wire).itemsize,
+        vector_bytes=bytes_of(job.cluster.wire, prepared.layout.size),
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from daskcnn.planning.simulate import Scenario
+from daskcnn.ps.wire import bytes_of
 from daskcnn.sim.cluster import step_problem
 from daskcnn.training.strategy_choice import STRATEGIES, StepProblem, StrategyChoice, choose
 
@@ -22,6 +21,6 @@ def problem_of(chosen: Scenario) -> StepProblem:
     """Return the step of a job on a simulated cluster, with the costs that a simulation goes by."""
     job = chosen.job
     samples = min(job.train.batch_size, chosen.samples)
-    nbytes = chosen.numbers * np.dtype(job.cluster.wire).itemsize
+    nbytes = bytes_of(job.cluster.wire, chosen.numbers)
     problem = step_problem(chosen.cluster.members(), samples, nbytes, chosen.cluster, job.cluster.ps_shards)
     return replace(problem, epoch=chosen.samples, overlaps=job.cluster.overlap)

@@ -20,6 +20,7 @@ from daskcnn.job.network import convolutions, layout_of, network_of
 from daskcnn.job.resolve import apply_settings, read_job_file, resolve, turned
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.ps.downpour import Downpour
+from daskcnn.ps.wire import numbers_of
 from daskcnn.runs.directory import RunDirectory, near
 from daskcnn.runs.log import read_events
 from daskcnn.sharded.cutting import stages_of
@@ -77,7 +78,7 @@ class Scenario:
         job = self.job
         network = network_of(job, self.images)
         # float64 travels as it is unless a narrower wire is asked for
-        dtypes = [job.model.dtype, *([job.cluster.wire] if job.cluster.wire != "float32" else [])]
+        dtypes = [job.model.dtype, *([job.cluster.maps] if job.cluster.maps != "float32" else [])]
         return Direct(
             **self._convolutions(cluster, stages_of(network)),
             itemsize=min(np.dtype(each).itemsize for each in dtypes),
@@ -213,7 +214,7 @@ def _cluster(source: str) -> SimulatedCluster:
         return cluster.model_copy(update={"costs": cluster.costs.model_copy(update={"dispatch": beyond})})
     start = next((event for event in events if isinstance(event, RunStarted)), RunStarted())
     # the log has the vector's length, so that the network need not be made
-    numbers = (start.vector_bytes or 0) // np.dtype(job.cluster.wire).itemsize or start.parameters or 1
+    numbers = numbers_of(job.cluster.wire, start.vector_bytes or 0) or start.parameters or 1
     return measured_cluster(events, Workload.of_job(job, samples=start.samples or 1, numbers=numbers))
 
 
@@ -342,6 +343,6 @@ def constants_of(chosen: Scenario) -> Constants:
         add=merge / workload.numbers,
         B=float(bandwidth),
         L=middle.latency + cluster.costs.exchange,
-        itemsize=np.dtype(workload.wire).itemsize,
+        itemsize=workload.nbytes / workload.numbers,
         sample_bytes=H * W * C,
     )

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.messages import Pace, Push, RuleState, Vector
 from daskcnn.ps.rule import AccuracyWeighted, Asynchronous, Local, Merge, View, parameter
 from daskcnn.ps.vectors import add_scaled
 
@@ -31,6 +31,9 @@ class AGWU(AccuracyWeighted, Asynchronous):
     accuracy_floor: float = parameter(
         0.0, "Least Q that a push counts with.", "it stands for an accuracy", ge=0.0, le=1.0
     )
+
+    def pushes_weights(self, pace: Pace | None) -> bool:
+        return False
 
     def payload(self, local: Local) -> Vector:
         """The increment W_j - W_base, so that the server need not keep old centers."""

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field
 
-from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.messages import Pace, Push, RuleState, Vector
 from daskcnn.ps.rule import Local, Merge, UpdateRule, View, parameter
 from daskcnn.ps.split import Span
 from daskcnn.ps.vectors import cast, sample_weights, weighted_sum
@@ -123,6 +123,9 @@ class BSP(UpdateRule):
                 f"cluster.ps_shards = {shards}: rule.exchange = {self.exchange!r} has no server to split; remove it, "
                 "or use allreduce"
             )
+
+    def pushes_weights(self, pace: Pace | None) -> bool:
+        return pace is None and self.combine != "sum"
 
     def payload(self, local: Local) -> Vector:
         if local.gradients is not None:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.messages import Pace, Push, RuleState, Vector
 from daskcnn.ps.rule import Action, Asynchronous, Local, Merge, View, parameter
 from daskcnn.ps.vectors import adagrad, add_scaled
 
@@ -45,6 +45,9 @@ class Downpour(Asynchronous):
     def due(self, step: int, *, round_end: bool) -> frozenset[Action]:
         pull = {Action.PULL} if round_end or step % self.n_fetch == 0 else set()
         return super().due(step, round_end=round_end) | pull
+
+    def pushes_weights(self, pace: Pace | None) -> bool:
+        return False
 
     def payload(self, local: Local) -> Vector:
         """The gain since the last push; the next begins here."""

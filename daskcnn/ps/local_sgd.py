@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import field_validator
 
-from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.messages import Pace, Push, RuleState, Vector
 from daskcnn.ps.rule import Local, Merge, UpdateRule, View, parameter
 from daskcnn.ps.vectors import add_scaled, sample_weights, weighted_sum
 
@@ -91,6 +91,9 @@ class LocalSGD(UpdateRule):
         if self.every == "auto" and exchange is not None:
             return max(1, steps // steps_between(step, exchange))
         return super().meetings(steps, step, exchange)
+
+    def pushes_weights(self, pace: Pace | None) -> bool:
+        return False
 
     def payload(self, local: Local) -> Vector:
         """The gain since the last meeting. In float16 it loses less than the weights would."""

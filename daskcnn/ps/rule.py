@@ -213,6 +213,10 @@ class UpdateRule(BaseModel, ABC):
         """The vector to push: here, the local weights themselves. The receiver copies what it keeps."""
         return local.weights
 
+    def pushes_weights(self, pace: Pace | None) -> bool:
+        """True if a push of this pace is the replica's weights, and not a gradient or what they have gained."""
+        return True
+
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
         """Go on from the reply to a push: here, from the center."""
         local.weights[...] = answer

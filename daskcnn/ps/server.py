@@ -6,7 +6,7 @@ copies, and no reader can see a half-merged one. Memory: the center, and the arr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from daskcnn.ps.messages import Objection, Pace, Push, RuleState, Snapshot, Vect
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Sequencer
 from daskcnn.ps.vectors import all_finite, cut_state, misfit, whole_vector, within
+from daskcnn.ps.wire import decode, decoded, encode, misfit_of_coded
 
 
 class Steps(Protocol):
@@ -50,7 +51,8 @@ class CenterRange(Vectors):
     of this range; taken over. None or empty: as before the first merge. kept: places in it that no merge changes.
     ema: the most that an average of the center keeps of itself at a merge; None: no average is kept. steps: the
     optimizer's, by what a rule merges that merges gradients; its vectors are of the state too. besides: places of what
-    layers keep besides parameters, which follow the mean of the replicas where a rule goes beyond that.
+    layers keep besides parameters, which follow the mean of the replicas where a rule goes beyond that. coded: pushes
+    are in int8, and so are answers behind a barrier (`wire`).
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class CenterRange(Vectors):
         ema: float | None = None,
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
+        *,
+        coded: bool = False,
     ) -> None:
         if center.ndim != 1 or center.dtype.kind != "f" or not all_finite(center):
             raise ValueError(
@@ -77,9 +81,11 @@ class CenterRange(Vectors):
             self._state = _all_sealed(steps.begin(center)) | self._state
         if ema is not None:
             self._state.setdefault(AVERAGE, self._center)
+        self._coded = coded
+        self._told = self._center if coded and rule.barrier else None  # of the center, by changes
 
     def objection(self, push: Push) -> Objection | None:
-        return misfit(push.payload, self._center)
+        return misfit_of_coded(push.payload, len(self._center)) if self._coded else misfit(push.payload, self._center)
 
     def ahead(self, lo: int, hi: int, pushes: Sequence[Push], view: View) -> Vector | None:
         """The center's numbers lo…hi after the merge of these pushes, of whose payloads there are these numbers alone.
@@ -99,6 +105,8 @@ class CenterRange(Vectors):
     def proposed(self, pushes: Sequence[Push], view: View) -> Merge | None:
         """The merge of the pushes, which is not made yet. None: center or state would not be finite."""
         ahead, self._ahead = self._ahead, _Ahead()
+        if self._coded:
+            pushes = [self._decoded(push) for push in pushes]
         if ahead.of != _key(pushes, view) or not ahead.merges:
             return self._part(0, len(self._center), pushes, view)
         front = [replace(push, payload=push.payload[: ahead.lo]) for push in pushes]
@@ -128,20 +136,28 @@ class CenterRange(Vectors):
             merge = replace(merge, state={**merge.state, AVERAGE: _sealed(average)}, finite=finite)
         return merge if merge.finite or all(map(all_finite, (merge.center, *merge.state.values()))) else None
 
-    def adopt(self, merge: Merge) -> None:
-        """Take over a merge."""
+    def _decoded(self, push: Push) -> Push:
+        weights = self._rule.pushes_weights(push.pace)
+        return replace(push, payload=decoded(push.payload, self._center, weights=weights))
+
+    def adopt(self, merge: Merge, workers: Iterable[str]) -> Merge:
+        """Take over a merge of these workers' pushes. Returns it with what they are told."""
         self._center, self._state = _sealed(merge.center), merge.state
+        if self._told is not None:
+            change = encode(self._center - self._told)
+            self._told = _sealed(self._told + decode(change, len(self._told), self._told.dtype))
+            merge = replace(merge, replies=dict.fromkeys(workers, change))
         for reply in (merge.replies or {}).values():
             _sealed(reply)
+        return merge
 
     def merge(self, pushes: Sequence[Push], view: View) -> Merge | None:
         merge = self.proposed(pushes, view)
-        if merge is not None:
-            self.adopt(merge)
-        return merge
+        return None if merge is None else self.adopt(merge, [push.worker for push in pushes])
 
     def given(self, worker: str, session: int, *, averaged: bool) -> Vector:
-        return self._state.get(AVERAGE, self._center) if averaged else self._center
+        known = self._center if self._told is None else self._told
+        return self._state.get(AVERAGE, self._center) if averaged else known
 
     def forget(self, push: Push) -> None:
         """Nothing is kept of a push that was not merged."""
@@ -208,7 +224,7 @@ class ParameterServer(Sequencer):
     """Holds the center and merges what is pushed, by the rule. `sequencer` says how it decides.
 
     center, state, kept, ema, steps, besides: as for `CenterRange`, but copied. life: the number of this server in its
-    run. version: the merges that the center has behind it. sharing: as for `Sequencer`.
+    run. version: the merges that the center has behind it. sharing: as for `Sequencer`. coded: as for `CenterRange`.
     """
 
     def __init__(
@@ -224,9 +240,10 @@ class ParameterServer(Sequencer):
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
         sharing: StepSharing | None = None,
+        coded: bool = False,
     ) -> None:
         copied = {name: vector.copy() for name, vector in (state or {}).items()}
-        held = CenterRange(rule, center.copy(), copied, kept, ema, steps, besides)
+        held = CenterRange(rule, center.copy(), copied, kept, ema, steps, besides, coded=coded)
         super().__init__(rule, held, life=life, version=version, sharing=sharing)
 
     @classmethod
@@ -241,6 +258,7 @@ class ParameterServer(Sequencer):
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
         sharing: StepSharing | None = None,
+        coded: bool = False,
     ) -> ParameterServer:
         """A server that goes on from the snapshot, by default as the next life.
 
@@ -249,5 +267,5 @@ class ParameterServer(Sequencer):
         life = snapshot.life + 1 if life is None else life
         version, state = snapshot.version, snapshot.state
         own: dict[str, Any] = {"state": state, "kept": kept, "ema": ema, "steps": steps, "besides": besides}
-        server = cls(rule, snapshot.center, life=life, version=version, sharing=sharing, **own)
+        server = cls(rule, snapshot.center, life=life, version=version, sharing=sharing, coded=coded, **own)
         return server.resume(snapshot)

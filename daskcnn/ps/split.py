@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,16 +32,24 @@ from daskcnn.ps.messages import Code, Objection, Push, RuleState, Snapshot, Vect
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.server import CenterRange, Steps
 from daskcnn.ps.vectors import cut_state, whole_vector, wrong_shape
+from daskcnn.ps.wire import CODED
 
 Span: TypeAlias = tuple[int, int]
 _NONE = (-math.inf, 0.0)  # before every session
 
 
-def spans(size: int, parts: int) -> tuple[Span, ...]:
-    """A vector's length cut into ranges, equal within one. Raises ValueError where one would be empty."""
-    if not 1 <= parts <= size:
-        raise ValueError(f"ps_shards={parts}: a vector of {size} numbers has 1 to {size} ranges; set cluster.ps_shards")
-    return tuple((size * i // parts, size * (i + 1) // parts) for i in range(parts))
+def spans(size: int, parts: int, unit: int = 1) -> tuple[Span, ...]:
+    """A vector's length cut into ranges, equal within one unit. Raises ValueError where one would be empty.
+
+    unit: of these many numbers none is cut.
+    """
+    units = -(-size // unit)
+    if not 1 <= parts <= units:
+        raise ValueError(
+            f"ps_shards={parts}: a vector of {size} numbers has 1 to {units} ranges; set cluster.ps_shards"
+        )
+    cuts = [min(size, units * i // parts * unit) for i in range(parts + 1)]
+    return tuple(pairwise(cuts))
 
 
 def split_snapshot(snapshot: Snapshot, cuts: Sequence[Span]) -> list[Snapshot]:
@@ -149,7 +158,7 @@ class Vote:
 
 
 class SplitCenter(Vectors):
-    """The vectors of a sequencer whose ranges lie elsewhere. like: an array of the center's dtype. size: its length.
+    """The vectors of a sequencer whose ranges lie elsewhere. like: an array of the center's dtype. size: of a push.
 
     send: sends an order to every range, and does not wait. Orders may arrive in any order, and more than once.
     ask: sends an order to merge to every range, and returns all their votes.
@@ -267,8 +276,11 @@ class OrderedRange:
         ema: float | None = None,
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
+        *,
+        coded: bool = False,
     ) -> None:
-        self._range, self._like = CenterRange(rule, center, state, kept, ema, steps, besides), center[:0]
+        self._range = CenterRange(rule, center, state, kept, ema, steps, besides, coded=coded)
+        self._like = center[:0] if not coded else np.empty(0, CODED)
         self._orders: dict[int, RangeOrder] = {}  # that came before their turn
         self._staged: dict[str, dict[str, _Piece]] = {}  # by worker and ticket
         self._answers: dict[str, _Answers] = {}
@@ -281,7 +293,7 @@ class OrderedRange:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The center's. Pieces that are staged have to have it."""
+        """The center's, or that of coded vectors. Pieces that are staged have to have it."""
         return self._like.dtype
 
     def stage(self, push: Push, ticket: str) -> Objection | None:
@@ -370,7 +382,7 @@ class OrderedRange:
         (proposed, merge), self._proposed = self._proposed, None
         if order.adopt:
             assert merge is not None, "a merge that is not finite"
-            self._range.adopt(merge)
+            merge = self._range.adopt(merge, [push.worker for push in proposed.pushes])
             for push in proposed.pushes:
                 answer = merge.center if merge.replies is None else merge.replies[push.worker]
                 if answer.size:

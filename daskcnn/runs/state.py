@@ -24,6 +24,7 @@ from daskcnn.partition import Allocation
 from daskcnn.ps import UpdateRule
 from daskcnn.ps.average import AVERAGE, TRAINED
 from daskcnn.ps.gradient_noise import NOISE, NOISE_SIZE
+from daskcnn.ps.wire import INT8, misfit_of_coded
 from daskcnn.runs.checkpoint import Check, Checkpoint, Header
 from daskcnn.store import Described
 from daskcnn.store.image_facts import Facts
@@ -128,7 +129,7 @@ class TrainingState:
 
     weights: (size,) on the host, as are the optimizers' states, by replica. book: JSON of the strategy's own.
     rule_state: vectors that the update rule keeps on the server, by name. Where the weights are an average, the trained
-    center is one more (`ps.average`).
+    center is one more (`ps.average`). rests: by replica, what its pushes in int8 have lost so far, coded (`ps.wire`).
     """
 
     step: int
@@ -138,6 +139,7 @@ class TrainingState:
     book: Mapping[str, Any]
     validation: Score | None = None
     rule_state: Mapping[str, Array] = field(default_factory=dict)
+    rests: Mapping[str, Array] = field(default_factory=dict)
 
 
 def for_rule(
@@ -146,7 +148,7 @@ def for_rule(
     """Return the state as these replicas go on from it by this rule, which the job's run has chosen.
 
     The optimizer's vectors lie on the server where that makes the steps, else with each replica: their mean, or a copy.
-    Other vectors of another rule's are dropped.
+    Other vectors of another rule's are dropped, and what was lost of its pushes.
     """
     steps, found = center_descent_of(job, layout), state.rule_state
     assert steps is not None, "a job that chooses its rule may share steps"
@@ -155,10 +157,10 @@ def for_rule(
     mean = steps.state_of(found, layout.dtype) if on_server else _mean_of([*state.optimizers.values()])
     if not rule.merges_gradients:
         optimizers = {} if mean is None else {name: state.optimizers.get(name, mean) for name in replicas}
-        return replace(state, optimizers=optimizers, rule_state={n: found[n] for n in found.keys() & names})
+        return replace(state, optimizers=optimizers, rests={}, rule_state={n: found[n] for n in found.keys() & names})
     names |= on_server | {NOISE}
     own = {} if on_server or mean is None else steps.kept(mean)
-    return replace(state, optimizers={}, rule_state={n: found[n] for n in found.keys() & names} | own)
+    return replace(state, optimizers={}, rests={}, rule_state={n: found[n] for n in found.keys() & names} | own)
 
 
 def _mean_of(states: Sequence[OptimizerState]) -> OptimizerState | None:
@@ -169,7 +171,7 @@ def _mean_of(states: Sequence[OptimizerState]) -> OptimizerState | None:
     return OptimizerState(vectors, max(each.count for each in states))
 
 
-RULE = "rule:"
+RULE, REST = "rule:", "rest:"
 _ONE_RUN = "use the job and the checkpoint of one run"
 _SMALL = 1 << 20  # numbers that are allocated without a check
 
@@ -199,7 +201,8 @@ def to_checkpoint(
         "validation": kept_score,
         "optimizer_steps": {replica: own.count for replica, own in state.optimizers.items()},
     }
-    return Checkpoint({**arrays, **kept, **rule_state}, record, state.step, score.quality if score else None)
+    rests = {f"{REST}{replica}": rest for replica, rest in state.rests.items()}
+    return Checkpoint({**arrays, **kept, **rule_state, **rests}, record, state.step, score.quality if score else None)
 
 
 def to_state(checkpoint: Checkpoint, job: Job) -> TrainingState:
@@ -210,14 +213,23 @@ def to_state(checkpoint: Checkpoint, job: Job) -> TrainingState:
     _check_rule_state(checkpoint.path, rule_state, job, layout)
     record = parse_record(checkpoint.state, checkpoint.path)
     optimizers = _optimizers(checkpoint, job, layout, record.optimizer_steps)
+    rests = {name.removeprefix(REST): a for name, a in checkpoint.arrays.items() if name.startswith(REST)}
+    for replica, rest in rests.items():
+        if problem := misfit_of_coded(rest, layout.size):
+            raise DataError(checkpoint.path, f"{REST}{replica}: {problem.reason}", _ONE_RUN)
+    of_rule = rule_state, rests if job.cluster.wire == INT8 else {}
     return TrainingState(
-        checkpoint.step, record.epoch, weights, optimizers, checkpoint.state["book"], record.score, rule_state
+        checkpoint.step, record.epoch, weights, optimizers, checkpoint.state["book"], record.score, *of_rule
     )
 
 
 def replicas_of(checkpoint: Checkpoint) -> set[str]:
     """Return the replicas of which the checkpoint keeps an optimizer's state."""
-    return {name.partition(":")[2] for name in checkpoint.arrays if ":" in name and not name.startswith(RULE)}
+    return {name.partition(":")[2] for name in checkpoint.arrays if _is_of_optimizer(name)}
+
+
+def _is_of_optimizer(name: str) -> bool:
+    return ":" in name and not name.startswith((RULE, REST))
 
 
 def _optimizers(
@@ -227,7 +239,7 @@ def _optimizers(
     names, wanted = optimizer_of(job).vectors, np.empty(layout.parameter_size, layout.dtype)
     replicas = sorted(replicas_of(checkpoint))
     known = {f"{vector}:{replica}" for vector in names for replica in replicas}
-    kept = {name for name in checkpoint.arrays if ":" in name and not name.startswith(RULE)}
+    kept = {name for name in checkpoint.arrays if _is_of_optimizer(name)}
     if others := sorted(kept - known):
         reason = (
             f"it keeps {', '.join(others):.80} of an optimizer, {job.train.optimizer.name!r} keeps {', '.join(names)}"

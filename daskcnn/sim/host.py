@@ -12,6 +12,7 @@ import numpy as np
 
 from daskcnn.errors import Diverged
 from daskcnn.ps import Code, Instruction, Join, Leave, ParameterServer, Pull, Push, Reply, Request, Vector
+from daskcnn.ps.wire import CODED, Wire
 from daskcnn.sim.cluster import Costs, Server
 from daskcnn.sim.speeds import Line, Link
 from daskcnn.training.exchange_orders import Gain
@@ -74,17 +75,18 @@ class Host:
 
     A request reaches the server when its last byte has passed the worker's link and the shared one. Requests are
     handled in that order. Replies leave once the merges before them are done. nbytes: of the whole vector; a simulation
-    of timing alone has a vector of length 1 instead. wire: the dtype that vectors travel in.
+    of timing alone has a vector of length 1 instead. numbers: of the whole one. way: of vectors to the server and back.
     """
 
     def __init__(
-        self, server: ParameterServer, agenda: Agenda, spec: Server, costs: Costs, *, wire: str, nbytes: int
+        self, server: ParameterServer, agenda: Agenda, spec: Server, costs: Costs, *, way: Wire, numbers: int
     ) -> None:
         self.server, self._agenda, self._exchange = server, agenda, costs.exchange
-        self._wire, self._nbytes = np.dtype(wire), nbytes
+        self._wire, self._nbytes = np.dtype(way.whole), way.pushed_length(numbers) * way.pushed.itemsize
+        self._answered, self._whole = way.answer_bytes(numbers), way.whole_bytes(numbers)
         self._rounds = server.snapshot().center.dtype != self._wire
         self._up, self._down = Line(spec.bandwidth or math.inf), Line(spec.bandwidth or math.inf)
-        self._seconds_a_push = nbytes / spec.merge_rate if spec.merge_rate else 0.0
+        self._seconds_a_push = self._nbytes / spec.merge_rate if spec.merge_rate else 0.0
         self._free = 0.0
         self._callers: dict[str, Caller] = {}
         self._gone: set[str] = set()
@@ -121,7 +123,8 @@ class Host:
 
     def travelled(self, vector: Vector) -> Vector:
         """Return the vector as it comes out of the wire."""
-        return vector.astype(self._wire).astype(vector.dtype) if self._rounds else vector
+        rounds = self._rounds and vector.dtype != CODED
+        return vector.astype(self._wire).astype(vector.dtype) if rounds else vector
 
     def _reaches(self, caller: Caller, nbytes: int) -> float:
         """Return the time when bytes that are sent now reach the server."""
@@ -134,7 +137,7 @@ class Host:
 
     def _delivered(self, caller: Caller, ready: float, reply: Reply) -> float:
         """Return the time when a reply that is ready at this time reaches the caller."""
-        nbytes = self._nbytes if reply.weights.size else 0
+        nbytes = (self._answered if reply.seq else self._whole) if reply.weights.size else 0
         caller.received += nbytes
         return caller.link.arrival(ready, nbytes, self._down)
 

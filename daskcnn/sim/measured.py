@@ -183,7 +183,8 @@ def _exchange(r: _Lap, workload: Workload) -> float:
 
     If the replica trains during exchanges, only those at the round's end were waited for.
     """
-    answers, pushes, whole = workload.rule.answers, r.ended.pushes, r.ended.bytes_down // workload.nbytes
+    way = workload.way.answer_bytes(workload.numbers)
+    answers, pushes, whole = workload.rule.answers, r.ended.pushes, r.ended.bytes_down // way
     pulls = {"nothing": whole, "difference": max(0, whole - pushes), "center": 0}[answers]
     if workload.overlaps:
         # a replica that goes its own way pulls the center to judge it

@@ -37,7 +37,7 @@ class Constants:
     add: float
     B: float
     L: float
-    itemsize: int
+    itemsize: float
     sample_bytes: int
     epsilon: float = EPSILON
 

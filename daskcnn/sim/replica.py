@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from daskcnn.ps import Local, Reply
+from daskcnn.ps.wire import Feedback
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.host import Agenda, Host
 from daskcnn.sim.learners import Learner
@@ -22,8 +23,8 @@ class SimulatedReplica:
 
     # slots: a simulation reads these millions of times
     __slots__ = (
-        "_agenda", "_answers", "_busy", "_exchange", "_fixed", "_host", "_judging", "_order", "_pace", "_reported",
-        "_seconds", "_segment", "_sending", "_told",
+        "_agenda", "_answers", "_busy", "_exchange", "_feedback", "_fixed", "_host", "_judging", "_order", "_pace",
+        "_reported", "_seconds", "_segment", "_sending", "_told",
         "learner", "link", "local", "member", "name", "received", "sent", "session",
     )  # fmt: skip
 
@@ -42,6 +43,7 @@ class SimulatedReplica:
         self.session = self.sent = self.received = 0
         self._pace, self._host, self._agenda = pace, host, agenda
         self._fixed, self._seconds, self._judging = member.step_fixed, member.seconds, member.judging
+        feedback = Feedback(workload.rule) if workload.way.coded and learner.weights.size == workload.numbers else None
         self._exchange = replica_exchange.ReplicaExchange(
             workload.rule,
             self.local,
@@ -49,7 +51,9 @@ class SimulatedReplica:
             overlap=workload.overlap,
             frozen=learner.frozen,
             averaged=workload.ema is not None,
+            via=feedback,
         )
+        self._feedback = feedback
         self._busy = 0.0
         self._segment: tuple[TrainSteps, float, float] | None = None  # steps under way, when they begin and end
         self._sending: exchange_orders.Send | None = None
@@ -65,6 +69,8 @@ class SimulatedReplica:
         self.session += 1
 
         def told(reply: Reply) -> None:
+            if self._feedback is not None:
+                self._feedback.begin(self.local, self._feedback.rest())
             self._exchange.joined(self._host.travelled(reply.weights), reply.version)
             joined(self.name)
 

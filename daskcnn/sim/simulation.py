@@ -100,6 +100,8 @@ class Simulation:
             "steps": one.steps if self.rule.merges_gradients else None,
             "ema": workload.ema,
             "besides": one.besides,
+            # what is only timed has a vector of one number, of which nothing is coded
+            "coded": workload.way.coded and center.size == workload.numbers,
         }
         fixed = {member.name: member.step_fixed / member.seconds for member in self.members}
         sharing = StepShares(fixed) if workload.resizes_steps else None
@@ -120,7 +122,7 @@ class Simulation:
         workload, cluster = self.workload, self.cluster
         kind = PeerToPeer if workload.rule.serverless else Host
         split = cluster.server.split(workload.shards)
-        return kind(self.server, self._agenda, split, cluster.costs, wire=workload.wire, nbytes=workload.nbytes)
+        return kind(self.server, self._agenda, split, cluster.costs, way=workload.way, numbers=workload.numbers)
 
     @property
     def now(self) -> float:

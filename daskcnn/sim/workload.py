@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
 from daskcnn.job.tables import Job
+from daskcnn.ps.wire import Wire, bytes_of
 from daskcnn.training.coordinator.settings import Settings
 
 
@@ -18,7 +17,7 @@ class Workload(Settings):
     Its checkpoint_every, stall_timeout, lowers and guess matter to a recorded run that is played
     (`Simulation.play`). A simulated run does not go back.
 
-    partition: the partitioner's name. numbers: in the vector that is pushed. wire: the dtype that it travels in.
+    partition: the partitioner's name. numbers: in the vector that is pushed. wire: as in `[cluster]`.
     shards: workers that the server is split over. ema: as in `[train]`.
     """
 
@@ -46,9 +45,14 @@ class Workload(Settings):
         return cls(partition=job.train.partition, numbers=numbers, **own)
 
     @property
+    def way(self) -> Wire:
+        """The way of vectors to the server and back."""
+        return Wire.of(self.wire, self.rule)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of the vector on the wire."""
-        return self.numbers * np.dtype(self.wire).itemsize
+        """Bytes of a push."""
+        return bytes_of(self.wire, self.numbers)
 
     @property
     def overlaps(self) -> bool:

@@ -9,7 +9,7 @@ from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.partition.step_shares import StepSizes
-from daskcnn.ps import NoiseScale
+from daskcnn.ps import NoiseScale, Vector
 
 _OF_ROUND = ("worker", "round")
 
@@ -37,6 +37,7 @@ class RoundReport(NamedTuple):
     sizes : Minibatches of a round in which they may have changed; None: as it began.
     noise : The gradients' noise scale, by the last reply that knew it; of a replica alone by its own measurements.
     norms : These measurements, to go on from.
+    rest : What the replica's pushes in int8 have lost so far, coded; None: nothing, or they are not in int8.
     hidden : Seconds of exchanges during which steps were made.
     cut : Samples presented in a round that ended early; None: it did not.
     """
@@ -67,6 +68,7 @@ class RoundReport(NamedTuple):
     cut: int | None = None
     norms: tuple[float, ...] = ()
     hidden: float = 0.0
+    rest: Vector | None = None
 
     @property
     def worker(self) -> str:

@@ -82,7 +82,7 @@ def share_search(
         {name: own.conv_seconds for name, own in measured.items()},
         links.by_worker,
         samples=min(job.train.batch_size, samples),
-        itemsize=whole if job.cluster.wire == "float32" else np.dtype(job.cluster.wire).itemsize,
+        itemsize=whole if job.cluster.maps == "float32" else np.dtype(job.cluster.maps).itemsize,
         rest=measured[home].rest_seconds or 0.0,
         fixed={name: own.conv_fixed for name, own in measured.items()},
         task=links.task,

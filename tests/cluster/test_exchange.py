@@ -26,6 +26,7 @@ from daskcnn.errors import Diverged, Interrupted
 from daskcnn.job.tables import Cluster, Job, Workers
 from daskcnn.launch.training import Result
 from daskcnn.ps import RULES, ParameterServer, Request, Snapshot
+from daskcnn.ps.wire import bytes_of as wire_bytes_of
 from daskcnn.runs.checkpoint import load
 from tests.cluster.cluster_jobs import Watch, in_mid_round, kill_worker, run, small_job
 from tests.cluster.conftest import RuleRuns
@@ -144,6 +145,27 @@ def test_peers_interrupted_in_mid_round_are_saved_and_go_on(three_workers: Clien
     assert again.of("resume")[0]["step"] > 0
     assert (result.summary["status"], result.summary["epochs"]) == ("done", 3)
     assert sum(event["samples"] for event in again.of("round")) < 3 * 800
+
+
+# --- pushes in int8 ---
+
+
+@pytest.mark.slow
+def test_a_run_in_int8_goes_on_with_its_rests_on_a_split_server(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
+    """Its other half goes over two ranges, which hold whole blocks."""
+    cluster: dict[str, Any] = {"wire": "int8", "workers": {"cpu": 2}}
+    job = bsp(synthetic, runs, train={"epochs": 2}, cluster=cluster, run={"name": "it"})
+    first, again = Watch(), Watch()
+    run(three_workers, job, first)
+    last = sorted((Path(runs) / "it/checkpoints").glob("step-*"))[-1]
+    assert {name for name in load(last).arrays if name.startswith("rest:")} == {"rest:cpu-0", "rest:cpu-1"}
+    job |= {"train": job["train"] | {"epochs": 4}, "cluster": job["cluster"] | {"ps_shards": 2}}
+    result = run(three_workers, job, again, resume=Path(runs) / "it")
+    assert (result.summary["status"], result.summary["epochs"]) == ("done", 4)
+    for event in (*first.of("round"), *again.of("round")):
+        assert event["bytes_up"] == event["pushes"] * wire_bytes_of("int8", VECTOR)
 
 
 # --- the server split over several actors ---

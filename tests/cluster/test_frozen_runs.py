@@ -82,11 +82,16 @@ def test_no_rule_changes_frozen_layers(dataset: Dataset, course: str, freeze: li
             assert before[place].tobytes() == np.asarray(state.weights)[place].tobytes()
 
 
-@pytest.mark.parametrize("strategy", RULES)
-def test_the_run_keeps_exact_weights_where_half_precision_travels(dataset: Dataset, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "wire"),
+    [*((name, "float16") for name in RULES), *((name, "int8") for name in ("bsp", "local-sgd", "downpour"))],
+)
+def test_the_run_keeps_exact_weights_where_less_than_all_of_them_travels(
+    dataset: Dataset, strategy: str, wire: str
+) -> None:
     model = model_of(BELOW, "float32")
     rule = SEVERAL_MEETINGS.get(strategy, {})
-    job = job_of(strategy, rule=rule, model=model, cluster={"wire": "float16"})
+    job = job_of(strategy, rule=rule, model=model, cluster={"wire": wire})
     start = started(job, dataset)
     before = start.weights.copy()
     assert_frozen(job, dataset, before, RunHere(job, dataset, 2).train(start))

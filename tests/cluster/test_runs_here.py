@@ -17,6 +17,7 @@ from daskcnn.job.tables import Job, Schedule
 from daskcnn.ps import RULES, Join, ParameterServer, Pull, Push
 from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.ps.vectors import cast
+from daskcnn.ps.wire import bytes_of
 from daskcnn.runs.state import to_checkpoint, to_state
 from daskcnn.store import Dataset
 from daskcnn.training import judging
@@ -376,6 +377,44 @@ def test_interrupted_run_goes_on_from_the_state_that_it_saves(dataset: Dataset, 
     again.train(first.saved[-1])
     assert again.saved[-1].epoch == EPOCHS
     assert presented(again) < EPOCHS * SAMPLES
+
+
+def in_int8(job: Job) -> Job:
+    return job.model_copy(update={"cluster": job.cluster.model_copy(update={"wire": "int8"})})
+
+
+@pytest.mark.parametrize("strategy", ["bsp", "local-sgd", "groups"])
+def test_a_run_in_int8_goes_as_the_plain_one_and_what_its_pushes_have_lost_comes_back(
+    dataset: Dataset, strategy: str
+) -> None:
+    name, workers = ("bsp", 4) if strategy == "groups" else (strategy, 2)
+    plain = job_of(name, rule=SEVERAL_MEETINGS[name], model=WHOLE)
+    plain = grouped(plain) if strategy == "groups" else plain
+    job, (expected, whole) = in_int8(plain), trained(plain, dataset, workers)
+    undisturbed, run = trained(job, dataset, workers)
+    assert moved(run) == moved_in_int8(whole, expected, down="int8")
+    first = RunHere(job, dataset, workers, interrupted_after=1)
+    with pytest.raises(Interrupted):
+        first.train()
+    (state, *_) = first.saved
+    assert state.rests.keys() == {event.worker for event in whole.of(RoundEnded)}
+    resumed, gain = RunHere(job, dataset, workers).train(state), np.abs(expected - state.weights).max()
+    assert 0 < np.abs(undisturbed - expected).max() < 0.1 * gain
+    assert np.abs(resumed - undisturbed).max() < 0.1 * gain, "the server's own feedback begins anew"
+
+
+@pytest.mark.parametrize("strategy", ["agwu", "downpour"])
+def test_without_a_barrier_the_center_comes_in_float16(dataset: Dataset, strategy: str) -> None:
+    plain = job_of(strategy, rule=SEVERAL_MEETINGS.get(strategy, {}), model=WHOLE)
+    (weights, whole), (_, run) = trained(plain, dataset, 2), trained(in_int8(plain), dataset, 2)
+    assert moved(run) == moved_in_int8(whole, weights, down="float16")
+    assert run.saved[-1].rests.keys() == {"cpu-0", "cpu-1"}
+
+
+def moved_in_int8(plain: RunHere, weights: np.ndarray, *, down: str) -> tuple[int, int]:
+    """Bytes up and down of what moves in float32 in the plain run."""
+    times = [nbytes // bytes_of("float32", weights.size) for nbytes in moved(plain)]
+    return times[0] * bytes_of("int8", weights.size), times[1] * bytes_of(down, weights.size)
 
 
 def test_what_a_rule_keeps_on_the_server_comes_back(dataset: Dataset) -> None:

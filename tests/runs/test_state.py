@@ -17,6 +17,7 @@ from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
 from daskcnn.ps import BSP, LocalSGD
 from daskcnn.ps.auto import ALONE
+from daskcnn.ps.wire import encode
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.state import TrainingState, facts_of, for_rule, to_state
 from daskcnn.store import open_dataset
@@ -58,6 +59,21 @@ def test_a_state_comes_back_from_disk(
         assert back.optimizers[worker].count == own.count
     assert checkpoint.score == (validation and validation.accuracy)
     assert checkpoint.state["seconds"] == 12.5
+
+
+def test_what_pushes_have_lost_comes_back_while_they_travel_in_int8(tmp_path: Path, raw: dict[str, Any]) -> None:
+    raw["cluster"] = raw.get("cluster", {}) | {"wire": "int8"}
+    job = resolve(raw)
+    state = random_state(job)
+    rest = encode(np.linspace(-1e-3, 1e-3, len(state.weights), dtype=np.float32))
+    checkpoint = kept(tmp_path, raw, replace(state, rests={"w0": rest}))
+    back = to_state(checkpoint, job)
+    assert {name: own.tobytes() for name, own in back.rests.items()} == {"w0": rest.tobytes()}
+    assert back.optimizers.keys() == state.optimizers.keys()
+    assert not to_state(checkpoint, resolve({**raw, "cluster": {}})).rests
+    damaged = replace(checkpoint, arrays={**checkpoint.arrays, "rest:w0": rest[:-1]})
+    with pytest.raises(DataError, match="rest:w0"):
+        to_state(damaged, job)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

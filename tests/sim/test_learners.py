@@ -177,6 +177,18 @@ def test_half_precision_on_the_wire_changes_the_numbers_a_little() -> None:
     assert 0 < np.abs(exact - rounded).max() < 0.05
 
 
+@pytest.mark.parametrize("name", ["sgwu", "agwu", "bsp", "local-sgd", "downpour", "admm"])
+def test_int8_on_the_wire_changes_the_numbers_a_little_in_a_quarter_of_the_bytes(name: str) -> None:
+    job = job_of(name)
+    coded = job.model_copy(update={"cluster": job.cluster.model_copy(update={"wire": "int8"})})
+    (exact, events), (rounded, others) = (trained(each, 100, 200) for each in (job, coded))
+    assert 0 < np.abs(exact.server.snapshot().center - rounded.server.snapshot().center).max() < 0.05
+    up, least = (sum(event.bytes_up for event in of(RoundEnded, each)) for each in (events, others))
+    down, fewer = (sum(event.bytes_down for event in of(RoundEnded, each)) for each in (events, others))
+    assert least < 0.3 * up  # the last block of this small network is filled up
+    assert fewer < (0.3 if RULES[name].barrier else 0.51) * down
+
+
 # --- a parabola, whose course is known ---
 
 

@@ -217,7 +217,7 @@ class LayerGraph:
 
     def _submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str, **about: Any) -> Any:
         """Submit a task, to the bundle if one is open. about: what its context has of a step."""
-        wire = self.context.job.cluster.wire
+        wire = self.context.job.cluster.maps
         context = TaskContext(self.context.name, worker, self.generation, self._step, wire, **about)
         submit = self._bundle.add if self._bundle else self.context.dispatch.submit
         return submit(label, function, context, *args, worker=worker)

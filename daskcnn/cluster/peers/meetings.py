@@ -20,7 +20,7 @@ from daskcnn.cluster.link.calls import WorkersLost, ask_workers
 from daskcnn.cluster.peers import meeting_tasks
 from daskcnn.cluster.peers.pieces import Peers
 from daskcnn.cluster.run.context import RunContext
-from daskcnn.cluster.run.exchange import OptimizerStates, PendingWork, TaskWork, Watch
+from daskcnn.cluster.run.exchange import OptimizerStates, PendingWork, Rests, TaskWork, Watch
 from daskcnn.job.network import initial_weights
 from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot, UpdateRule
@@ -49,7 +49,7 @@ class PeerExchange:
 
     # --- joining ---
 
-    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
+    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates, rests: Rests) -> PendingWork:
         """Give the worker the present center, unless it has it already."""
         if order.life != self._peers.life:
             self._begin_life(order.life, state)

@@ -17,7 +17,7 @@ from daskcnn.cluster.run.context import Dispatch, Name, RunContext
 from daskcnn.cluster.run.server_hosts import Hosted, host_server, ready_host
 from daskcnn.cluster.worker.tasks import join_run, train_round
 from daskcnn.nn import OptimizerState
-from daskcnn.ps import Snapshot, UpdateRule
+from daskcnn.ps import Snapshot, UpdateRule, Vector
 from daskcnn.ps.average import exchanged
 from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.runs.state import TrainingState
@@ -61,12 +61,14 @@ Watch: TypeAlias = Callable[[Name, Future], None]
 """Has the shell take the result of this replica's task once the task has ended."""
 OptimizerStates: TypeAlias = Mapping[str, OptimizerState]
 """By replica."""
+Rests: TypeAlias = Mapping[str, Vector]
+"""By replica, what its pushes in int8 have lost."""
 
 
 class Exchange(Protocol):
     """The way that merges travel: through a server, or from peer to peer."""
 
-    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
+    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates, rests: Rests) -> PendingWork:
         """Let a replica begin a session."""
 
     def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
@@ -151,9 +153,10 @@ class ServerExchange:
         context.workers.hosts = self._hosted.hosts
         return context.workers.members.server.name
 
-    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
+    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates, rests: Rests) -> PendingWork:
         """Let a replica begin a session with the server."""
-        sent = replace(self._order(order.replica, order), optimizer=optimizers.get(order.replica))
+        own: dict[str, Any] = {"optimizer": optimizers.get(order.replica), "rest": rests.get(order.replica)}
+        sent = replace(self._order(order.replica, order), **own)
         future = self._replicas.join(sent)
         self._watch(order.replica, future)
         return TaskWork(future, lambda _, at: facts.Joined(order.replica, order.life, order.session, at))

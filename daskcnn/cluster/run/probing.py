@@ -7,13 +7,12 @@ from math import inf
 from secrets import token_hex
 from typing import Any
 
-import numpy as np
-
 from daskcnn.cluster.link.streams import PROTOCOLS
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.server.probe import TOGETHER, expect_probes, probe_together, probe_way
 from daskcnn.events import LinkSpeed, LinkSpeeds
 from daskcnn.job.network import layout_of, network_of
+from daskcnn.ps.wire import INT8, bytes_of
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator.facts import ServerProbed
 from daskcnn.training.gradient_parts import ahead_of
@@ -31,8 +30,9 @@ class ServerProbes:
         self._expected = ""  # the address of the host that expects probes
         self._merge, self._shared = 0.0, inf
         layout, train = layout_of(context.job, context.dataset), context.job.train
-        self._nbytes = layout.size * np.dtype(context.job.cluster.wire).itemsize
-        in_parts = train.clip is None and train.optimizer.name != "lars" and context.job.cluster.ps_shards == 1
+        cluster = context.job.cluster
+        self._nbytes, coded = bytes_of(cluster.wire, layout.size), cluster.wire == INT8
+        in_parts = train.clip is None and train.optimizer.name != "lars" and cluster.ps_shards == 1 and not coded
         self._ahead = ahead_of(network_of(context.job, context.dataset), layout) if in_parts else 0.0
 
     def measure(self, workers: Sequence[str], at: float, *, training: bool = False) -> ServerProbed:

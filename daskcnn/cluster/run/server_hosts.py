@@ -25,6 +25,7 @@ from daskcnn.partition.step_shares import fixed_samples
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot
 from daskcnn.ps.vectors import within
+from daskcnn.ps.wire import Wire
 from daskcnn.training.coordinator.settings import Settings
 
 
@@ -143,7 +144,8 @@ def _of_center(context: RunContext, rule: UpdateRule, lo: int, hi: int) -> dict[
 def _start_ranges(
     context: RunContext, rule: UpdateRule, snapshot: Snapshot
 ) -> tuple[tuple[RangeAt, ...], list[Future]]:
-    cuts = spans(snapshot.center.size, context.job.cluster.ps_shards)
+    cluster = context.job.cluster
+    cuts = spans(snapshot.center.size, cluster.ps_shards, Wire.of(cluster.wire, rule).unit)
     ranges, futures = [], []
     known = sent(rule, context.job)
     first = (context.workers.members.server, *context.workers.members.servers)
@@ -151,7 +153,7 @@ def _start_ranges(
     for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), cycle([*first, *rest]), strict=False):
         at = RangeAt(host.address, context.dispatch.key("parameter-range"), lo, hi)
         held = context.dispatch.send_to(part, [host.address])
-        options = {"wire": context.job.cluster.wire, "run": context.name, **_of_center(context, rule, lo, hi)}
+        options = {"wire": cluster.wire, "run": context.name, **_of_center(context, rule, lo, hi)}
         futures.append(context.dispatch.submit_actor(at.key, RangeActor, known, held, host=host, **options))
         ranges.append(at)
     return tuple(ranges), futures

@@ -32,6 +32,7 @@ from daskcnn.partition.step_shares import StepShares
 from daskcnn.ps.server import Steps
 from daskcnn.ps.split import SplitCenter, StagedPayload, StoredVector
 from daskcnn.ps.vectors import cast
+from daskcnn.ps.wire import CODED, Wire, coded_bytes
 from daskcnn.training.replica import Stopped
 
 TURN = 0.5  # seconds
@@ -71,7 +72,7 @@ class ServerLink:
         Raises PushRefused, Stopped when the run was stopped meanwhile, or OSError where the server is gone.
         """
         if isinstance(request, ps.Push):
-            request = replace(request, payload=cast(request.payload, self._wire))
+            request = self._as_sent(request)
             self.bytes_up += request.payload.nbytes
         reply = (
             self._streamed(request)
@@ -87,7 +88,7 @@ class ServerLink:
         sent: it was sent already. until: time to give up at. Returns True once the server has it.
         """
         if not sent:
-            last = replace(last, payload=cast(last.payload, self._wire))
+            last = self._as_sent(last)
             self.bytes_up += last.payload.nbytes
         while time.monotonic() < until:
             if not sent:
@@ -99,6 +100,9 @@ class ServerLink:
                 return True
             time.sleep(AGAIN)
         return False
+
+    def _as_sent(self, push: ps.Push) -> ps.Push:
+        return push if push.payload.dtype == CODED else replace(push, payload=cast(push.payload, self._wire))
 
     def _sent_off(self, push: ps.Push) -> bool:
         """Send a push whose answer is not waited for. Returns False where the stream breaks."""
@@ -118,8 +122,7 @@ class ServerLink:
     def send_part(self, part: ps.PushPart) -> None:
         """Send a part of a push, ahead of `call` with all of it."""
         assert self._stream is not None
-        push = replace(part.push, payload=cast(part.push.payload, self._wire))
-        self._stream.send_part(replace(part, push=push), self._stopped)
+        self._stream.send_part(replace(part, push=self._as_sent(part.push)), self._stopped)
 
     def _streamed(self, request: ps.Request) -> ps.Reply:
         """Send a push or a pull over the stream, and again over another where it breaks."""
@@ -151,7 +154,11 @@ class ServerLink:
         if not self._ranges or not isinstance(request, ps.Push):
             return request
         ticket, payload = uuid4().hex, request.payload
-        pieces = [(at, replace(request, payload=payload[at.lo : at.hi])) for at in self._ranges]
+        cuts = [(at.lo, at.hi) for at in self._ranges]
+        if payload.dtype == CODED:
+            cuts = [(coded_bytes(lo), coded_bytes(hi)) for lo, hi in cuts]
+        each_its_own = zip(self._ranges, cuts, strict=True)
+        pieces = [(at, replace(request, payload=payload[lo:hi])) for at, (lo, hi) in each_its_own]
         found = self._ask([partial(lambda at, piece: at.actor().stage(piece, ticket), *each) for each in pieces])
         instead: Any = StagedPayload(ticket, payload.shape, next(filter(None, found), None))
         return replace(request, payload=instead)
@@ -228,7 +235,7 @@ class ServerActor:
     Parameters
     ----------
     snapshot : What it goes on from. A split server looks at no vector of it but for the center's dtype.
-    wire : The dtype that vectors travel in.
+    wire : `cluster.wire`, the dtype that vectors travel in.
     ranges : The ranges of a split server, in the vector's order. None: it holds the center itself.
     limit : Seconds after which a range that has not answered counts as lost.
     kept : Places in the center that no merge changes, as far as it is held here.
@@ -261,22 +268,25 @@ class ServerActor:
         if run:
             hold_end_up(run, f"server-{life}", HeldActor(self))
         self._callers, self._turn = Callers(), threading.Lock()
+        way = Wire.of(wire, rule)
         self._server: ps.Sequencer
         sharing = None if step_fixed is None else StepShares(step_fixed)
         if ranges:
             lines = RangeLines(ranges, limit=limit, lost=self._callers.lose)
-            vectors = SplitCenter(rule, snapshot.center, ranges[-1].hi, send=lines.send, ask=lines.ask)
+            length = way.pushed_length(ranges[-1].hi)
+            vectors = SplitCenter(rule, snapshot.center, length, send=lines.send, ask=lines.ask)
             of_run: dict[str, Any] = {"life": life, "version": snapshot.version, "sharing": sharing}
             self._server = ps.Sequencer(rule, vectors, **of_run).resume(snapshot)
         else:
             of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps, "besides": besides}
+            of_center["coded"] = way.coded
             self._server = ps.ParameterServer.restore(rule, snapshot, life=life, sharing=sharing, **of_center)
         self._gives: dict[str, tuple[int, int, Give]] = {}  # to workers of whose pushes parts are there
-        self._cast, self._dtype = Cast(wire), snapshot.center.dtype
+        self._cast, self._dtype = Cast(way.whole), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._loaded = merges_loading(self._dtype.name)  # while workers join and train their first round
-        size = len(snapshot.center)
-        self.lengths, self.wire = range(size, size + 1), self._cast.wire
+        size = way.pushed_length(len(snapshot.center))
+        self.lengths, self.wire = range(size, size + 1), way.pushed
         if secret:
             take_workers(secret, self)
 
@@ -358,7 +368,7 @@ class ServerActor:
             raise ConnectionError(str(lost)) from lost
         if isinstance(request, ps.Push) or self._cast.wire != self._dtype:
             self._loaded.result()
-        if isinstance(request, ps.Push) and not isinstance(request.payload, StagedPayload):
+        if isinstance(request, ps.Push) and not isinstance(request.payload, StagedPayload) and self.wire != CODED:
             request = replace(request, payload=cast(request.payload, self._dtype))
         return [(each, self._sent(each)) for each in self._server.handle(request)]
 

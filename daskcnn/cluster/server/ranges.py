@@ -24,18 +24,24 @@ from daskcnn.ps.messages import Objection
 from daskcnn.ps.server import Steps
 from daskcnn.ps.split import MergeOrder, OrderedRange, RangeOrder, Vote
 from daskcnn.ps.vectors import cast
+from daskcnn.ps.wire import CODED, Wire
 
 TRIES = 3
 
 
 class Cast:
-    """Vectors as they go over the wire. All workers behind a barrier are sent the same one: it is cast once."""
+    """Vectors as they go over the wire. All workers behind a barrier are sent the same one: it is cast once.
+
+    A coded one goes as it is.
+    """
 
     def __init__(self, wire: str) -> None:
         self.wire = np.dtype(wire)
         self._last: tuple[Any, Any] = (None, None)
 
     def __call__(self, vector: Vector) -> Vector:
+        if vector.dtype == CODED:
+            return vector
         if self._last[0] is not vector:
             self._last = vector, cast(vector, self.wire)
         sent: Vector = self._last[1]
@@ -73,7 +79,7 @@ def begin_to_load(dtype: str) -> None:
 class RangeActor:
     """Holds one range of the center, on any worker. kept, ema, steps, besides: as for `ps.server.CenterRange`.
 
-    run: as for `actor.ServerActor`.
+    wire, run: as for `actor.ServerActor`.
     """
 
     def __init__(
@@ -91,10 +97,11 @@ class RangeActor:
         use_memory_again(self)
         if run:
             hold_end_up(run, f"range-{id(self)}", HeldActor(self))
-        self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept, ema, steps, besides)
-        self._cast = Cast(wire)
+        way, of_range = Wire.of(wire, rule), (snapshot.center, snapshot.state, kept, ema, steps, besides)
+        self._range = OrderedRange(rule, *of_range, coded=way.coded)
+        self._cast = Cast(way.whole)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
-        self._thread.submit(load_merges, self._range.dtype.name)
+        self._thread.submit(load_merges, snapshot.center.dtype.name)
         self._readers: list[tuple[int, asyncio.Future[None]]] = []
 
     async def stage(self, push: Push, ticket: str) -> Objection | None:

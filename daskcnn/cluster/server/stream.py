@@ -27,6 +27,7 @@ from distributed.protocol import to_serialize
 from daskcnn.cluster.link.streams import TURN, Refused, Serve, Stream, open_stream, take_streams
 from daskcnn.errors import PushRefused
 from daskcnn.ps import CenterPart, Code, NoiseScale, Pull, Push, PushPart, Refuse, Reply, Vector
+from daskcnn.ps.wire import CODED, coded_bytes
 
 Stopped: TypeAlias = Callable[[], bool]
 Answer: TypeAlias = Reply | Refuse | ConnectionError
@@ -149,7 +150,9 @@ def refusal_parts(refused: Refuse | Exception) -> list[Any]:
 
 
 def read_answer(stream: Stream, request: Push | Pull, length: int, wire: np.dtype[Any], stopped: Stopped) -> Reply:
-    """Read the answer to a request, with a vector of this length, or none; parts of it may have come ahead.
+    """Read the answer to a request, with a vector of this length, coded or not, or none.
+
+    Parts of one that is not coded may have come ahead.
 
     Raises PushRefused, EOFError where the server has ended, or OSError where it is gone.
     """
@@ -172,7 +175,9 @@ def read_answer(stream: Stream, request: Push | Pull, length: int, wire: np.dtyp
         if kind == _LOST:
             raise ConnectionError(code)
         raise PushRefused(f"{request.worker}: {reason}", Code(code))
-    if kind != _REPLY or size not in (0, length, lo):
+    if kind == _REPLY and size == coded_bytes(length):
+        weights = np.empty(size, CODED)
+    elif kind != _REPLY or size not in (0, length, lo):
         raise ConnectionError(f"an answer of kind {kind} with {size} numbers: the center has {length}")
     stream.receive(weights[:size], stopped)
     named: dict[str, Any] = dict(zip(_REPLIED, fields, strict=True))

@@ -5,9 +5,9 @@ The kind of replicas (a worker, a group) and the way that merges travel (a serve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from daskcnn.errors import Diverged, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights, layout_of
 from daskcnn.nn import OptimizerState
+from daskcnn.ps import Vector
 from daskcnn.ps.average import exchanged
 from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.ps.messages import Code
@@ -37,6 +38,8 @@ from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.replica import Stopped
 from daskcnn.training.sharded_prices import ShardedPrices
+
+T = TypeVar("T")
 
 
 class DataParallel:
@@ -52,6 +55,7 @@ class DataParallel:
         kept = Kept(state.step, state.epoch, state.book or None, state.validation is not None)
         self.context, self.coordinator, self.life = context, Coordinator(self._settings, kept), 0
         self._optimizers: dict[str, OptimizerState] = dict(state.optimizers)
+        self._rests: dict[str, Vector] = dict(state.rests)
         self._exchange: ServerExchange | PeerExchange
         self._groups: GroupReplicas
         self._probes, self._warned = ServerProbes(context), False
@@ -68,7 +72,7 @@ class DataParallel:
             orders.Rescue: self._rescue,
             orders.ProbeServer: self._probe,
             orders.Join: self._join,
-            orders.StartRound: lambda started: shell.work.update(self._exchange.rounds(started)),
+            orders.StartRound: self._start_rounds,
             orders.Leave: lambda order: self._exchange.leave(order),
             orders.EndRound: self._end_round,
             orders.AskWaiting: self._ask_waiting,
@@ -101,7 +105,7 @@ class DataParallel:
                 self._shell.tell(facts.RoundDropped(*of_round, self._shell.now))
             else:
                 fact = facts.RoundDone(*of_round, report, self._shell.now)
-                self._keep_optimizer(fact)
+                self._keep_of(fact)
                 self._shell.tell(fact)
 
     def _end_round(self, order: orders.EndRound) -> None:
@@ -158,7 +162,12 @@ class DataParallel:
 
     def _join(self, order: orders.Join) -> None:
         self.life = order.life
-        self._shell.work[order.replica] = self._exchange.join(order, self.state, self._optimizers)
+        self._shell.work[order.replica] = self._exchange.join(order, self.state, self._optimizers, self._rests)
+
+    def _start_rounds(self, started: Sequence[orders.StartRound]) -> None:
+        for order in started:  # until its report says what is left, none of it may be pushed twice
+            self._rests.pop(order.round.worker, None)
+        self._shell.work.update(self._exchange.rounds(started))
 
     def _ask_waiting(self, order: orders.AskWaiting) -> None:
         waiting, stuck = self._exchange.waiting(order.overdue)
@@ -171,19 +180,20 @@ class DataParallel:
         self._shell.tell(facts.Judged(score, self._shell.now))
 
     def _restore(self) -> None:
-        """Replicas that join go on with the optimizers of the state that was saved last."""
-        self._optimizers = dict(self.state.optimizers)
+        """Replicas that join go on with the optimizers, and the rests, of the state that was saved last."""
+        self._optimizers, self._rests = dict(self.state.optimizers), dict(self.state.rests)
 
     def _save(self, order: orders.Save) -> None:
         snapshot = self._exchange.snapshot()
         self._count(snapshot)
         optimizers = worth_keeping(self._optimizers, order.replicas)
+        rests = worth_keeping(self._rests, order.replicas)
         self._optimizers = dict(optimizers)
         weights, rule_state = exchanged(snapshot.center, snapshot.state or {})
         if snapshot.noise:
             rule_state[NOISE] = np.array(snapshot.noise)
         self.state = TrainingState(
-            snapshot.version, order.epoch, weights, optimizers, order.book, order.validation, rule_state
+            snapshot.version, order.epoch, weights, optimizers, order.book, order.validation, rule_state, rests
         )
         self.context.save(self.state)
         self._shell.tell(facts.Saved(snapshot.version, self._shell.now))
@@ -197,14 +207,16 @@ class DataParallel:
     # --- results ---
 
     def taken(self, fact: Fact) -> None:
-        """Keep the optimizer's state that a replica reports at the end of its round."""
+        """Keep the optimizer's state, and what its pushes have lost, that a replica reports at the end of its round."""
         if isinstance(fact, facts.RoundDone):
             del self._shell.work[fact.replica]
-            self._keep_optimizer(fact)
+            self._keep_of(fact)
 
-    def _keep_optimizer(self, fact: facts.RoundDone) -> None:
+    def _keep_of(self, fact: facts.RoundDone) -> None:
         if fact.report.optimizer is not None:
             self._optimizers[fact.replica] = fact.report.optimizer
+        if fact.report.rest is not None:
+            self._rests[fact.replica] = fact.report.rest
 
     def failed(self, name: str, error: Exception) -> Fact:
         """Return the fact that an error stands for. Raises WorkersLost where a loss led to it, and mistakes of ours."""
@@ -220,7 +232,7 @@ class DataParallel:
         raise error
 
 
-def worth_keeping(optimizers: Mapping[str, OptimizerState], replicas: Collection[str]) -> dict[str, OptimizerState]:
+def worth_keeping(optimizers: Mapping[str, T], replicas: Collection[str]) -> dict[str, T]:
     """Return the states of these replicas, behind those of as many lost ones, which may come back; the last ones."""
     gone = [name for name in optimizers if name not in replicas]
     there = [name for name in replicas if name in optimizers]

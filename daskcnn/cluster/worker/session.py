@@ -27,6 +27,7 @@ from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.dataset import opened
 from daskcnn.job.network import check_vectors
 from daskcnn.job.tables import LAYER, Job
+from daskcnn.ps.wire import Feedback
 from daskcnn.store import BatchPlan
 from daskcnn.store.array_index import ArrayChanged, ArrayIndex
 from daskcnn.training.replica import Replica
@@ -79,7 +80,7 @@ class Session:
     ----------
     farewell : What the driver is to have of it if the worker leaves.
     order : The order of the samples in the present pass of a layer-sharded run, by its plan.
-    exchange : Its exchanges with the server; None until it joins one.
+    exchange : Its exchanges with the server; None until it joins one. feedback: of pushes in int8.
     kept : Objects that tasks leave for later ones.
     sender : The thread of exchanges that overlap training.
     tickets : Numbers for pushes of which parts go ahead.
@@ -90,6 +91,7 @@ class Session:
     counters: Counters = field(default_factory=Counters)
     order: tuple[BatchPlan, Array] | None = None
     exchange: ReplicaExchange | None = None
+    feedback: Feedback | None = None
     kept: TaskMemory = field(default_factory=TaskMemory)
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "daskcnn-exchange"))
     tickets: Iterator[int] = field(default_factory=partial(count, 1))

@@ -29,6 +29,7 @@ from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Join, Local, Pull, Push, PushPart, Reply, Request
 from daskcnn.ps.vectors import cast
+from daskcnn.ps.wire import CODED, Feedback, Wire
 from daskcnn.store.array_index import ArrayIndex
 from daskcnn.training.cadence import Cadence, TrainSteps, steps_of_round
 from daskcnn.training.exchange_orders import Answer, Await, JudgeCenter, JudgeLocal, Order, PullCenter, Send
@@ -57,13 +58,16 @@ def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -
         cadence = Cadence(rule, job.train.batch_size, job.data.validation)
         local = Local(replica.weights, replica.weights)
         averaged = job.train.ema is not None
-        session.exchange = ReplicaExchange(
-            rule, local, cadence, overlap=overlap, frozen=replica.frozen, averaged=averaged
-        )
+        feedback = Feedback(rule, replica.device.xp) if Wire.of(job.cluster.wire, rule).coded else None
+        how: dict[str, Any] = {"overlap": overlap, "via": feedback, "frozen": replica.frozen, "averaged": averaged}
+        session.exchange = ReplicaExchange(rule, local, cadence, **how)
+        session.feedback = feedback
     link = _link(order, session, stop)
     reply = link.call(Join(order.life, order.worker, order.session))
     _, center = _on_device(replica, reply)
     session.exchange.joined(center, reply.version)
+    if session.feedback is not None:
+        session.feedback.begin(session.exchange.local, order.rest)
     replica.adopt_optimizer(order.optimizer)
 
 
@@ -132,7 +136,7 @@ class ServedRound(ReplicaRound):
         self._link = _link(order, session, lambda: stop() or (self._waits and self._farewell.asked))
         self._calls: Future[list[Reply]] | None = None  # under way while steps are made
         self._ahead = 0, 0  # the ticket of parts that were sent, and the seq of the push that they are of
-        if self._link.takes_parts and self.replica.gradient_parts:
+        if self._link.takes_parts and self.replica.gradient_parts and session.feedback is None:
             self._tell = self._send_part
 
     def train(self) -> RoundReport:
@@ -156,7 +160,10 @@ class ServedRound(ReplicaRound):
         if isinstance(self.order, PullCenter):
             pull = Pull(self.asked.life, self.asked.worker, self.asked.session, averaged=self.order.averaged)
             self.order = self._taken_in([self._link.call(pull)])
-        return self.report(self._link.bytes_up, self._link.bytes_down)
+        report, feedback = self.report(self._link.bytes_up, self._link.bytes_down), self._session.feedback
+        if feedback is None or (rest := feedback.rest()) is None:
+            return report
+        return report._replace(rest=self.replica.device.backend.to_host(rest))
 
     # --- orders ---
 
@@ -247,15 +254,19 @@ class ServedRound(ReplicaRound):
 
 def _link(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> ServerLink:
     """Return this worker's connection to the server, whose stream is held open from task to task."""
-    at, wire, stream = order.server, session.replica.job.cluster.wire, session.kept.find(WorkerEnd)
+    rule = order.rule or session.replica.job.rule
+    assert rule is not None
+    at, stream = order.server, session.kept.find(WorkerEnd)
+    wire = Wire.of(session.replica.job.cluster.wire, rule).whole
     if (stream is None or not stream.leads_to(at.secret)) and (stream := at.stream(order.worker, wire)) is not None:
         session.kept.put(stream)
     return at.link(stream, wire=wire, stopped=stop)
 
 
 def _on_device(replica: Replica, reply: Reply) -> Answer:
-    """Return a reply and its vector, in the replica's dtype and memory."""
-    return reply, replica.device.backend.from_host(cast(reply.weights, replica.layout.dtype))
+    """Return a reply and its vector in the replica's memory, in its dtype unless it is coded."""
+    weights = reply.weights if reply.weights.dtype == CODED else cast(reply.weights, replica.layout.dtype)
+    return reply, replica.device.backend.from_host(weights)
 
 
 @returns_refusals
