@@ -86,9 +86,9 @@ class Cadence:
 
     def _due(self, step: int, steps: int | None, meetings: int | None, *, last: bool) -> frozenset[Action]:
         """Return what is due after a step. Meetings lie at equal distances, for every replica at the same parts."""
-        if steps is None or meetings is None:
+        if meetings is None or (steps is None and meetings > 1):
             return self._rule.due(step, round_end=last)
-        meets = step * meetings // steps > (step - 1) * meetings // steps
+        meets = last if steps is None else step * meetings // steps > (step - 1) * meetings // steps
         return self._rule.due(step, round_end=True) if meets else frozenset()
 
 

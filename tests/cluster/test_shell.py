@@ -52,7 +52,7 @@ def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
         return True
 
     workers = SimpleNamespace(
-        look_round=look, alive={}, left=[], leavers=[], came=list, members=SimpleNamespace(workers=())
+        look_round=look, alive={}, left=[], leavers=[], came=list, recalled=tuple, members=SimpleNamespace(workers=())
     )
     connection = SimpleNamespace(ignore_signals=found.clear)
     context: Any = SimpleNamespace(workers=workers, connection=connection, calibrations={}, emit=None, ends=None)

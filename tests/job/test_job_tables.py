@@ -61,7 +61,7 @@ KEYS = sorted(keys())
 TEXTS = {
     *("data.name", "data.path", "data.archive", "model.name", "model.from", "train.strategy", "train.partition"),
     *("data.images", "data.labels", "data.test_images", "data.test_labels"),
-    *("cluster.scheduler", "cluster.scheduler_file", "run.dir", "run.name", "run.mlflow"),
+    *("cluster.scheduler", "cluster.scheduler_file", "cluster.only_from", "run.dir", "run.name", "run.mlflow"),
 }
 
 
@@ -171,7 +171,7 @@ def test_a_whole_number_will_do_where_a_fraction_may_be() -> None:
         ("cluster.workers.gpu", "0..0", "write 0 for no workers of this kind"),
         ("cluster.wait", -1, "greater than or equal to 0"),
         ("cluster.stall_timeout", 0, "greater than 0"),
-        ("cluster.wire", "float8", "'float32' or 'float16'"),
+        ("cluster.wire", "float8", "'float32', 'float16' or 'int8'"),
         ("run.dir", "", "at least 1 character"),
         ("run.name", "a/b", "match pattern"),
         ("run.name", "..", "match pattern"),

@@ -58,8 +58,8 @@ class Changes(Departures):
 
     def _judge_newcomer(self, fact: facts.ServerProbed) -> None:
         """Take the worker in that came, or was measured again, or leave it out."""
-        (worker,), life = fact.workers, self._present
-        if worker not in self.roster.alive or life is None or life.teams.of(worker):
+        worker, life = fact.workers[0], self._present
+        if len(fact.workers) > 1 or worker not in self.roster.alive or life is None or life.teams.of(worker):
             return  # it is gone, or a life has begun with it meanwhile, or is about to
         again = worker in self._choosing.spared.again
         if again and (life.closing or self.phase is not _TRAINING):
