@@ -37,7 +37,7 @@ def test_a_job_begins_on_workers_of_its_own_and_its_driver_is_told_which(queue: 
     assert (job.state, len(job.has), job.attempts) == ("running", 1, 1)
     folder = queue.drivers.folder(number)
     told = tomllib.loads((folder / "job.toml").read_text())
-    own = {"scheduler": "tcp://here:1", "workers": {"cpu": 1}, "only_from": str(folder / "workers")}
+    own: dict[str, object] = {"scheduler": "tcp://here:1", "workers": {"cpu": 1}, "only_from": str(folder / "workers")}
     own |= {"wait": 5, "adapt": False}
     assert told == {
         "train": {"epochs": 3}, "cluster": own, "run": {"name": "first", "dir": str(queue.folder / "runs")}
