@@ -20,6 +20,7 @@ from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.lease_table import BACK, Holder, LeaseTable, others_of
 from daskcnn.cluster.link.leases import NAME, Hold, holding, leases_on
+from daskcnn.cluster.link.leaving import RETIRED, SHUT_DOWN
 from daskcnn.cluster.link.members import Members, advertised, chosen, missing_members, wait_for_members
 from daskcnn.cluster.run import workers as run_workers
 from daskcnn.cluster.run.workers import RunWorkers
@@ -317,6 +318,20 @@ def test_a_newcomer_that_another_run_takes_first_is_seen_again_when_it_is_free()
         assert come(workers) == []
         two.close()
         assert come(workers) == ["d2"]
+
+
+@pytest.mark.parametrize(("reason", "again"), [(RETIRED, []), (SHUT_DOWN, ["d2"])])
+def test_a_worker_that_is_to_be_retired_is_no_newcomer_once_it_is_free(reason: str, again: list[str]) -> None:
+    """The scheduler retires it a moment later. One that was told to end may have changed its mind."""
+    with fake_client(there("d1")) as client, holding(client, "a") as one:
+        workers, _ = running(client, one, grows=True)
+        client.workers = there("d1", "d2")
+        workers.look_round()
+        (member,), workers.newcomers = workers.newcomers, []
+        assert workers.take(member)
+        workers.leaving[member.address] = reason
+        workers.free(member)
+        assert come(workers) == again
 
 
 # --- cluster.only ---

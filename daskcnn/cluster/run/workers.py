@@ -257,8 +257,12 @@ class RunWorkers:
         return taken
 
     def free(self, member: Member) -> None:
-        """Let other runs have the worker. One that was to end, or recalled, may come again. Raises Lost."""
-        if self.leaving.pop(member.address, None) is not None or member.address in self._recalled:
+        """Let other runs have the worker. One that was to end, or recalled, may come again. Raises Lost.
+
+        One that is retired may not: the scheduler retires it as soon as it is free.
+        """
+        reason = self.leaving.pop(member.address, None)
+        if reason not in (None, RETIRED) or member.address in self._recalled:
             self._known.discard(member.address)
             self._recalled.discard(member.address)
         if self._hold is not None:
