@@ -265,7 +265,8 @@ class _Setting:
     """A setting of the process, which several threads may ask for: the first one makes it, the last one lifts it."""
 
     def __init__(self, make: Callable[[], object], lift: Callable[[], object]) -> None:
-        self._make, self._lift, self._lock, self._users = make, lift, threading.Lock(), 0
+        # a finalizer may release it in the thread that is just asking for it, whenever garbage is collected
+        self._make, self._lift, self._lock, self._users = make, lift, threading.RLock(), 0
 
     def ask(self) -> None:
         with self._lock:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from daskcnn import arrays
 from daskcnn.arrays import (
     LINE,
     NUMPY,
@@ -284,3 +285,13 @@ def test_random_numbers_are_the_same_on_every_device(device: Device) -> None:
     keys = np.arange(1000, dtype=np.uint64)
     own = uniform(device.xp, derive(device.xp, device.backend.from_host(keys), 5))
     np.testing.assert_array_equal(device.backend.to_host(own), uniform(np, derive(np, keys, 5)))
+
+
+def test_kept_memory_may_be_released_while_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finalizer of an object that garbage collection finds runs in whatever the thread is just doing."""
+    monkeypatch.setattr(arrays, "_set_malloc", lambda *_: None)
+    monkeypatch.setattr(arrays, "_FREED", arrays._Setting(arrays.release_freed_memory, lambda: None))
+    asking = threading.Thread(target=arrays.keep_freed_memory, daemon=True)
+    asking.start()
+    asking.join(timeout=10)
+    assert not asking.is_alive()
