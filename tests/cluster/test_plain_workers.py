@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -130,7 +132,9 @@ def test_tasks_of_one_worker_take_turns(monkeypatch: pytest.MonkeyPatch) -> None
     assert most == {"a": 1, "b": 1}
 
 
-def test_threads_that_overlap_leave_blas_as_it_was() -> None:
+def overlap() -> None:
+    """In a process of its own: threads of other tests' workers set the number of threads too."""
+
     def threads() -> set[int]:
         return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
 
@@ -154,6 +158,11 @@ def test_threads_that_overlap_leave_blas_as_it_was() -> None:
         assert threads() == {1}
     assert threads() == {2}
     threadpool_limits(*before, "blas")
+
+
+def test_threads_that_overlap_leave_blas_as_it_was() -> None:
+    script = "from tests.cluster.test_plain_workers import overlap; overlap()"
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True, timeout=60)
 
 
 # --- runs on a cluster whose workers advertise nothing ---

@@ -24,6 +24,7 @@ MEANT = np.where(HOLES, np.nan, STORED * 0.5 + 2)
 def zarr_array(place: Any, stored: npt.NDArray[Any] = STORED, attributes: dict[str, Any] | None = None) -> Any:
     """An array in chunks of 7 samples; those of its fill value alone are not stored."""
     how: dict[str, Any] = {"chunks": (7, *stored.shape[1:]), "shape": stored.shape, "dtype": stored.dtype}
+    how["config"] = {"write_empty_chunks": False}  # whatever another thread of the process has set for its arrays
     found = zarr.create_array(place, attributes=attributes, **how)
     found[:] = stored
     return found
