@@ -36,7 +36,7 @@ from distributed import Client
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.batch import spool as spools
-from daskcnn.batch.records import Attempt, Count, Submission
+from daskcnn.batch.records import STARTABLE, Attempt, Count, Submission
 from daskcnn.batch.spool import Spool
 
 BARS = {"first_task_seconds": 6.0, "list_seconds": 0.5, "idle_bytes": 100e6, "idle_share": 0.005}
@@ -140,8 +140,9 @@ def two_jobs(address: str, folder: Path, spool: Spool, workers: str, job: list[s
             [*submit, "--epochs", str(epochs)], check=True, cwd=folder, stdout=subprocess.PIPE, text=True
         ).stdout
         numbers.append(int(printed.split()[0]))
-        while spool.job(numbers[0]).state != "running":
-            time.sleep(0.1)
+        while (state := spool.job(numbers[0]).state) != "running":
+            assert state in STARTABLE, f"job {numbers[0]} is {state}: see daskcnn logs {numbers[0]} --spool"
+            time.sleep(0.1)  # the spool tells nobody
         time.sleep(APART if epochs == LONG else 0)
     while spool.jobs():
         time.sleep(0.5)

@@ -101,7 +101,7 @@ MOBILE_SLOWER = 10
 UNEQUAL = Unequal(lowest=1.0, highest=2.0)
 """Devices beside the first one, which is the slowest, as theirs was. The range is assumed: table 2 names processors."""
 ENDS = {"low to mid range": 500, "high end": 125}
-"""How many times slower than one thread here the devices of their fig. 11 and 12 are taken to be."""
+"""Devices of their fig. 11 and 12, and the assumed factor by which one thread here is faster."""
 COPY = 34e9
 """Bytes a second that a copy of large arrays moved where `conv_stages.json` was measured (`daskcnn.conv.timings`)."""
 SETTLED = 0.95
@@ -321,7 +321,7 @@ def _speedups(study: Study, kind: str, model: str, batch: int, devices: Sequence
 
 
 def _by_link(study: Study, kind: str, model: str, batch: int, end: str, like: str) -> Figure:
-    """Of devices of one end, over every link, by our scheme."""
+    """Speed-ups of one kind of devices by our scheme, a curve a link."""
     ways = {name: Way(way.link, slower=ENDS[end]) for name, way in WAYS.items() if way == Way(way.link)}
     curves = {
         name: (DEVICES, [speedup(study, kind, model, batch, n, way) for n in DEVICES]) for name, way in ways.items()

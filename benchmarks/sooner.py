@@ -15,7 +15,7 @@ The others are a strategy on all workers (`bsp`, `sgwu`, …), `default`, a job 
 optimizer to us, and `ddp`, PyTorch's DistributedDataParallel (gloo) with two one-thread ranks in equal parts. --batches
 are samples of a step: of all workers together under `bsp` and `ddp`, of a worker's own step under rules with local
 steps. `bsp-auto` is `bsp` whose steps begin with them and grow with the gradient noise scale. With --every `sgwu` and
-`agwu` also push after so many steps, beside a side that pushes once a round as in the paper. Each side is given every
+`agwu` also push after that many steps, beside a side that pushes once a round as in the paper. Each side is given every
 batch, rate and seed; that of the least median time to the last of --targets is its best. A run that does not get there
 counts as one that takes for ever.
 

@@ -125,8 +125,8 @@ class Service:
     def _share(self, news: DeskNews) -> None:
         """Start jobs, and have jobs that run give up workers and take others.
 
-        The list of a job's workers that its driver reads is all that is kept of it. A worker that the job has and that
-        is not in the list is to be given up, whoever has said so.
+        Nothing is kept but the list of a job's workers that its driver reads. A worker of the job that is missing in
+        the list is to be given up.
         """
         now, members = self.clock(), advertised(news.workers)
         lists = {job.id: self.drivers.allowed(job.id) for job in self.spool.jobs(("running",))}

@@ -206,8 +206,9 @@ class Feedback:
 def problems_with_int8(rule: UpdateRule, strategy: str) -> Iterator[str]:
     """Lines for a rule whose pushes cannot travel so: `cluster.wire = "int8"`: reason; remedy."""
     if rule.serverless:
+        exchange = rule.exchange  # type: ignore[attr-defined] # a rule without a server has it
         yield (
-            f'cluster.wire = "int8": replicas that meet peer to peer (rule.exchange = {rule.exchange!r}) sum up parts '  # type: ignore[attr-defined]
+            f'cluster.wire = "int8": replicas that meet peer to peer (rule.exchange = {exchange!r}) sum up parts '
             'without feedback; use "float16", or rule.exchange = "allreduce"'
         )
     elif rule.pushes_weights(None) and not rule.barrier:

@@ -100,7 +100,7 @@ class Simulation:
             "steps": one.steps if self.rule.merges_gradients else None,
             "ema": workload.ema,
             "besides": one.besides,
-            # what is only timed has a vector of one number, of which nothing is coded
+            # a run that is only timed has a vector of one number, which is not coded
             "coded": workload.way.coded and center.size == workload.numbers,
         }
         fixed = {member.name: member.step_fixed / member.seconds for member in self.members}

@@ -1,4 +1,4 @@
-"""The sums of a replica's round while it goes on, of which its report is made."""
+"""The sums of a replica's round while it goes on. Its report is made of them."""
 
 from __future__ import annotations
 

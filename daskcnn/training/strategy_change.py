@@ -38,10 +38,11 @@ from daskcnn.training.strategy_choice import (
 
 SURER = 1.25
 """Factor by which a change has to be better: more than two measurements, each a tenth off, differ."""
-CHANGE = 2.0
-"""Seconds that a change takes, besides the ways of its vectors."""
 _FLAT = 1.05
-"""The same for workers with steps of their own, besides: what one brings hardly depends on how fast it is."""
+"""The same, besides, for workers with steps of their own: how fast one is hardly changes what it brings."""
+CHANGE = 2.0
+"""Seconds that a change takes, besides the ways of its vectors. It was not measured."""
+_FASTER = 10.0  # times that a link may turn out to be as fast
 _VECTORS = 4  # that travel at a change: state from and to the server, center and optimizer's state to replicas
 
 
@@ -130,9 +131,6 @@ def _link(problem: StepProblem, own: WorkerCost, way: WayToTrain, took: Measured
     if ways >= expected:  # a longer latency is as long whatever limits the bandwidth
         return replace(own.link, latency=own.link.latency + (ways - expected) / 2)
     return own.link.faster(expected / max(ways, expected / _FASTER))
-
-
-_FASTER = 10.0  # times that a link may turn out to be as fast
 
 
 def _whole(problem: StepProblem, seen: float, compute: float) -> float:

@@ -93,7 +93,7 @@ def test_a_step_keeps_its_samples_whatever_the_speeds(
 @given(costs_of, st.integers(1, 2))
 @example([(0.0, 0.0546875), (6.0625, 0.0625)], 2)
 def test_at_constant_speeds_shares_settle_and_stay(costs: list[tuple[float, float]], every: int) -> None:
-    """Where nearly all of a worker's step is fixed, and two steps go by at once, the last change is one of step 240."""
+    """In the example nearly all of a worker's step is fixed: the last change comes at step 240."""
     by_name = {f"w{i}": each for i, each in enumerate(costs)}
     walk = Walk(dict.fromkeys(by_name, 500 * 64), 500, every=every)
     walk.go(400, by_name)

@@ -149,7 +149,7 @@ RATE, LARGE, AWAY = 0.02, 30.0, 3.0
 
 
 def run(rule: UpdateRule, *, coded: bool, feedback: bool, meetings: int = 600) -> Vector:
-    """Where two replicas bring the numbers of a center whose minima lie around `AWAY`, beside one that swings."""
+    """Return the center that two replicas end with. Their minima lie around `AWAY`; one number swings."""
     size = 64
     target = np.linspace(0.9, 1.1, size) * AWAY
     target[0] = 0.0
@@ -240,7 +240,7 @@ def test_what_is_no_coded_push_is_refused(payload: Vector, code: Code) -> None:
     server = ParameterServer(rule_of("local-sgd"), np.zeros(300, np.float32), coded=True)
     server.handle(Join(0, "a", 1))
     (refused,) = server.handle(Push(0, "a", 1, 1, 0, payload, 10, 0.5))
-    assert refused.code == code  # type: ignore[union-attr]
+    assert refused.code == code  # type: ignore[union-attr] # it is a refusal
 
 
 def test_a_repeated_push_is_merged_once_and_told_the_same() -> None:
@@ -262,10 +262,10 @@ def test_one_that_joins_is_given_the_center_that_the_others_know() -> None:
         gain = np.linspace(0, seq, 300, dtype=np.float32)
         server.handle(Push(0, "a", 1, seq, seq - 1, encode(gain), 10, 0.5))
         told, also = server.handle(Push(0, "c", 1, seq, seq - 1, encode(-np.sqrt(gain)), 20, 0.5))
-        assert told.weights is also.weights  # type: ignore[union-attr]
-        known += decode(told.weights, 300, np.float32)  # type: ignore[union-attr]
+        assert told.weights is also.weights  # type: ignore[union-attr] # both are replies
+        known += decode(told.weights, 300, np.float32)  # type: ignore[union-attr] # likewise
     (given_,) = server.handle(Join(0, "b", 1))
-    np.testing.assert_array_equal(given_.weights, known)  # type: ignore[union-attr]
+    np.testing.assert_array_equal(given_.weights, known)  # type: ignore[union-attr] # it is a reply
     assert not np.array_equal(known, server.snapshot().center)
 
 

@@ -112,7 +112,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule(data=st.data(), part=st.sampled_from([0.0, 0.3, 1.0]))
     @precondition(lambda self: len(self.coordinator.roster.alive) + len(self.coordinator.roster.calibrating) > 1)
     def recall(self, data: st.DataObject, part: float) -> None:
-        """Another run is to have some of the workers, of which one may hold the server."""
+        """Another run is to have some of the workers. One of them may hold the server."""
         known, self.shell.cut = [*self.coordinator.roster.alive, *self.coordinator.roster.calibrating], part
         self.shell.host = data.draw(st.sampled_from([*known, "ps"]))
         self.shell.tell(facts.WorkersRecalled(tuple(data.draw(st.sets(st.sampled_from(known)))), self.now))

@@ -94,7 +94,7 @@ LEFT = 10_000  # epochs: another worker takes less to come than it saves
 
 @dataclass
 class Cluster(Shell):
-    """Workers that share a machine: from so many on, another one only slows the others."""
+    """Workers that share a machine: beyond a number of them, another one only slows the others."""
 
     room: float = inf
     meeting: float = 0.0  # part of a round's time

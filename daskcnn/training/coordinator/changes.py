@@ -60,7 +60,7 @@ class Changes(Departures):
         """Take the worker in that came, or was measured again, or leave it out."""
         worker, life = fact.workers[0], self._present
         if len(fact.workers) > 1 or worker not in self.roster.alive or life is None or life.teams.of(worker):
-            return  # it is gone, or a life has begun with it meanwhile, or is about to
+            return  # it is gone, a life has begun with it meanwhile or is about to, or the start's answer comes late
         again = worker in self._choosing.spared.again
         if again and (life.closing or self.phase is not _TRAINING):
             self._leave_out_again(worker)
