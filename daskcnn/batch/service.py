@@ -23,7 +23,7 @@ from daskcnn.batch.progress import is_done, newest_step, progress_of
 from daskcnn.batch.reasons import reasons
 from daskcnn.batch.records import ACTIVE, ENDED, Attempt, Count, QueuedJob
 from daskcnn.batch.retries import LONGEST
-from daskcnn.batch.shares import Allotment, SharedWorker, SharingRules
+from daskcnn.batch.shares import SERVES, Allotment, SharedWorker, SharingRules
 from daskcnn.batch.spool import Spool
 from daskcnn.batch.sweep_watch import SweepWatch
 from daskcnn.cluster.link.members import Member, advertised, given_name
@@ -138,7 +138,7 @@ class Service:
         jobs = [replace(job, again_at=now) if job.again_at > now + LONGEST else job for job in jobs]
         others = _others(members, news, jobs)
         workers = [SharedWorker(m.name, m.kind, m.threads) for m in members if m.name not in others]
-        rules = SharingRules(elastic=_named(news))
+        rules = SharingRules(elastic=_named(members, news))
         how: dict[str, Any] = {
             "leaving": {name: job.id for job in jobs for name in _to_be_given_up(job, lists)},
             "fixed": [number for number, own in lists.items() if own is None],
@@ -224,7 +224,8 @@ class Service:
                     raise
         except BlockingIOError:  # a driver of an earlier attempt has not ended yet
             return
-        self._say(f"job {job.id} ({job.name}): starts on {', '.join(names)}")
+        keeps = "" if elastic else ", and keeps them: some workers have no name (dask worker --name)"
+        self._say(f"job {job.id} ({job.name}): starts on {', '.join(names)}{keeps}")
 
 
 def _number(asked: Count | None, given: int) -> int | str:
@@ -247,9 +248,12 @@ def _to_be_given_up(job: QueuedJob, lists: Mapping[int, Allowed]) -> list[str]:
     return [] if allowed is None else [name for name in job.has if name not in allowed]
 
 
-def _named(news: DeskNews) -> bool:
-    """Return True if all workers have names of their own. The numbers of others change as workers come and go."""
-    return all(given_name(worker["name"]) for worker in news.workers.values())
+def _named(members: Sequence[Member], news: DeskNews) -> bool:
+    """Return True if all workers that train have names of their own. The numbers of others change as they come and go.
+
+    Those of workers that are set apart for servers are counted by themselves.
+    """
+    return all(given_name(news.workers[each.address]["name"]) for each in members if each.kind != SERVES)
 
 
 def _others(members: Sequence[Member], news: DeskNews, jobs: Sequence[QueuedJob]) -> dict[str, str]:

@@ -36,12 +36,14 @@ class FakeQueue:
 
     Attributes
     ----------
-    workers : names of CPU workers that are there. leases : of others' runs, by worker.
+    workers : names of CPU workers that are there. servers : of those set apart for servers.
+    leases : of others' runs, by worker.
     said : what the service has said.
     """
 
     def __init__(self, folder: Path, *workers: str, spool: Spool | None = None) -> None:
         self.folder, self.workers, self.leases = folder, [*workers], dict[str, str]()
+        self.servers = list[str]()
         self.now, self.said = 1e9, list[str]()
         self.spool = spool or Spool(folder / "spool")
         self.drivers = Drivers(self.spool.folder, ("/bin/sh", "-c", DRIVER, "driver"), folder)
@@ -65,6 +67,7 @@ class FakeQueue:
 
     def news(self) -> DeskNews:
         workers = {f"tcp://{name}": worker(name) for name in self.workers}
+        workers |= {name: worker(name, "PS") for name in self.servers}
         leases = [(f"tcp://{name}", run, "bob@lab, process 7") for name, run in self.leases.items()]
         return DeskNews({}, workers, leases)
 

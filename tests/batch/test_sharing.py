@@ -189,3 +189,10 @@ def test_a_job_whose_workers_cannot_change_keeps_them(queue: ElasticQueue, how: 
     second = queue.add(workers=WIDE, user="bob")
     queue.settle()
     assert (len(queue.has(first)), queue.job(second).state) == (4, "queued")
+
+
+def test_a_worker_without_a_name_that_is_set_apart_for_servers_keeps_nobody_from_sharing(queue: ElasticQueue) -> None:
+    queue.servers = ["tcp://ps"]
+    first, second = two_jobs(queue)
+    queue.settle()
+    assert (len(queue.has(first)), len(queue.has(second))) == (2, 2)
