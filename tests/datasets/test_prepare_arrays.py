@@ -425,3 +425,10 @@ def test_names_of_axes_that_contradict_the_layout_are_refused(
     assert str(caught.value).startswith(f"images of ({', '.join(dims)}): layout {layout} has the channels elsewhere")
     assert str(caught.value).endswith(remedy)
     assert not (tmp_path / "out.zarr").exists()
+
+
+def test_masked_parts_of_float16_are_read_without_a_warning(tmp_path: Path) -> None:
+    """Dask puts parts together with NumPy's usual fill value, 1e20."""
+    stored = np.arange(80, dtype=np.float16).reshape(10, 2, 2, 2)
+    images = da.from_array(np.ma.masked_array(stored, mask=stored % 7 == 0), chunks=(3, 1, 2, 2))
+    prepare(images, np.arange(10) % 2, tmp_path / "x.zarr")

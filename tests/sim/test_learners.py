@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from daskcnn.arrays import Device
+from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.events import EpochEnded, Event, RoundEnded
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
@@ -27,6 +27,13 @@ from tests.sim.sim_cases import WITHIN, cluster, of, run, workload
 SAMPLES, JUDGED = 400, 100
 every = pytest.mark.parametrize("name", RULES)
 dataset = clusters_of_points(SAMPLES + JUDGED)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As on a worker. Threads that other tests have left might change the number in mid-run, and with it rounding."""
+    with single_threaded_blas():
+        yield
 
 
 def job_of(strategy: str, **train: Any) -> Job:
