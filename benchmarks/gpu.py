@@ -128,7 +128,7 @@ def _measure(given: argparse.Namespace, model: str, batch: int, data: str, **key
                 if way == "GPU":
                     found["GPU alone"] = alone_on(context, ["gpu-0"], given.seconds)[0]
                 if len(context.workers.alive) > 1:
-                    context.links = measure_links(context, fastest(context))
+                    context.links = measure_links(context, fastest(context), context.workers.alive)
                 sharded = Sharded(context)
                 sharded.settle(given.seconds)
                 found[way] = _step(sharded, given.seconds)
