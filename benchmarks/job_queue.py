@@ -1,7 +1,7 @@
 """A queue of jobs: seconds to a job's first task, memory and processor of an idle service, a list of 10,000 jobs.
 
     python benchmarks/job_queue.py [--jobs 10000] [--idle 60] [--turns 3] [--json FILE]
-    python benchmarks/job_queue.py --part sharing [--samples 20000] [--json FILE]
+    python benchmarks/job_queue.py --part sharing [--samples 8000] [--json FILE] [--keep FOLDER]
 
 Scheduler, worker, service and commands are processes of their own, as a user starts them. From `submit` to the first
 task is measured from the start of the command to the worker's first task of the job. Seconds of the list are those of
@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,8 @@ def served(folder: Path, workers: int, **environment: str) -> Iterator[tuple[Cli
         client = stack.enter_context(Client(scheduler_file=str(file)))
         client.wait_for_workers(workers)
         serve = [*DASKCNN, "serve", "--scheduler", client.scheduler.address, "--spool", str(folder / "spool")]
-        yield client, stack.enter_context(process(*serve, cwd=folder))
+        log = stack.enter_context((folder / "serve.log").open("wb"))
+        yield client, stack.enter_context(process(*serve, cwd=folder, stdout=log, stderr=log))
 
 
 def two_jobs(address: str, folder: Path, spool: Spool, workers: str, job: list[str]) -> dict[str, float]:
@@ -190,15 +191,18 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["single", "sharing"], default="single")
-    parser.add_argument("--samples", type=int, default=20_000, help="of the jobs that share workers")
-    parser.add_argument("--data", type=Path, help="folder of their data set; default: CIFAR-10 where it is kept")
+    parser.add_argument("--samples", type=int, default=8_000, help="of the jobs that share workers")
+    parser.add_argument("--data", type=Path, help="their prepared data set; default: the built-in one of 8,000 samples")
+    parser.add_argument("--keep", type=Path, help="folder for runs and logs, which stay there")
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--idle", type=float, default=60.0, help="seconds")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        found = (sharing if options.part == "sharing" else measured)(options, Path(folder))
+    with nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory() as kept:
+        folder = Path(kept).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        found = (sharing if options.part == "sharing" else measured)(options, folder)
     bars = SHARED_BARS if options.part == "sharing" else BARS
     for name, value in found.items():
         print(f"{name:22} {value:14,.3f}" + (f"   bar {bars[name]:,.3f}" if name in bars else ""))
