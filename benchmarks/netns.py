@@ -135,10 +135,13 @@ def network() -> Iterator[Network]:
         raise SystemExit("network namespaces need root, and the commands ip and tc (package iproute2)")
     remove_leftovers()
     with ExitStack() as stack:
-        stack.enter_context(_signals_end_it())
+        stack.enter_context(signals_end_it())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netns-")))
         bridge, subnet = f"dk{os.getpid()}", f"10.77.{os.getpid() % 250 + 1}"
-        run("ip", "link", "add", bridge, "type", "bridge")
+        try:
+            run("ip", "link", "add", bridge, "type", "bridge")
+        except subprocess.CalledProcessError as error:
+            raise SystemExit(f"network namespaces are not allowed here: {error.stderr.decode().strip()}") from None
         stack.callback(run, "ip", "link", "del", bridge)
         run("ip", "addr", "add", f"{subnet}.1/24", "dev", bridge)
         run("ip", "link", "set", bridge, "up")
@@ -146,8 +149,8 @@ def network() -> Iterator[Network]:
 
 
 @contextmanager
-def _signals_end_it() -> Iterator[None]:
-    """As an exception, so that everything is cleaned up on the way out."""
+def signals_end_it() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end it by an exception, so that everything is cleaned up on the way out."""
 
     def ended(signum: int, frame: Any) -> None:
         raise SystemExit(128 + signum)

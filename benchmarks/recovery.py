@@ -39,6 +39,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from distributed import Client
+from netns import signals_end_it
 from rules import machine
 
 from daskcnn.job.resolve import resolve
@@ -354,7 +355,7 @@ def main() -> int:
     asked = parser.parse_args()
     found: dict[str, dict[str, Figures]] = {}
     missed = False
-    with tempfile.TemporaryDirectory() as own, started(Path(own)) as machines:
+    with signals_end_it(), tempfile.TemporaryDirectory() as own, started(Path(own)) as machines:
         for strategy in asked.strategies:
             for kind in asked.signals:
                 if strategy == "torchrun" and find_spec("torch") is None:
@@ -372,8 +373,8 @@ def main() -> int:
                 bar = bar_of(strategy, kind)
                 missed |= bar is not None and figures_now["next_p95"] > bar
                 print(f"{strategy} SIG{kind}: {figures_now}" + (f" (bar {bar:g} s)" if bar else ""), flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps({"machine": machine(), "found": found}, indent=1) + "\n")
+                if asked.json:
+                    asked.json.write_text(json.dumps({"machine": machine(), "found": found}, indent=1) + "\n")
     return int(missed)
 
 

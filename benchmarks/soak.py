@@ -5,8 +5,8 @@
 
 An undisturbed run of an epoch says how many epochs fit into two thirds of the minutes; as many are then trained under a
 fault every `--every` seconds, drawn by `--seed`. What was killed is started anew. With `--links` (root, `ip` and `tc`)
-each worker is a host of its own, whose link is cut for half a minute too. As root the disk of the runs is filled for a
-minute; other users' runs do without that fault.
+each worker is a host of its own, whose link is cut for half a minute too. As root that may mount a disk, that of the
+runs is filled for a minute; else the run does without that fault.
 
 Exit 1 where the run does not end by itself with every presentation made, an accuracy is more than 1.5 points below that
 of an undisturbed run (`--compare`), or memory, open files, tasks or threads of scheduler, server or driver grow.
@@ -32,7 +32,7 @@ from typing import Any
 
 import psutil
 from distributed import Client
-from netns import Host, Network, network, run
+from netns import Host, Network, network, run, signals_end_it
 
 WORKERS, SERVERS = 3, 2
 LOOK = 2.0
@@ -291,13 +291,13 @@ def draw_picture(watch: Watch, path: Path) -> None:
 
 
 @contextmanager
-def disk(folder: Path, *, own: bool) -> Iterator[None]:
-    """A folder for the runs, on a disk of its own that can be filled."""
+def disk(folder: Path) -> Iterator[bool]:
+    """A folder for the runs. Gives True if it is a disk of its own, which can be filled: as root that may mount one."""
     folder.mkdir()
-    if own:
-        run("mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder))
+    command = ("mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder))
+    own = os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
     try:
-        yield
+        yield own
     finally:
         if own:
             run("umount", "--lazy", str(folder))
@@ -306,9 +306,10 @@ def disk(folder: Path, *, own: bool) -> Iterator[None]:
 def soak(given: argparse.Namespace) -> dict[str, Any]:
     """Run it, and return what was found."""
     with ExitStack() as stack:
+        stack.enter_context(signals_end_it())
         net = stack.enter_context(network()) if given.links else None
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True)))
-        stack.enter_context(disk(folder / "disk", own=given.fills))
+        given.fills = stack.enter_context(disk(folder / "disk"))
         cluster = Cluster(folder, net)
         stack.callback(cluster.end)
         for name in ("scheduler", *(f"ps-{i}" for i in range(SERVERS)), *cluster.workers):
@@ -368,7 +369,6 @@ def main() -> int:
     options.add_argument("--picture", type=Path, metavar="FILE", help="draw the numbers over time")
     options.add_argument("--job", nargs=argparse.REMAINDER, default=[], help="more flags of the runs")
     given = options.parse_args()
-    given.fills = os.geteuid() == 0
     given.data = str(Path(given.data).resolve())
     found = soak(given)
     if given.json:
