@@ -7,7 +7,8 @@ from dataclasses import replace
 from daskcnn.planning.simulate import Scenario
 from daskcnn.ps.wire import bytes_of
 from daskcnn.sim.cluster import step_problem
-from daskcnn.training.strategy_choice import STRATEGIES, StepProblem, StrategyChoice, choose
+from daskcnn.training.strategy_choice import StrategyChoice, choose
+from daskcnn.training.strategy_prices import STRATEGIES, StepProblem
 
 
 def compare_strategies(chosen: Scenario) -> StrategyChoice:

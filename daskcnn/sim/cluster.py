@@ -19,7 +19,7 @@ from daskcnn.job.options import Options
 from daskcnn.job.resolve import read_job_file
 from daskcnn.sharded.balance import SPREAD_SHARE, WorkerLink
 from daskcnn.sim.speeds import Constant, Drift, Link, Speed, Stall, Walk
-from daskcnn.training.strategy_choice import StepProblem, WorkerCost
+from daskcnn.training.strategy_prices import StepProblem, WorkerCost
 
 _MOST_BYTES = 1 << 20
 _MOST_WORKERS = 1 << 20

@@ -30,7 +30,7 @@ from daskcnn.events import (
 from daskcnn.partition.proportions import proportional
 from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
 from daskcnn.sim.workload import Workload
-from daskcnn.training.strategy_choice import WorkerCost, worker_cost
+from daskcnn.training.strategy_prices import WorkerCost, worker_cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,7 @@ from daskcnn.sharded.balance import SPREAD_SHARE, ShareSearch, WorkerLink, Worke
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import Stage
 from daskcnn.store import Described
-from daskcnn.training.strategy_choice import (
-    PricedStrategy,
-    Pricer,
-    StepProblem,
-    WorkerCost,
-    priced_set,
-)
+from daskcnn.training.strategy_prices import PricedStrategy, Pricer, StepProblem, WorkerCost, priced_set
 
 TASK = 1.9e-3
 """Seconds of Dask's scheduler for a task of a step (`benchmarks/results/cluster_netns.json`)."""

@@ -1,6 +1,6 @@
 """The change of a strategy between two rounds of a run, by what its rounds have taken. No clock, no I/O.
 
-Candidates are priced as at the start (`strategy_choice`), with what was measured since in the place of calibrations
+Candidates are priced as at the start (`strategy_prices`), with what was measured since in the place of calibrations
 and probes: a worker is as many times slower as its steps took longer, and its link has what its meetings took longer.
 
 Measurements differ by chance, by up to a tenth each way, and so by 1.1 / 0.9 = 1.22 against each other. A change has to
@@ -24,7 +24,8 @@ from statistics import median
 from daskcnn.events import ALONE
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.round_report import RoundReport
-from daskcnn.training.strategy_choice import (
+from daskcnn.training.strategy_choice import priced
+from daskcnn.training.strategy_prices import (
     SHARED,
     STRATEGIES,
     WAY_BACK,
@@ -32,7 +33,6 @@ from daskcnn.training.strategy_choice import (
     Pricer,
     StepProblem,
     WorkerCost,
-    priced,
     priced_set,
 )
 

@@ -19,7 +19,7 @@ from daskcnn.launch.training import Result
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.training import sharded_prices
 from daskcnn.training.coordinator import choosing
-from daskcnn.training.strategy_choice import PricedStrategy, StepProblem, alone
+from daskcnn.training.strategy_prices import PricedStrategy, StepProblem, alone
 from tests.tiny_runs import tiny_data, tiny_job
 
 LAYERS: list[dict[str, Any]] = [

@@ -13,7 +13,8 @@ from daskcnn.planning.compare_strategies import compare_strategies, problem_of
 from daskcnn.planning.simulate import Scenario, scenario_of, simulate
 from daskcnn.show.strategy_table import choice_text
 from daskcnn.sim.cluster import parse_cluster
-from daskcnn.training.strategy_choice import STRATEGIES, PricedStrategy, choose
+from daskcnn.training.strategy_choice import choose
+from daskcnn.training.strategy_prices import STRATEGIES, PricedStrategy
 from tests.sim.sim_cases import of
 
 WIDE, NARROW = {"name": "500:1500"}, {"name": "quick"}

@@ -18,7 +18,8 @@ from daskcnn.show.report_tables import tables
 from daskcnn.sim.cluster import SimulatedCluster, step_problem
 from daskcnn.sim.measured import calibrated_worker, measured_cluster
 from daskcnn.sim.workload import Workload
-from daskcnn.training.strategy_choice import StepProblem, choose, priced_set, worker_cost
+from daskcnn.training.strategy_choice import choose
+from daskcnn.training.strategy_prices import StepProblem, priced_set, worker_cost
 from tests.sim.sim_cases import cluster, of, run, seconds, workload
 
 STEPS = 100

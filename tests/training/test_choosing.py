@@ -9,7 +9,7 @@ from daskcnn.ps import BSP, LocalSGD
 from daskcnn.ps.auto import ALONE
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.strategy_choice import PricedStrategy, Pricer
+from daskcnn.training.strategy_prices import PricedStrategy, Pricer
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator_machine import EPOCHS, SAMPLES, settings_of
 

@@ -18,7 +18,8 @@ from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import StartRound
 from daskcnn.training.coordinator.scaling import ANEW, COMES, step_seconds, worth_having
-from daskcnn.training.strategy_choice import PAYS, StepProblem, WorkerCost
+from daskcnn.training.strategy_choice import PAYS
+from daskcnn.training.strategy_prices import StepProblem, WorkerCost
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator_machine import EPOCHS, SAMPLES, settings_of
 

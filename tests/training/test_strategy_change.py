@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from daskcnn.events import ALONE
 from daskcnn.sharded.balance import FREE, WorkerLink
 from daskcnn.training.strategy_change import CHANGE, SURER, MeasuredSteps, WayToTrain, at_speeds, better, with_links
-from daskcnn.training.strategy_choice import LOCAL, SHARED, PricedStrategy, StepProblem, WorkerCost, priced
-from daskcnn.training.strategy_choice import STRATEGIES as ALL
+from daskcnn.training.strategy_choice import priced
+from daskcnn.training.strategy_prices import LOCAL, SHARED, PricedStrategy, StepProblem, WorkerCost
+from daskcnn.training.strategy_prices import STRATEGIES as ALL
 
 LONG = 1e9  # samples: whatever a change takes, the rest of the run pays for it
 CHANCE = 0.1

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from daskcnn.events import ALONE
 from daskcnn.sharded.balance import WorkerLink
-from daskcnn.training.strategy_choice import (
+from daskcnn.training.strategy_choice import choose
+from daskcnn.training.strategy_prices import (
     STRATEGIES,
     PricedStrategy,
     StepProblem,
     WorkerCost,
     alone,
-    choose,
     local_steps,
     priced_set,
     shared_steps,

@@ -18,13 +18,13 @@ from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.coordinator.spared import Spared
 from daskcnn.training.round_report import RoundReport
 from daskcnn.training.strategy_change import SURER, MeasuredSteps, WayToTrain, at_speeds, better, with_links
-from daskcnn.training.strategy_choice import (
+from daskcnn.training.strategy_choice import choose
+from daskcnn.training.strategy_prices import (
     LOCAL,
     SHARED,
     STRATEGIES,
     PricedStrategy,
     StepProblem,
-    choose,
     local_steps,
     measured_problem,
 )

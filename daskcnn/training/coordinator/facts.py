@@ -201,7 +201,7 @@ class ServerProbed(Fact):
     """The answer to `ProbeServer`.
 
     links: of those workers whose link could be measured. nbytes: of the vector that each would send and receive.
-    bandwidth, merge, overhead: of the server. ahead: of the step. All of them as in `strategy_choice.StepProblem`.
+    bandwidth, merge, overhead: of the server. ahead: of the step. All of them as in `strategy_prices.StepProblem`.
     """
 
     workers: tuple[str, ...]

@@ -16,7 +16,8 @@ from typing import Final
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.round_report import RoundReport
-from daskcnn.training.strategy_choice import PAYS, StepProblem, WorkerCost, priced_set
+from daskcnn.training.strategy_choice import PAYS
+from daskcnn.training.strategy_prices import StepProblem, WorkerCost, priced_set
 
 STAYS: Final = PAYS / 2
 """A worker that is there is let go if it shortens the run by less than this part."""
