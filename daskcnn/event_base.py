@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, field_validator
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
 from daskcnn.errors import DataError
 
@@ -91,6 +91,7 @@ class CalibratedWorker(Fields):
     device: Annotated[str, 'What it trains on: "cpu" or "gpu".'] = ""
     processor: Annotated[str, "The processor's or GPU's name."] = ""
     threads: Annotated[int | None, "Threads it computes with."] = None
+    cores: Annotated[PositiveInt | None, "Cores of its computer that it may use."] = None
     memory: Annotated[NonNegativeInt | None, "Bytes of memory of its device."] = None
     images_per_second: Annotated[NonNegativeFloat | None, "Images it trains on per second."] = None
     conv_seconds: Annotated[dict[str, float], "Seconds per sample of each convolution, all kernels, by layer."] = {}

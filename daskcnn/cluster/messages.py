@@ -49,6 +49,7 @@ class Calibration:
     rest_seconds : of the layers that are not divided and the loss; None where kernels are not sharded
     step_fixed : seconds of a step, however few its samples are; None where workers do not share a step's samples
     planned_step : samples of a step whose convolutions its workspace has room for; None where steps do not grow
+    cores : of its computer, that it may use
     """
 
     seconds_per_sample: float
@@ -60,3 +61,4 @@ class Calibration:
     rest_seconds: float | None = None
     step_fixed: float | None = None
     planned_step: int | None = None
+    cores: int | None = None

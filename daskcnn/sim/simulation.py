@@ -277,7 +277,7 @@ class Simulation:
         members, work = [self.replicas[name].member for name in order.workers], self.workload
         problem = step_problem(members, work.batch_size, work.nbytes, self.cluster, work.shards)
         links = {own.name: own.link for own in problem.workers}
-        how = {"bandwidth": problem.bandwidth, "merge": problem.merge, "overhead": problem.overhead}
+        how: dict[str, Any] = {name: getattr(problem, name) for name in ("bandwidth", "merge", "overhead")}
         self._tell(facts.ServerProbed(order.workers, links, work.nbytes, self.now, **how))
 
     def _join(self, order: orders.Join) -> None:

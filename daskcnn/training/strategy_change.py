@@ -89,22 +89,24 @@ class MeasuredSteps:
 
 
 def at_speeds(problem: StepProblem, steps: Mapping[str, MeasuredSteps]) -> StepProblem:
-    """Return the problem with workers as fast as these steps of theirs have shown them to be.
+    """Return the problem with workers as fast as these steps of theirs, made together, have shown them to be.
 
     Rounds take longer than calibrations, so the others count as slower by as much; but a worker that has got slower
     says nothing of another.
     """
-    slower = {own.name: _slower(own, steps[own.name]) for own in problem.workers if own.name in steps}
+    together = problem.together(steps.keys()).workers
+    slower = {own.name: _slower(own, steps[own.name]) for own in together if own.name in steps}
     others = min(max(median(slower.values()), 1 / SURER), SURER) if slower else 1.0
-    return replace(problem, workers=tuple(_times(own, slower.get(own.name, others)) for own in problem.workers))
+    return replace(problem, workers=tuple(own.times(slower.get(own.name, others)) for own in problem.workers))
 
 
 def with_links(problem: StepProblem, way: WayToTrain, steps: Mapping[str, MeasuredSteps]) -> StepProblem:
     """Return the problem with links as these meetings of workers that train in this way have shown them to be."""
     if len(way.workers) == 1:
         return problem
+    together = problem.together(way.workers)
     workers = (
-        replace(own, link=_link(problem, own, way, steps[own.name])) if own.name in way.workers & steps.keys() else own
+        replace(own, link=_link(together, own, way, steps[own.name])) if own.name in way.workers & steps.keys() else own
         for own in problem.workers
     )
     return replace(problem, workers=tuple(workers))
@@ -112,11 +114,6 @@ def with_links(problem: StepProblem, way: WayToTrain, steps: Mapping[str, Measur
 
 def _slower(own: WorkerCost, took: MeasuredSteps) -> float:
     return took.seconds / expected if (expected := own.seconds(took.samples)) else 1.0
-
-
-def _times(own: WorkerCost, factor: float) -> WorkerCost:
-    """Return a worker whose steps take this many times as long."""
-    return replace(own, fixed=own.fixed * factor, each=own.each * factor)
 
 
 def _link(problem: StepProblem, own: WorkerCost, way: WayToTrain, took: MeasuredSteps) -> WorkerLink:
@@ -179,7 +176,7 @@ def _differing(problem: StepProblem, names: Iterable[str], factor: float) -> Ste
     """Return the problem with these workers, and their links, as many times as slow."""
     slow = {*names}
     workers = tuple(
-        replace(_times(own, factor), link=own.link.faster(1 / factor)) if own.name in slow else own
+        replace(own.times(factor), link=own.link.faster(1 / factor)) if own.name in slow else own
         for own in problem.workers
     )
     return replace(problem, workers=workers)

@@ -22,12 +22,17 @@ meanwhile comes to the others a meeting later, so that the samples apart are R·
 
 The best workers are found exactly, not by trying some sets: of each number of workers, and of each slowest link that
 they may have. So another worker, or a faster link, never makes the least time longer.
+
+Workers of one host share its cores with each other and with what runs beside their training threads (`_BESIDE`). All
+compute at the same time, so those of t threads together on C cores take (1 + `_BESIDE`)·t / C times as long, if that is
+more than 1. Where they leave the server's host no core, meetings take longer (`_CROWDED`), and nothing is hidden behind
+the computing. How many of a host's workers take part is counted once the best of each number are found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil, inf, log
 from typing import Any, TypeAlias
@@ -49,26 +54,44 @@ _MOST_APART = 16
 _SLACK = 1.25  # times the seconds of a meeting that overlaps the steps to the next one
 _BETWEEN = 1.3e-5
 """The part that is added to these for each sample between two meetings."""
+_BESIDE = 0.25
+"""Cores taken, for each training thread of workers that share a host, by loaders, the server, Dask and the driver.
+
+By `benchmarks/results/sooner.json`, two workers on two cores: steps of 32 samples take 1.23 times (`quick`) and 1.28
+times (two convolutions) as long as one worker alone takes for them.
+"""
+_CROWDED = 0.9e-3
+"""Seconds that a meeting takes more where the server has no core of its own, by the same runs: 1.8 to 2.1 ms in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCost:
-    """A worker's step of n samples takes fixed + each · n seconds; its link leads to the server."""
+    """A worker's step of n samples takes fixed + each · n seconds; its link leads to the server.
+
+    host: the computer that it may share with others; empty: its own. threads: cores that it computes with.
+    """
 
     name: str
     fixed: float
     each: float
     link: WorkerLink = FREE
+    host: str = ""
+    threads: int = 1
 
     def seconds(self, samples: float) -> float:
         """Return the seconds of a step of these samples."""
         return self.fixed + self.each * samples
 
+    def times(self, factor: float) -> WorkerCost:
+        """Return a worker whose steps take this many times as long."""
+        return replace(self, fixed=self.fixed * factor, each=self.each * factor)
+
 
 def worker_cost(row: CalibratedWorker, seconds: float, batch: int, link: WorkerLink = FREE) -> WorkerCost:
     """Return the cost of a worker that was calibrated with steps of `batch` samples. seconds: of a sample in them."""
     fixed = min(row.step_fixed or 0.0, _MOST_FIXED * batch * seconds)
-    return WorkerCost(row.name, fixed, seconds - fixed / batch, link)
+    threads = 1 if row.device == "gpu" else row.threads or 1
+    return WorkerCost(row.name, fixed, seconds - fixed / batch, link, row.host, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +101,8 @@ class StepProblem:
     nbytes: of the vector that each worker sends and receives. bandwidth: of the server's link each way, which all
     share. merge: seconds of the server for each worker. overhead: seconds of a meeting besides. epoch: samples after
     which workers meet anyway. ahead: part of the vector whose gradients are sent while the rest is computed. overlaps:
-    workers that make steps of their own go on while they exchange.
+    workers that make steps of their own go on while they exchange. cores: of each host, where they are known. home: the
+    server's host.
     """
 
     workers: tuple[WorkerCost, ...]
@@ -90,6 +114,28 @@ class StepProblem:
     epoch: float = inf
     ahead: float = 0.0
     overlaps: bool = False
+    cores: Mapping[str, int] = field(default_factory=dict)
+    home: str = ""
+
+    def together(self, names: Collection[str]) -> StepProblem:
+        """Return the same at the speeds that these workers have while all of them, and no others, compute."""
+        taken = {host: self._threads(host, names) for host in self.cores}
+        slower = {host: (1 + _BESIDE) * own / self._cores(host) for host, own in taken.items() if own}
+        if all(factor <= 1 for factor in slower.values()):
+            return self
+        workers = tuple(own.times(max(1.0, slower.get(own.host, 1.0))) for own in self.workers)
+        crowded = taken.get(self.home, 0) >= self.cores.get(self.home, inf)
+        ahead, overhead = (0.0, self.overhead + _CROWDED) if crowded else (self.ahead, self.overhead)
+        return replace(self, workers=workers, cores={}, ahead=ahead, overhead=overhead)
+
+    def _threads(self, host: str, names: Collection[str]) -> int:
+        """Return the threads of these workers on a host that they share; 0: none, or one worker."""
+        threads = [own.threads for own in self.workers if own.host == host and own.name in names]
+        return sum(threads) if len(threads) > 1 else 0
+
+    def _cores(self, host: str) -> int:
+        """Return the host's cores; where it has fewer than threads, all have been measured at that."""
+        return max(self.cores[host], sum(own.threads for own in self.workers if own.host == host))
 
     def left(self, exchange: float, compute: float) -> float:
         """Return the seconds of an exchange behind the computing, where a part of it has gone ahead: not `overhead`."""
@@ -110,7 +156,7 @@ class StepProblem:
 
     def with_one_more(self, like: WorkerCost) -> StepProblem:
         """Return the same with another worker like this one."""
-        return replace(self, workers=(*self.workers, replace(like, name=f"another {like.name}")))
+        return replace(self, workers=(*self.workers, replace(like, name=f"another {like.name}", host="")))
 
 
 def measured_problem(
@@ -126,7 +172,8 @@ def measured_problem(
     """
     best = min(links.values(), key=lambda link: link.seconds(nbytes), default=FREE)
     costs = (worker_cost(row, seconds, samples, links.get(name, best)) for name, (row, seconds) in workers.items())
-    return StepProblem(tuple(costs), samples, nbytes, **more)
+    cores = {row.host: row.cores for row, _ in workers.values() if row.host and row.cores}
+    return StepProblem(tuple(costs), samples, nbytes, cores=cores, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +249,7 @@ def shared_steps(problem: StepProblem) -> Iterator[PricedStrategy]:
                 break
             found = _shared(problem, [own for own in problem.workers if ways[own.name] <= slowest], k)
             best = found if found.step_seconds < best.step_seconds else best
-        yield best
+        yield priced_set(problem, best.samples) if problem.cores else best
 
 
 def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int) -> PricedStrategy:
@@ -240,17 +287,17 @@ def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int) -> Pric
     return PricedStrategy(SHARED, samples, compute, exchange, problem.samples)
 
 
-def local_steps(problem: StepProblem, fewest: int = 2) -> Iterator[PricedStrategy]:
-    """Yield `local-sgd` on two workers, or this number of them, on three, and so on.
+def local_steps(problem: StepProblem) -> Iterator[PricedStrategy]:
+    """Yield `local-sgd` on two workers, on three, and so on.
 
     They are the fastest of those within the best of their ways.
     """
     by_speed = sorted(problem.workers, key=lambda own: own.seconds(problem.samples))
-    for k in range(fewest, min(len(by_speed), max(fewest, _MOST_APART)) + 1):
+    for k in range(2, min(len(by_speed), _MOST_APART) + 1):
         ways = {own.name: problem.way(own, k) for own in by_speed}
         within = [[own for own in by_speed if ways[own.name] <= way][:k] for way in sorted({*ways.values()})]
-        found = [_apart(problem, workers, ways) for workers in within if len(workers) == k]
-        yield min(found, key=lambda each: each.seconds)
+        sets = [[own.name for own in workers] for workers in within if len(workers) == k]
+        yield min((priced_set(problem, names, LOCAL) for names in sets), key=lambda each: each.seconds)
 
 
 def _apart(
@@ -293,6 +340,7 @@ def priced_set(
 ) -> PricedStrategy:
     """Return `bsp` or `local-sgd` on exactly these workers: alone, if it is one. every: as in `PricedStrategy`."""
     asked = {*names}
+    problem = problem.together(asked)
     workers = [own for own in problem.workers if own.name in asked]
     if len(workers) == 1:
         return next(alone(replace(problem, workers=(workers[0],))))

@@ -354,6 +354,7 @@ def calibration_row(member: Member, measured: Calibration) -> CalibratedWorker:
         device=member.kind,
         processor=measured.device,
         threads=measured.threads,
+        cores=measured.cores,
         memory=measured.memory,
         images_per_second=1 / measured.seconds_per_sample,
         conv_seconds=measured.conv_seconds,

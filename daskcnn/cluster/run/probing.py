@@ -54,7 +54,7 @@ class ServerProbes:
             rows = [LinkSpeed(name=name, bandwidth=own.bandwidth, latency=own.latency) for name, own in links.items()]
             context.emit(LinkSpeeds(home=host.name, workers=rows))
         of_server = {"bandwidth": self._shared * shards, "merge": self._merge / shards, "overhead": MEETING}
-        return ServerProbed(tuple(workers), links, self._nbytes, at, **of_server, ahead=self._ahead)
+        return ServerProbed(tuple(workers), links, self._nbytes, at, **of_server, ahead=self._ahead, home=host.host)
 
     def _expects(self, address: str, *, training: bool) -> bool:
         """Let the host expect probes, unless it trains or has no streams. Returns True if it does."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from distributed import get_worker
 
-from daskcnn.arrays import Array, DeviceKind, device_profile, single_threaded_blas
+from daskcnn.arrays import Array, DeviceKind, cpu_count, device_profile, single_threaded_blas
 from daskcnn.cluster.link.calls import returns_refusals
 from daskcnn.cluster.link.leaving import LONGEST
 from daskcnn.cluster.link.news import Teller
@@ -310,7 +310,7 @@ def _calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Ar
             stages = stage_seconds(session.replica)
             convs, fixed, rest = dict(stages.whole), dict(stages.fixed), stages.rest
     of_device = profile.threads, profile.name, profile.memory
-    return Calibration(seconds, convs, fixed, *of_device, rest, step_fixed, planned)
+    return Calibration(seconds, convs, fixed, *of_device, rest, step_fixed, planned, cpu_count())
 
 
 def _planned_step(replica: Replica) -> int:

@@ -62,7 +62,7 @@ class Choosing:
     def __init__(self, settings: Settings) -> None:
         self._asked = settings
         self._links: dict[str, WorkerLink] = {}
-        self._nbytes, self._server = 0, dict[str, float]()  # as they were probed last
+        self._nbytes, self._server = 0, dict[str, Any]()  # as they were probed last
         self._steps: dict[str, MeasuredSteps] = {}
         self._pricers = [each for each in STRATEGIES if settings.parts_ways or each is not local_steps]
         self.spared = Spared()
@@ -97,7 +97,7 @@ class Choosing:
         """Take in what was probed of workers that have just been calibrated."""
         self._links.update(fact.links)
         self._nbytes = fact.nbytes
-        self._server = {name: getattr(fact, name) for name in ("bandwidth", "merge", "overhead", "ahead")}
+        self._server = {name: getattr(fact, name) for name in ("bandwidth", "merge", "overhead", "ahead", "home")}
         for worker in fact.workers:
             self._steps.pop(worker, None)
 
@@ -109,7 +109,7 @@ class Choosing:
     def _problem(self, roster: Roster, workers: Collection[str], step: int) -> StepProblem:
         """Return the step of these workers, by their last rounds where there are any."""
         measured = {name: (own.row, own.seconds) for name, own in roster.alive.items() if name in workers}
-        asked, how = self._asked, dict[str, Any](self._server)
+        asked, how = self._asked, dict(self._server)
         how |= {"epoch": asked.samples, "overlaps": asked.overlap}
         found = measured_problem(measured, asked.batch_size, self._links, self._nbytes, **how)
         return replace(at_speeds(found, self._steps), samples=step)

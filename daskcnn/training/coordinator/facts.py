@@ -201,7 +201,7 @@ class ServerProbed(Fact):
     """The answer to `ProbeServer`.
 
     links: of those workers whose link could be measured. nbytes: of the vector that each would send and receive.
-    bandwidth, merge, overhead: of the server. ahead: of the step. All of them as in `strategy_prices.StepProblem`.
+    bandwidth, merge, overhead, home: of the server. ahead: of the step. All as in `strategy_prices.StepProblem`.
     """
 
     workers: tuple[str, ...]
@@ -212,6 +212,7 @@ class ServerProbed(Fact):
     merge: float = 0.0
     overhead: float = 0.0
     ahead: float = 0.0
+    home: str = ""
 
 
 @dataclass(frozen=True, slots=True)
