@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import dask.array
 import numpy as np
 import numpy.typing as npt
 import zarr
 from dask.base import is_dask_collection
 from zarr.storage import FsspecStore, LocalStore
 
-from daskcnn.datasets.given_arrays import as_array, unwrapped
+from daskcnn.datasets.given_arrays import as_array, is_dask_array, unwrapped
 from daskcnn.errors import DataError
 from daskcnn.files import check_regular
 from daskcnn.store.foreign.array import Layout
@@ -173,7 +172,7 @@ class ImageSource:
     def on_workers(self) -> bool:
         """True if a worker can read the images itself."""
         stored = isinstance(self.what, zarr.Array) and isinstance(self.what.store, LocalStore | FsspecStore)
-        return stored or isinstance(self.what, dask.array.Array)
+        return stored or is_dask_array(self.what)
 
     def at_rest(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return images of the source's layout and type as (n, H, W, C) in the type that they are kept in."""
@@ -186,7 +185,7 @@ class ImageSource:
     def blocks(self) -> Iterator[SampleBlock]:
         """Yield the blocks, which follow the source's chunks where it has some."""
         rows = max(1, BLOCK_BYTES // self.sample_bytes)
-        if isinstance(self.what, dask.array.Array):
+        if is_dask_array(self.what):
             yield from _dask_blocks(self.what, rows)
             return
         if isinstance(self.what, zarr.Array):  # whole chunks, so that none is read twice

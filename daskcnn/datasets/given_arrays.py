@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import dask.array
 import numpy as np
 import numpy.typing as npt
 import zarr
@@ -47,10 +47,10 @@ def array_of(images: Any, nodata: float | None = None, *, decoded: bool = False)
         return as_array("images", images)
     found = unwrapped(images, "NHWC", option=None, nodata=nodata, decoded=decoded)
     if isinstance(found, zarr.Array):
-        found = dask.array.from_zarr(found)
+        found = _by_chunks(found)
     if isinstance(found, Lazy):
         found = found[:]
-    if isinstance(found, np.ndarray | dask.array.Array) and not found.dtype.isnative:
+    if (isinstance(found, np.ndarray) or is_dask_array(found)) and not found.dtype.isnative:
         found = found.astype(found.dtype.newbyteorder("="))
     return found
 
@@ -111,7 +111,23 @@ def _stored(images: zarr.Array[Any], nodata: float | None, decoded: bool) -> Any
         coding = own
     if isinstance(images.store, MemoryStore) and str(coding):
         return coding.masked(np.asarray(images[...]))
-    return _masked(dask.array.from_zarr(images), coding) if str(coding) else images
+    return _masked(_by_chunks(images), coding) if str(coding) else images
+
+
+def _by_chunks(array: zarr.Array[Any]) -> Any:
+    """A Zarr array as one of Dask."""
+    import dask.array
+
+    return dask.array.from_zarr(array)
+
+
+def is_dask_array(given: Any) -> bool:
+    """Return True for an array of Dask.
+
+    The module is not imported for the question: with what it imports it takes a third of the start of a command.
+    """
+    module = sys.modules.get("dask.array")
+    return module is not None and isinstance(given, module.Array)
 
 
 def _coding(array: zarr.Array[Any], what: str = "images") -> Coding:
