@@ -7,10 +7,10 @@ ARGS ?=
 # kept whatever the environment says: every process that a test or a run starts would compile the package anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install tools run test test-all check docs figures format bench bench-conv bench-cifar10 image-replay clean
+.PHONY: install tools run test test-all check docs site figures format bench bench-conv bench-cifar10 image-replay clean
 
 # what running needs
-install: $(VENV)/.installed
+install: $(VENV)/.installed $(VENV)/.warm
 
 $(VENV)/.installed: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || \
@@ -22,11 +22,15 @@ $(VENV)/.installed: pyproject.toml
 	@# a fifth of the disk space is for bytecode that is never run; setuptools, which Python 3.11 brings, is not needed
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dashboard]'
 	@$(BIN)/python -m pip uninstall --quiet --yes setuptools
+	@touch $@
+
+# apart from what is installed: `make -j2 tools` compiles while pip fetches
+$(VENV)/.warm: $(VENV)/.installed
 	$(BIN)/daskcnn doctor --warm
 	@touch $@
 
 # what tests and checks need besides
-tools: $(VENV)/.tools
+tools: $(VENV)/.warm $(VENV)/.tools
 
 $(VENV)/.tools: $(VENV)/.installed
 	@# bytecode is compiled for what is imported alone: for all of it takes as long as the rest of installing
@@ -78,8 +82,12 @@ check: tools
 # the documentation site, in build/site: the pages that are made of the package's own models, then all of them
 docs: $(VENV)/.docs
 	@for script in docs/generate_*.py; do $(BIN)/python $$script || exit 1; done
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@$(MAKE) --no-print-directory site
 	@echo "open build/site/index.html, or for the search: $(BIN)/python -m http.server --directory build/site"
+
+# of the pages as they are
+site: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.docs: $(VENV)/.tools
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[docs]'

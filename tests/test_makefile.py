@@ -1,4 +1,4 @@
-"""`make test` and `make test-all` run all of their parts, whichever fails: told to a Python that only notes it."""
+"""`make test`, `make test-all` and `.ci/run` run all of their parts, whichever fails: stand-ins note what they get."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make(folder: Path, *targets: str, codes: dict[str, int] | None = None) -> tu
     cases = "".join(f'  *"{words}"*) exit {code} ;;\n' for words, code in (codes or {}).items())
     python.write_text(f'#!/bin/sh\necho "$*" >> "$(dirname "$0")/told"\ncase "$*" in\n{cases}esac\n')
     python.chmod(0o755)
-    for done in (".installed", ".tools"):
+    for done in (".installed", ".warm", ".tools"):
         (folder / done).touch()
     command = ["make", "-C", str(ROOT), f"VENV={folder}", *targets]
     environment = {name: value for name, value in os.environ.items() if name not in OUTER}
@@ -54,3 +54,19 @@ def test_all_parts_of_test_all_run(failing: str | None, tmp_path: Path) -> None:
 def test_chosen_tests_are_all_that_run(tmp_path: Path) -> None:
     told, code, _ = make(tmp_path, "test", "ARGS=tests/conv -k spec", codes={"spec": 1})
     assert (told, code) == (["-m pytest tests/conv -k spec"], 2)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [({}, 0), ({"check": 2}, 2), ({"test": 1}, 1), ({"check": 2, "test": 1}, 1)]
+)
+def test_all_that_must_pass_runs_once_all_is_installed(codes: dict[str, int], code: int, tmp_path: Path) -> None:
+    cases = "".join(f"  {target}) exit {ends} ;;\n" for target, ends in codes.items())
+    stub = tmp_path / "make"
+    stub.write_text(f'#!/bin/sh\necho "$*" >> "{tmp_path}/told"\ncase "$*" in\n{cases}esac\n')
+    stub.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run([ROOT / ".ci/run"], env=environment, capture_output=True, timeout=60, check=False)
+    first, *others = (tmp_path / "told").read_text().splitlines()
+    assert first == "-j2 tools site"
+    assert sorted(others) == ["check", "test"]  # at once, in either order
+    assert ran.returncode == code
