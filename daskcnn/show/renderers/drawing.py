@@ -124,7 +124,7 @@ def _fill(axes: Axes, figure: Figure, titled: bool) -> None:
     axes.set_xlabel(figure.x)
     axes.set_ylabel(figure.y)
     axes.grid(alpha=0.3, axis="y" if figure.stacked else "both")
-    place = ABOVE_BARS if figure.stacked else UNDER_ROOF if figure.rates else {}
+    place = ABOVE_BARS if figure.stacked else UNDER_ROOF if figure.rates and figure.points else {}
     if not figure.stacked or len(figure.curves) > 1:
         axes.legend(framealpha=0.85, edgecolor="none", **place)
 
