@@ -91,6 +91,9 @@ class Host:
         self._callers: dict[str, Caller] = {}
         self._gone: set[str] = set()
 
+    together = False
+    """True if workers that are to end their rounds early end them with the same meeting."""
+
     def join(self, caller: Caller) -> None:
         """Begin a session and ask for the center."""
         self._callers[caller.name] = caller
@@ -103,16 +106,28 @@ class Host:
         at = self._reaches(caller, 0)
         self._agenda.at(at, self._handle, Pull(LIFE, caller.name, caller.session, at=at, averaged=averaged))
 
-    def push(self, caller: Caller, gain: Gain) -> None:
-        """Push what a replica has gained."""
+    def push(self, caller: Caller, gain: Gain) -> float:
+        """Push what a replica has gained. Returns the time when it arrives."""
         at, (seq, base, payload, samples, quality, pace, step) = self._pushed(caller), gain
         gained = seq, base, self.travelled(payload), samples, quality
         event = Push(LIFE, caller.name, caller.session, *gained, at, pace, step)
         self._agenda.at(at, self._handle, event)
+        return at
 
     def leave(self, caller: Caller) -> None:
         """Let this worker sit out, as the driver says."""
         self._handle(Leave(caller.name, caller.session, self._agenda.now))
+
+    def part(self, caller: Caller, last: int) -> None:
+        """Let this worker go behind its last push, which counts; no answer is told any more."""
+        answered = caller.answered
+
+        def wanted(action: Callable[..., None], *args: Any) -> bool:
+            asks = action == self._handle and isinstance(args[0], Pull) and args[0].worker == caller.name
+            return not asks and action != answered
+
+        self._agenda.keep(wanted)
+        self._handle(Leave(caller.name, caller.session, self._agenda.now, last))
 
     def lose(self, caller: Caller) -> None:
         """Forget a worker that is lost, and what it has sent that has not come."""
@@ -162,7 +177,7 @@ class Host:
             self._agenda.at(self._delivered(caller, ready, instruction), caller.answered, instruction)
         elif instruction.code == Code.FINITE:
             raise Diverged(f"push of {instruction.worker}: {instruction.reason}")
-        else:
+        elif instruction.code != Code.LEFT:  # of a worker that waits for no answer
             raise AssertionError(f"the server is not to say {instruction}")
 
 
@@ -173,6 +188,7 @@ class PeerToPeer(Host):
     twice, over the slowest worker's link. Joining and scoring go through the server.
     """
 
+    together = True
     peers: Sequence[Caller] = ()
     """The workers of the round under way."""
 

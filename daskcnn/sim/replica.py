@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from daskcnn.ps import Local, Reply
 from daskcnn.ps.wire import Feedback
@@ -15,7 +17,14 @@ from daskcnn.sim.workload import Workload
 from daskcnn.training import exchange_orders, replica_exchange
 from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.coordinator.facts import RoundDone
-from daskcnn.training.coordinator.orders import StartRound
+from daskcnn.training.coordinator.orders import EndRound, StartRound
+
+# Read with every order to end early: a member's look-up in its class takes ten times as long as a name of the module.
+_TRAINING, _SENDING = replica_exchange.ExchangePhase.TRAINING, replica_exchange.ExchangePhase.SENDING
+
+
+def _ignored(reply: Reply) -> None:
+    """Take a reply that nobody waits for any more."""
 
 
 class SimulatedReplica:
@@ -23,8 +32,8 @@ class SimulatedReplica:
 
     # slots: a simulation reads these millions of times
     __slots__ = (
-        "_agenda", "_answers", "_busy", "_exchange", "_feedback", "_fixed", "_host", "_judging", "_order", "_pace",
-        "_reported", "_seconds", "_segment", "_sending", "_told",
+        "_agenda", "_answers", "_arrives", "_busy", "_cadence", "_early", "_exchange", "_feedback", "_fixed", "_host",
+        "_judging", "_order", "_pace", "_reported", "_seconds", "_segment", "_sending", "_told",
         "learner", "link", "local", "member", "name", "received", "sent", "session",
     )  # fmt: skip
 
@@ -53,8 +62,9 @@ class SimulatedReplica:
             averaged=workload.ema is not None,
             via=feedback,
         )
-        self._feedback = feedback
-        self._busy = 0.0
+        self._feedback, self._cadence = feedback, cadence
+        self._busy = self._arrives = 0.0  # the latter of the last push
+        self._early: tuple[int, int] | None = None  # session and number of a round that is to end early
         self._segment: tuple[TrainSteps, float, float] | None = None  # steps under way, when they begin and end
         self._sending: exchange_orders.Send | None = None
         self._answers: list[exchange_orders.Answer] = []
@@ -86,10 +96,22 @@ class SimulatedReplica:
     def start(self, order: StartRound, reported: Callable[[RoundDone], None]) -> None:
         """Train the ordered round from now on; `reported` is called with its report."""
         self._order, self._reported = order, reported
+        if self._early is not None and self._early != (order.session, order.round.number):
+            self._early = None
         self._busy, self.sent, self.received = 0.0, 0, 0
         first = self._exchange.begin(order.round, order.score, order.q)
         self.learner.begin(order.round, self.local, order.scale, self._exchange.sizes)
         self._train(first)
+
+    def end_early(self, order: EndRound) -> None:
+        """End this round behind the step at hand, or while a reply is waited for; before it has begun, after a step."""
+        self._early, own = (order.session, order.number), self._order
+        if own is None or self._early != (own.session, own.round.number):
+            return
+        if self._exchange.phase is _TRAINING:
+            self._cut()
+        elif self._exchange.phase is _SENDING and not self._host.together:
+            self._part(max(self._arrives, self._agenda.now))
 
     def _carry_out(self, order: exchange_orders.Order) -> None:
         begun = self._agenda.now
@@ -128,12 +150,39 @@ class SimulatedReplica:
         trained = self._pace.end(begun, work)
         self._busy += trained - begun
         self._segment = order, begun, trained
+        if self._early is not None:
+            self._cut()
+            return
         q = self._order.q if order.judge and self._order is not None else None
         if q is None or self._sending is not None:
             self._agenda.at(trained, self._trained)
         else:
             judged = self._pace.end(trained, q.samples * self._judging)
             self._agenda.at(judged, self._trained_and_judged)
+
+    def _cut(self) -> None:
+        """Let the stretch under way end with the step at hand, if its last one has not ended."""
+        assert self._segment is not None
+        (stretch, begun, trained), now = self._segment, self._agenda.now
+        if now >= trained > begun:
+            return
+        step, steps = self._step_now(), stretch.step - stretch.first + 1
+        end = begun + (trained - begun) * (step - stretch.first + 1) / steps
+        self._busy += end - trained
+        self._segment = replace(stretch, step=step), begun, end
+        ends = self._trained, self._trained_and_judged, self._ended_early
+        self._agenda.keep(lambda action, *_: action not in ends)
+        self._agenda.at(max(end, now), self._ended_early)
+
+    def _ended_early(self) -> None:
+        assert self._segment is not None
+        assert self._order is not None
+        (stretch, _, end), sizes = self._segment, self._exchange.sizes
+        step = stretch.step
+        samples = self._cadence.samples(self._order.round, step) if sizes is None else sizes.until(step)
+        learnt = self.learner.train(step)
+        how: dict[str, Any] = {"busy": self._busy, "load": 0.0, "at": end}
+        self._carry_out(self._exchange.leave(step, samples, learnt.score, learnt.lr, **how))
 
     def _trained(self) -> None:
         assert self._segment is not None
@@ -166,12 +215,26 @@ class SimulatedReplica:
 
     def _send(self, order: exchange_orders.Send) -> None:
         self._sending, self._answers, self._told = order, [], self._heard
+        if order.push is not None:
+            self._arrives = self._host.push(self, order.push)
+        if self._early is not None and order.meanwhile is None and not self._host.together:
+            self._part(self._agenda.now if order.push is None else self._arrives)
+            return
         if order.push is None:
             self._host.pull(self)
-        else:
-            self._host.push(self, order.push)
         if order.meanwhile is not None:
             self._train(order.meanwhile)
+
+    def _part(self, at: float) -> None:
+        """Leave the server behind the push that is under way, and wait for no answer."""
+        self._told = _ignored
+        self._agenda.at(at, self._parted)
+
+    def _parted(self) -> None:
+        sent, self._sending = self._sending, None
+        assert sent is not None
+        self._host.part(self, 0 if sent.push is None else sent.push.seq)
+        self._carry_out(self._exchange.departed(self._agenda.now))
 
     def _heard(self, reply: Reply) -> None:
         """Take the answer to a call; after the last one, go on from the vectors that they bring."""
@@ -185,6 +248,8 @@ class SimulatedReplica:
         if sent.meanwhile is not None:
             self.learner.train(self._step_now())
         order = self._exchange.replied(self._answers, self._agenda.now)
+        if self._early is not None and self._host.together and isinstance(order, TrainSteps):
+            order = self._exchange.ends_here()
         if order is not None:
             self._carry_out(order)
 

@@ -28,10 +28,13 @@ from daskcnn.sim.replica import SimulatedReplica
 from daskcnn.sim.workload import Workload
 from daskcnn.training.cadence import Cadence
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.departures import FAR
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.replicas import Coordinator
 
+GRACE = 6.0
+"""Seconds that a worker has, from the moment when it is asked to leave, to push what it has."""
 _OF_STAGES = ("conv_seconds", "conv_fixed", "rest_seconds")
 
 
@@ -79,7 +82,8 @@ class Simulation:
             orders.FormGroups: self._form_groups,
             orders.Join: self._join,
             orders.StartRound: self._start_round,
-            orders.EndRound: lambda order: None,  # a worker that leaves goes at once; rounds go on for one that comes
+            orders.EndRound: lambda order: self.replicas[order.replica].end_early(order),
+            orders.AskWaiting: lambda order: self._tell(facts.Waits(frozenset(order.overdue), self.now)),  # none hangs
             orders.Leave: lambda order: self._host.leave(self.replicas[order.replica]),
             orders.Save: lambda order: self._tell(facts.Saved(self.server.snapshot().version, self.now)),
             orders.Judge: self._judge,
@@ -184,12 +188,18 @@ class Simulation:
     # --- workers come and go ---
 
     def _arrives(self, member: Worker) -> None:
+        """Let a worker come. While it may wait for the others, the coordinator hears that time passes."""
         self._tell_now(facts.WorkerReady(member.name, member.kind, self.now))
+        for seconds in range(1, round(FAR) + 2):
+            self._agenda.at(self.now + seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._tell_now(facts.Tick(self.now))
 
     def _leaves(self, member: Worker) -> None:
-        """Let a worker that leaves go at once, without the round that is under way."""
+        """Ask a worker to leave: it ends its round behind the step at hand, and is gone after its time of grace."""
         self._tell_now(facts.WorkerLeaving((member.name,), "it leaves", self.now))
-        self._goes(member, "it leaves")
+        self._agenda.at(self.now + GRACE, self._goes, member, "it leaves")
 
     def _dies(self, member: Worker) -> None:
         self._goes(member, "it dies")
@@ -288,7 +298,10 @@ class Simulation:
         """Start a round after the dispatch; a first round also waits for the run's start."""
         host, costs = self._host, self.cluster.costs
         if isinstance(host, PeerToPeer) and len(host.peers) != len(self.rounds.running):
-            host.peers = [self.replicas[worker] for worker in self.rounds.running]
+            before, host.peers = host.peers, [self.replicas[worker] for worker in self.rounds.running]
+            for each in before:
+                if each.name not in self.rounds.running:
+                    host.leave(each)
         if self._starting:  # once a round has ended, nothing is to be made any more
             self._starting = not self.rounds.done
         start, agenda = self.replicas[order.round.worker].start, self._agenda

@@ -63,6 +63,11 @@ class Cadence:
             stops = self._known[shape] = tuple(self._stops(*shape))
         return stops
 
+    def samples(self, round_: Round, step: int) -> int:
+        """Return the samples of a round up to this step."""
+        steps = self._steps(round_.samples, count(round_.ranges), round_.steps)
+        return next(done for number, done in steps if number == step)
+
     def exchanges(self, round_: Round) -> frozenset[int]:
         """Return the steps of a round, counted from 1, after which the rule wants an exchange."""
         return frozenset(stop.step for stop in self.stops(round_) if stop.push or stop.pull)
@@ -71,10 +76,8 @@ class Cadence:
         self, samples: int, whole: int, steps: int | None, meetings: int | None, alone: bool, judged_every: int
     ) -> Iterator[TrainSteps]:
         """Yield the stops of a round that `Replica.training` cuts into minibatches in the same way."""
-        plan = BatchPlan((), self._batch_size, 0, steps=steps)
-        passes = ((begun, batch_edges(plan, min(whole, samples - begun))) for begun in range(0, samples, whole))
         made = before = pushes = 0
-        for step, done in enumerate((begun + hi for begun, edges in passes for _, hi in edges), 1):
+        for step, done in self._steps(samples, whole, steps):
             last = done == samples
             due = frozenset() if alone and not last else self._due(step, steps, meetings, last=last)
             if due or last:
@@ -83,6 +86,12 @@ class Cadence:
                 pushes += push
                 yield TrainSteps(made + 1, step, done - before, done, push, Action.PULL in due, judge, last)
                 made, before = step, done
+
+    def _steps(self, samples: int, whole: int, steps: int | None) -> Iterator[tuple[int, int]]:
+        """Yield the number of each step of a round, from 1, and the samples behind it."""
+        plan = BatchPlan((), self._batch_size, 0, steps=steps)
+        passes = ((begun, batch_edges(plan, min(whole, samples - begun))) for begun in range(0, samples, whole))
+        return enumerate((begun + hi for begun, edges in passes for _, hi in edges), 1)
 
     def _due(self, step: int, steps: int | None, meetings: int | None, *, last: bool) -> frozenset[Action]:
         """Return what is due after a step. Meetings lie at equal distances, for every replica at the same parts."""

@@ -191,11 +191,13 @@ class ReplicaExchange:
             return _AWAIT
         return self._at_stop(tally)
 
-    def leave(self, step: int, score: Score, lr: float | None, *, busy: float, load: float, at: float) -> Order:
-        """Take in that the round ends behind this step of the ordered stretch; else as `trained`."""
+    def leave(
+        self, step: int, samples: int, score: Score | None, lr: float | None, *, busy: float, load: float, at: float
+    ) -> Order:
+        """Take in that the round ends behind this step of the stretch, with these samples; else as `trained`."""
         tally = self._tally
         assert tally is not None and self._phase is _TRAINING, self._not_now("a worker leaves")  # noqa: PT018
-        stop, samples = tally.stops[tally.told].sized(tally.sizes), score.samples
+        stop = tally.stops[tally.told].sized(tally.sizes)
         gained = samples - (stop.samples - stop.gained)
         push = samples > tally.pushed
         judge = push and tally.own_part is not None and self.rule.judges_pushes

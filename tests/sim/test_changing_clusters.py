@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from daskcnn.errors import JobError, Lost
 from daskcnn.events import (
@@ -21,6 +24,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
 from daskcnn.ps import RULES
 from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, parse_cluster
+from daskcnn.sim.simulation import GRACE
 from tests.sim.sim_cases import of, run, seconds, workload
 
 PEERS = ("bsp", {"exchange": "asa"})
@@ -46,7 +50,7 @@ def test_every_sample_is_presented_whoever_comes_or_goes(which: Any, change: dic
     if name == "parallel-sgd":  # its replicas meet once, at the end
         return
     rounds = {event.worker: event.at for event in of(RoundEnded, events)}
-    assert (rounds["w2"] > 12.0) == ("arrives" in change)
+    assert rounds["w2"] > 12.0 if "dies" not in change else rounds["w2"] <= 12.0
     gone = [*of(WorkerLost, events), *of(WorkerLeft, events)]
     assert [event.worker for event in (of(WorkerJoined, events) if "arrives" in change else gone)] == ["w2"]
 
@@ -57,6 +61,52 @@ def test_a_worker_that_comes_shortens_a_run_and_one_that_dies_lengthens_it(name:
     with_two, with_three = (seconds(work, changing(**times)) for times in ({"arrives": 1e9}, {}))
     assert with_three < seconds(work, changing(arrives=100.0)) < with_two
     assert with_three < seconds(work, changing(dies=100.0)) < with_two
+
+
+@every_rule
+def test_a_worker_that_leaves_pushes_what_it_has_and_loses_nothing(which: Any) -> None:
+    name, rule = which
+    work, at = workload(name, rule=rule, samples=1000, epochs=2), 12.2
+    _, events = run(work, changing(leaves=at))
+    (last,) = [event for event in of(RoundEnded, events) if event.worker == "w2" and event.at > at]
+    assert last.at < at + GRACE
+    assert last.pushes
+    (left,) = of(WorkerLeft, events)
+    assert left.at == pytest.approx(last.at)
+    (ended,) = of(RunEnded, events)
+    assert ended.at < seconds(work, changing(dies=at)), "what it had done since its last push is not done again"
+
+
+@pytest.mark.parametrize("which", [("bsp", {}), ("sgwu", {}), PEERS], ids=["bsp", "sgwu", "asa"])
+def test_behind_a_barrier_a_long_round_ends_early_for_a_worker_that_comes(which: Any) -> None:
+    name, rule = which
+    work = workload(name, rule=rule, samples=1000, epochs=2)
+    simulation, events = run(work, changing(arrives=12.0))
+    (joined,) = of(WorkerJoined, events)
+    assert 12.0 <= joined.at < 15.0, "a round takes 50 s"
+    assert simulation.rounds.done == 2000
+    whole, late = seconds(work, changing()), seconds(work, changing(arrives=1e9))
+    assert whole < simulation.now < late - 20.0
+
+
+CHANGES = st.fixed_dictionaries(
+    {"arrives": st.sampled_from([0.0, 3.3, 20.0])},
+    optional={"leaves": st.floats(20.1, 90.0)} | {"latency": st.sampled_from([0.01, 0.4])},
+)
+
+
+@every_rule
+@settings(max_examples=8, deadline=None)
+@given(changes=st.lists(CHANGES, min_size=1, max_size=3), overlap=st.booleans())
+def test_whenever_workers_come_and_leave_each_presentation_is_made_once(
+    which: Any, changes: list[dict[str, float]], overlap: bool
+) -> None:
+    name, rule = which
+    stays = [{"name": f"w{i}", "images_per_second": 10.0} for i in range(2)]
+    rest = [{"name": f"w{i}", "images_per_second": 4.0 * i, **each} for i, each in enumerate(changes, 2)]
+    work = replace(workload(name, rule=rule, samples=600, epochs=2), overlap=overlap)
+    simulation, events = run(work, parse_cluster({"worker": [*stays, *rest]}))
+    assert sum(event.samples for event in of(RoundEnded, events)) == simulation.rounds.done == 1200
 
 
 def test_a_run_whose_workers_all_die_is_lost() -> None:

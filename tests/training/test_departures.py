@@ -150,6 +150,17 @@ def test_a_peer_that_leaves_and_is_gone_before_the_meeting_is_lost() -> None:
     assert shell.finish().status == "done"
 
 
+def test_peers_go_on_when_a_worker_is_gone_that_does_not_meet_them() -> None:
+    shell = training(PEERS, "cpu-0", "cpu-1", "cpu-2")
+    leave(shell, "cpu-1")
+    for worker in ("cpu-0", "cpu-1", "cpu-2"):
+        shell.answer_to(StartRound, worker)
+    gone = ("cpu-1", "desk-9")  # one that has left in good order, and one that the run never had
+    assert shell.tell(facts.WorkerGone(gone, "connection lost", shell.now)) == []
+    assert shell.finish().status == "done"
+    assert not shell.of(orders.Rescue)
+
+
 def test_what_the_last_peer_has_is_kept_before_it_is_let_go() -> None:
     shell = training(PEERS, "cpu-0")
     leave(shell, "cpu-0")

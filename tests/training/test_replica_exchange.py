@@ -463,7 +463,7 @@ def test_a_round_ends_behind_any_step_with_a_push_of_what_was_gained(of: UpdateR
         assert following is not None
         order = following
     assert made < step
-    found = machine.leave(step, _score(BATCH * step), 0.1, busy=float(step), load=0.0, at=3.0)
+    found = machine.leave(step, BATCH * step, _score(BATCH * step), 0.1, busy=float(step), load=0.0, at=3.0)
     machine.validate()
     found = machine.judged_local(_score(7), begun=3.0, at=3.5) if isinstance(found, JudgeLocal) else found
     assert isinstance(found, Send)
@@ -479,7 +479,7 @@ def test_a_round_ends_behind_any_step_with_a_push_of_what_was_gained(of: UpdateR
 
 def test_the_q_of_a_part_of_a_round_is_that_part_of_it() -> None:
     machine = _begun(rule_of("sgwu"))
-    found = machine.leave(1, _score(3), 0.1, busy=1.0, load=0.0, at=1.0)
+    found = machine.leave(1, 3, _score(3), 0.1, busy=1.0, load=0.0, at=1.0)
     assert found == JudgeLocal(OWN), "a moment is enough for these"
     sent = machine.judged_local(Score(7.0, 6, 8), begun=1.0, at=2.0)
     assert sent.push is not None
@@ -499,7 +499,7 @@ def test_q_holds_until_it_is_measured_again_and_is_cut_with_the_part_between_two
         accuracies.append(order.push.accuracy)
         machine.replied([_answered(step)], 1.0)
     assert accuracies == [0.75, 0.75, 0.5]
-    machine.leave(7, _score(21), 0.1, busy=1.0, load=0.0, at=1.0)
+    machine.leave(7, 21, _score(21), 0.1, busy=1.0, load=0.0, at=1.0)
     sent = machine.judged_local(Score(7.0, 6, 8), begun=1.0, at=2.0)
     assert sent.push is not None
     assert (sent.push.samples, sent.push.accuracy) == (3, 0.75 / 2)
@@ -507,10 +507,10 @@ def test_q_holds_until_it_is_measured_again_and_is_cut_with_the_part_between_two
 
 def test_a_slow_worker_that_leaves_judges_its_weights_on_as_many_samples_as_a_moment_is_enough_for() -> None:
     machine = _begun(rule_of("sgwu"))
-    found = machine.leave(1, _score(3), 0.1, busy=3.0, load=0.0, at=3.0)
+    found = machine.leave(1, 3, _score(3), 0.1, busy=3.0, load=0.0, at=3.0)
     assert found == JudgeLocal(OWN.first(3))
     machine = _begun(rule_of("sgwu"))
-    assert machine.leave(1, _score(3), 0.1, busy=300.0, load=0.0, at=3.0) == JudgeLocal(OWN.first(1))
+    assert machine.leave(1, 3, _score(3), 0.1, busy=300.0, load=0.0, at=3.0) == JudgeLocal(OWN.first(1))
 
 
 def test_a_worker_leaves_while_its_push_waits_for_others() -> None:
@@ -528,7 +528,7 @@ def test_replies_that_are_under_way_are_taken_in_before_a_worker_leaves() -> Non
     sent = machine.trained(_score(3), 0.1, busy=1.0, load=0.0, at=1.0)
     assert isinstance(sent, Send)
     assert sent.meanwhile is not None
-    assert machine.leave(2, _score(6), 0.1, busy=2.0, load=0.0, at=2.0) == Await()
+    assert machine.leave(2, 6, _score(6), 0.1, busy=2.0, load=0.0, at=2.0) == Await()
     last = machine.replied([_answered(1)], 2.5)
     assert isinstance(last, Send)
     assert last.push is not None

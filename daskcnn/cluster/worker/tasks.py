@@ -101,8 +101,9 @@ class ReplicaRound:
 
     def end_behind(self, step: int, so_far: Trained) -> None:
         """Tell the state machine that the round ends behind this step."""
-        busy, now = so_far.load + so_far.compute, time.perf_counter()
-        self.order = self.exchange.leave(step, so_far.score, so_far.lr, busy=busy, load=so_far.load, at=now)
+        busy, score, now = so_far.load + so_far.compute, so_far.score, time.perf_counter()
+        spent = {"busy": busy, "load": so_far.load, "at": now}
+        self.order = self.exchange.leave(step, score.samples, score, so_far.lr, **spent)
 
     def evaluate(self, part: JudgedPart, weights: Array | None, whole: int | None = None) -> Score:
         """Judge weights on these samples; None: the replica's own. See `Replica.evaluate`."""

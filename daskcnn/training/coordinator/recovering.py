@@ -123,14 +123,17 @@ class Recovering(Coordinating):
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
         self._leave_out_lost(fact)
         self._choosing.spared.recall(fact.workers, self.roster, self._out, fact.at)
-        for worker in fact.workers:
-            if worker in self.roster.alive and self._forming:
+        lost, life = [worker for worker in fact.workers if worker in self.roster.alive], self._present
+        idle = self.settings.peers and life is not None and all(life.teams.of(worker) is None for worker in lost)
+        for worker in lost:
+            if self._forming:
                 self._drop(worker, fact.reason)
-            elif worker in self.roster.alive:
+            else:
                 self._lose_worker(worker, fact.reason)
             if self.phase is _ENDED:
                 return
-        self._go_on_without(fact.at)
+        if self.phase is Phase.CALIBRATING or (lost and not idle):
+            self._go_on_without(fact.at)
 
     @property
     def _forming(self) -> bool:
