@@ -25,6 +25,7 @@ from daskcnn.events import (
     SamplesAllocated,
     StepsEnded,
     WorkerJoined,
+    WorkerLeftOut,
     WorkersCalibrated,
 )
 from daskcnn.partition.proportions import proportional
@@ -44,7 +45,9 @@ class _Lap:
 def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCluster:
     """Return the cluster that a data-parallel run of this workload ran on.
 
-    Raises DataError if its log has no calibration, or no round of a worker.
+    A worker that ended no round, as one that the run left out, is a pattern for others: as fast as it was calibrated,
+    in the proportion of those that trained, with a link like theirs. Raises DataError if its log has no calibration, or
+    no round of a worker.
     """
     log = list(events)
     calibrated = calibration(log)
@@ -53,7 +56,7 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
         if isinstance(event, RoundEnded) and event.worker in rounds:
             # without a barrier, the evaluation of the center follows the round of its worker
             rounds[event.worker].append(_Lap(event, workload.rule.barrier or isinstance(after, EpochEnded)))
-    there = [row for row in calibrated if rounds[row.name]]
+    there, idle = ([row for row in calibrated if bool(rounds[row.name]) is trains] for trains in (True, False))
     if not there:
         remedy = "give a run that got further, or a cluster file"
         raise DataError(reason="no worker has ended a round in this run's log", remedy=remedy)
@@ -73,7 +76,20 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
     began = [worker for worker in workers if worker.name not in joined] or workers
     firsts = [_first_gap(log, rounds[w.name], w, parts[w.name], workload, own_steps[w.name]) for w in began]
     start = max(0.0, median(firsts) - dispatch)
-    return SimulatedCluster(costs=Costs(dispatch=dispatch, start=start), worker=workers)
+    patterns = _patterns(idle, there, workers, workload.batch_size)
+    return SimulatedCluster(costs=Costs(dispatch=dispatch, start=start), worker=[*workers, *patterns])
+
+
+def _patterns(
+    idle: Sequence[CalibratedWorker], there: Sequence[CalibratedWorker], workers: Sequence[Worker], batch: int
+) -> list[Worker]:
+    """Return the patterns of workers that did not train, beside those that did. batch: samples of calibrated steps."""
+    rates = [
+        own.rate(batch) / calibrated_worker(row, batch).rate(batch) for row, own in zip(there, workers, strict=True)
+    ]
+    usual, latency = median(rates), median(own.latency for own in workers)
+    alike = {"count": 0, "latency": latency}
+    return [calibrated_worker(row, batch).times_as_fast(usual).model_copy(update=alike) for row in idle]
 
 
 def calibration(log: Sequence[Event]) -> Sequence[CalibratedWorker]:
@@ -117,15 +133,33 @@ def calibrated_worker(row: CalibratedWorker, batch: int | None = None) -> Worker
 def sharded_cluster(events: Iterable[Event]) -> SimulatedCluster:
     """Return the cluster of a layer-sharded run, by its calibration and its links if it measured those.
 
-    Raises DataError if its log has no calibration.
+    A worker that the run left out in the end is a pattern for others. Raises DataError if its log has no calibration.
     """
     log = list(events)
     links = [event for event in log if isinstance(event, LinkSpeeds)]  # of workers that came later by themselves
     rows = {row.name: row for event in links for row in event.workers}
     by_name = {name: {"bandwidth": row.bandwidth, "latency": row.latency} for name, row in rows.items()}
-    workers = map(calibrated_worker, calibration(log))
-    linked = [worker.model_copy(update=by_name.get(worker.name, {})) for worker in workers]
+    workers = [calibrated_worker(row) for row in calibration(log)]
+    out = _left_out(log)
+    out = set() if out >= {worker.name for worker in workers} else out  # it did not get far
+    linked = [
+        worker.model_copy(update={**by_name.get(worker.name, {}), "count": int(worker.name not in out)})
+        for worker in workers
+    ]
     return SimulatedCluster(worker=linked, costs=Costs(task=links[-1].task if links else 0.0))
+
+
+def _left_out(log: Iterable[Event]) -> set[str]:
+    """Return the workers that were left out, and have not come back."""
+    found = set[str]()
+    for event in log:
+        if isinstance(event, WorkerLeftOut):
+            found.add(event.worker)
+        elif isinstance(event, WorkerJoined):
+            found.discard(event.worker)
+        elif isinstance(event, WorkersCalibrated):
+            found -= {row.name for row in event.workers}
+    return found
 
 
 def step_seconds(events: Iterable[Event]) -> float | None:

@@ -17,11 +17,12 @@ from daskcnn.events import (
     RunStarted,
     StepsEnded,
     WorkerJoined,
+    WorkerLeftOut,
     WorkersCalibrated,
     parsed,
 )
 from daskcnn.ps import RULES
-from daskcnn.sim.cluster import parse_cluster, to_toml
+from daskcnn.sim.cluster import parse_cluster, patterns, to_toml
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds, weighted_median
 from tests.sim.sim_cases import WITHIN, cluster, run, workload
 
@@ -100,11 +101,29 @@ def test_a_resumed_run_has_the_workers_that_are_there() -> None:
     assert [worker.name for worker in measured_cluster(stopped, work).worker] == ["w0", "w1"]
 
 
-def test_a_worker_that_ended_no_round_is_left_out() -> None:
+def test_a_worker_that_ended_no_round_is_a_pattern_for_others() -> None:
     work = workload("agwu", epochs=3)
-    events = run(work, cluster(10, 30))[1]
+    events = run(work, cluster(10, 30, latency=0.01))[1]
     only = [event for event in events if getattr(event, "worker", "") != "w0"]
-    assert [worker.name for worker in measured_cluster(only, work).worker] == ["w1"]
+    rows = next(event for event in only if isinstance(event, WorkersCalibrated))
+    twice = [row.model_copy(update={"images_per_second": 2 * (row.images_per_second or 0.0)}) for row in rows.workers]
+    only[only.index(rows)] = rows.model_copy(
+        update={"workers": twice}
+    )  # all trained half as fast as they were measured
+    found = measured_cluster(only, work)
+    assert [worker.name for worker in found.members()] == ["w1"]
+    whole = found.with_one_more(patterns(found)["w0"])
+    one, other = whole.members()
+    assert (one.name, other.name) == ("w1", "w0+1")
+    assert other.images_per_second == pytest.approx(10, rel=0.02)
+    assert other.latency == one.latency
+
+
+def test_a_worker_that_a_sharded_run_left_out_is_a_pattern_for_others() -> None:
+    rows = [CalibratedWorker(name=n, device="cpu", threads=1, images_per_second=10.0) for n in "abc"]
+    out = [WorkerLeftOut(worker=name, reason="it is slow") for name in "bc"]
+    found = sharded_cluster([WorkersCalibrated(workers=rows), *out, WorkerJoined(worker="c")])
+    assert [(worker.name, worker.count) for worker in found.worker] == [("a", 1), ("b", 0), ("c", 1)]
 
 
 @pytest.mark.parametrize(
