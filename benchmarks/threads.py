@@ -5,8 +5,10 @@
 BPT-CNN shows the time of a run by threads (Fig. 14); their balance and what they save are figures of ours. A step is a
 row of calls that the threads share; between two of them one thread decides what comes next. Balance is the time that
 the least busy thread works inside calls, divided by that of the busiest. A thread that waits for a task of a spectral
-pass counts as working. A graph of tasks over the whole step, without ends of calls and with nothing between them, could
-at best share out all work evenly: `at best` is how long that would take, divided by what a step takes now.
+pass counts as working. The critical path of a step is what is outside of calls, and each call's busiest thread. `waits`
+is the rest of the step, in which that path waits until threads take a call up and all have ended it. A graph of tasks
+over the whole step, without ends of calls and with nothing between them, could at best share out all work evenly: `at
+best` is how long that would take, divided by what a step takes now.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ STEPS = 5
 
 
 class Busy:
-    """Seconds inside the pool's calls, and of each thread's work there."""
+    """Seconds inside the pool's calls, of each thread's work there, and of the busiest one's in each call."""
 
     def __init__(self, threads: int) -> None:
-        self.inside, self.works = 0.0, [0.0] * threads
+        self.inside, self.works, self.longest = 0.0, [0.0] * threads, 0.0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -41,14 +43,18 @@ class Busy:
         together = Pool._together
 
         def watched(pool: Pool, work: Callable[[], None], at_most: int) -> None:
+            taken = [0.0]
+
             def timed() -> None:
                 begun = time.perf_counter()
                 work()
-                self.works[pool.thread] += time.perf_counter() - begun
+                taken.append(time.perf_counter() - begun)
+                self.works[pool.thread] += taken[-1]
 
             begun = time.perf_counter()
             together(pool, timed, at_most)
             self.inside += time.perf_counter() - begun
+            self.longest += max(taken)
 
         Pool._together = watched  # type: ignore[method-assign]
         try:
@@ -77,6 +83,7 @@ def measure(c: Configuration, seconds: float) -> dict[str, Any]:
         "seconds": median(taken),
         "outside": outside / whole,
         "balance": min(busy.works) / max(busy.works) if busy.inside else 1.0,
+        "waits": (busy.inside - busy.longest) / whole,
         "at_best": best / whole if busy.inside else 1.0,
     }
 
@@ -85,12 +92,12 @@ def main() -> int:
     """Print a line for each configuration."""
     options = parser(__doc__, seconds=6.0, what="a configuration").parse_args()
     results, alone = Results(options.json), dict[tuple[str, int], float]()
-    print("network         batch threads    ms a step   saving   balance   outside   at best")
+    print("network         batch threads    ms a step   saving   balance   outside     waits   at best")
     for c in configurations(options, no_lrn=False):
         figures = in_fresh_process(measure, c, options.seconds)
         one = alone.setdefault((c.model, c.batch), figures["seconds"] if c.threads == 1 else float("nan"))
         figures["saving"] = 1 - figures["seconds"] / one
-        shares = "".join(f"{figures[name]:10.2f}" for name in ("saving", "balance", "outside", "at_best"))
+        shares = "".join(f"{figures[name]:10.2f}" for name in ("saving", "balance", "outside", "waits", "at_best"))
         print(f"{c}{figures['seconds'] * 1e3:13.1f}{shares}", flush=True)
         results.add(asdict(c), figures)
     return 0

@@ -6,7 +6,7 @@ import ast
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -78,14 +78,19 @@ def _is_module(package: str, name: str) -> bool:
 
 
 @pytest.fixture
-def sooner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """`benchmarks/sooner.py`, whose modules are forgotten afterwards."""
+def benchmark_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a benchmark. Its modules are forgotten afterwards."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(FOLDER))
-    yield import_module("sooner")
+    yield import_module
     for name in set(sys.modules) - before:
         if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+@pytest.fixture
+def sooner(benchmark_of: Callable[[str], Any]) -> Any:
+    return benchmark_of("sooner")
 
 
 def run_of(sooner: Any, side: str, lr: float, seed: int, at: float | None) -> dict[str, Any]:
@@ -122,3 +127,29 @@ def test_the_fastest_worker_alone_makes_no_exchange_within_a_round(sooner: Any) 
     assert Settings.of(job, samples=48_000).may_be_alone
     assert job.cluster.workers.cpu == 1
     assert (job.train.increments, job.train.batch_size) == (1, 64), "a round is an epoch"
+
+
+def test_a_pipeline_of_equal_layers_fills_and_empties_as_gpipe_does(benchmark_of: Callable[[str], Any]) -> None:
+    pipeline = benchmark_of("pipeline")
+    layer, workers, micro = pipeline.Layer(1.0, 2.0, 0), 4, 8
+    stages = [[layer]] * workers
+    assert pipeline.step_seconds([[layer] * workers], micro, math.inf) == pytest.approx(3.0 * workers)
+    assert pipeline.step_seconds(stages, micro, math.inf) == pytest.approx(3.0 * (micro + workers - 1) / micro)
+    over_a_link = [[pipeline.Layer(1.0, 2.0, 1000)]] * 2
+    assert pipeline.step_seconds(over_a_link, 1, 1000.0) == pytest.approx(2 * (3.0 + 1.0 + pipeline.MESSAGE))
+
+
+@pytest.mark.parametrize(("dealt", "classes"), [(False, 3), (True, 10)])
+def test_bins_sort_what_is_sorted_unless_they_are_dealt_out(
+    benchmark_of: Callable[[str], Any], dealt: bool, classes: int
+) -> None:
+    shuffle, machines, samples = benchmark_of("shuffle_bins"), 4, 2000
+    parts = [shuffle.sorted_part(i, machines, samples) for i in range(machines)]
+    drawn = [shuffle.sample(part, i) for i, part in enumerate(parts)]
+    ends = shuffle.cuts(drawn, machines * shuffle.BINS if dealt else machines)
+    cut = [shuffle.pieces(part, ends, machines, i, dealt=dealt) for i, part in enumerate(parts)]
+    held = [shuffle.received([own[i] for own in cut], i) for i in range(machines)]
+    found = shuffle.spread_of(held, samples)  # raises where an image is missing or there twice
+    least, most = found["classes"]
+    assert (least == most == classes) if dealt else most <= classes + 1
+    assert (found["largest_difference"] < 0.02) is dealt
