@@ -82,8 +82,8 @@ class Cluster(Options):
     """Number type of vectors on the network. `int8`: blocks of 256 numbers, with a scale each, of what has changed; a
     worker adds what a push has lost to its next one. Not with `easgd`, `layer`, nor peer to peer."""
     overlap: bool = True
-    """Replicas train on while they push and pull within a round (`easgd`, `downpour`, `local-sgd`, and `agwu` with
-    `rule.every`)."""
+    """Replicas train on while they push and pull within a round (`easgd`, `downpour`, `dc-asgd`, `local-sgd`, and
+    `agwu` with `rule.every`)."""
     ps_shards: int = Field(1, ge=1)
     """Workers that the parameter server is split over, each with a range of the vector."""
 

@@ -38,6 +38,7 @@ SMALL_RULES: Mapping[str, dict[str, Any]] = {
     "bsp": {"every": 4},
     "easgd": {"tau": 4},
     "downpour": {"n_push": 4, "n_fetch": 4},
+    "dc-asgd": {"every": 4},
     "admm": {"every": 4},
     "local-sgd": {"every": 4},
     "parallel-sgd": {"rounds": 5},

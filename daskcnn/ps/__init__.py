@@ -6,6 +6,7 @@ from daskcnn.ps.admm import ADMM
 from daskcnn.ps.agwu import AGWU
 from daskcnn.ps.auto import Auto
 from daskcnn.ps.bsp import BSP
+from daskcnn.ps.dc_asgd import DCASGD
 from daskcnn.ps.downpour import Downpour
 from daskcnn.ps.easgd import EASGD
 from daskcnn.ps.gradient_noise import NoiseScale
@@ -39,6 +40,7 @@ RULES: dict[str, type[UpdateRule]] = {
     "bsp": BSP,
     "easgd": EASGD,
     "downpour": Downpour,
+    "dc-asgd": DCASGD,
     "admm": ADMM,
     "parallel-sgd": ParallelSGD,
     "local-sgd": LocalSGD,

@@ -21,12 +21,15 @@ class AGWU(AccuracyWeighted, Asynchronous):
     attenuation: "paper" is eq. 9, γ_j = e^(k/v) / Σ_{j'≠j} e^(k'/v), v the version, k the base version; "staleness"
     has the exponents -(v - k)/m for m workers instead, which attenuates alike at any time of the run (at a fixed age
     e^(k/v) nears the others' as v grows). Both capped at 1: beside a stale peer the formulas give up to e and more.
+    "paper-uncapped" is eq. 9 to the letter: beyond 1 with two or three workers, and never with more.
     every: steps between two pushes, 0 for the round's end. More pushes make more versions, which γ counts in.
     accuracy_floor: Q counts as at least this. The paper has 0, where ten classes start near Q = 0.1.
     """
 
-    attenuation: Literal["paper", "staleness"] = Field(
-        "paper", description="Formula of γ: BPT-CNN eq. 9, or by the push's staleness alone."
+    attenuation: Literal["paper", "paper-uncapped", "staleness"] = Field(
+        "paper",
+        description="Formula of γ: BPT-CNN eq. 9, at most 1; the same without that bound, which matters to two or "
+        "three workers; or by the push's staleness alone, at most 1.",
     )
     accuracy_floor: float = parameter(
         0.0, "Least Q that a push counts with.", "it stands for an accuracy", ge=0.0, le=1.0
@@ -51,9 +54,10 @@ class AGWU(AccuracyWeighted, Asynchronous):
         if workers == 1:
             return 1.0
         versions, counts = view.bases.others(push.worker)
-        scale = max(1, view.version if self.attenuation == "paper" else workers)  # at v = 0 all ages are 0
+        scale = max(1, workers if self.attenuation == "staleness" else view.version)  # at v = 0 all ages are 0
         ages = versions - push.base_version
         ages *= 1.0 / scale
         if view.version - push.base_version > _LARGEST * scale:
             np.minimum(ages, _LARGEST, out=ages)
-        return 1.0 / max(1.0, float(counts @ np.exp(ages, out=ages)))
+        least = 0.0 if self.attenuation == "paper-uncapped" else 1.0
+        return 1.0 / max(least, float(counts @ np.exp(ages, out=ages)))

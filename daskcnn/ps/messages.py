@@ -21,8 +21,11 @@ RuleState: TypeAlias = dict[str, Vector]
 """A rule's vectors on the server between merges, by name (an Adagrad server's sums of squares). Most keep none.
 
 A vector is as long as the center or its parameters. One whose name ends in `COUNT` has one number, of the whole center.
+One whose name begins with `PAST` is an earlier center, of that version: it is of no use once workers have joined anew,
+and not in snapshots.
 """
 COUNT: Final = ".steps"
+PAST: Final = "center@"
 Pace: TypeAlias = tuple[float, float]
 """The learning rate of a step, and the part (0…1) of the run that was made before it."""
 

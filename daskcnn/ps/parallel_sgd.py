@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+from pydantic import Field
 
 from daskcnn.ps.messages import Push, RuleState, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View, parameter
@@ -14,8 +16,8 @@ class ParallelSGD(UpdateRule):
     """Replicas train on samples of their own and do not meet but for the mean of their weights at the end.
 
     rounds: how many such means the run has at most; each round is a whole number of passes, the last may be shorter.
-    Between two of them pairs of workers swap half of their samples (§5.1.1), so that each sees more of the data. A
-    replica counts by the samples it trained on.
+    Between two of them pairs of workers swap half of their samples (§5.1.1), so that each sees more of the data. weigh:
+    a replica counts by the samples it trained on, or, as in the paper, all count alike.
     """
 
     barrier: ClassVar[bool] = True
@@ -23,6 +25,10 @@ class ParallelSGD(UpdateRule):
     swaps: ClassVar[bool] = True
     rounds: int = parameter(
         1, "Means of the replicas' weights in a run, at most.", "it counts the means, and the run ends with one", ge=1
+    )
+
+    weigh: Literal["samples", "equal"] = Field(
+        "samples", description="What a replica counts by: the samples it trained on, or 1/k each, as in the paper."
     )
 
     def passes(self, epochs: int) -> int:
@@ -38,5 +44,6 @@ class ParallelSGD(UpdateRule):
             )
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
-        merged, finite = weighted_sum([push.payload for push in pushes], sample_weights(pushes))
+        weights = sample_weights(pushes) if self.weigh == "samples" else [1 / len(pushes)] * len(pushes)
+        merged, finite = weighted_sum([push.payload for push in pushes], weights)
         return Merge(merged, state, finite=finite)

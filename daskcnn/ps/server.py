@@ -16,7 +16,7 @@ import numpy as np
 from daskcnn.ps.average import AVERAGE, following
 from daskcnn.ps.gradient_noise import added_up, takes_norms
 from daskcnn.ps.interfaces import StepSharing, Vectors
-from daskcnn.ps.messages import Objection, Pace, Push, RuleState, Snapshot, Vector
+from daskcnn.ps.messages import PAST, Objection, Pace, Push, RuleState, Snapshot, Vector
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Sequencer
 from daskcnn.ps.vectors import all_finite, cut_state, misfit, whole_vector, within
@@ -166,7 +166,7 @@ class CenterRange(Vectors):
         """Nothing is kept for a session."""
 
     def kept(self) -> tuple[Vector, RuleState]:
-        return self._center, self._state
+        return self._center, {name: vector for name, vector in self._state.items() if not name.startswith(PAST)}
 
     def validate(self) -> None:
         assert all_finite(self._center)

@@ -20,6 +20,7 @@ SEVERAL_MEETINGS: dict[str, dict[str, Any]] = {
     "bsp": {"every": 5},
     "easgd": {"tau": 3},
     "downpour": {"n_push": 2, "n_fetch": 3},
+    "dc-asgd": {"every": 3},
     "admm": {"every": 4, "rho": 0.1},
     "parallel-sgd": {"rounds": 4},
     "local-sgd": {"every": 3},
@@ -62,7 +63,7 @@ def rule_runs(_three_workers: Client, synthetic: str, tmp_path_factory: pytest.T
     @cache
     def made(strategy: str) -> tuple[Result, Watch, dict[str, Any]]:
         train = {"strategy": strategy, "epochs": 4, "partition": "udpa" if strategy == "bsp" else "idpa"}
-        if strategy == "downpour":  # what three replicas with momentum have accrued is added up
+        if strategy in ("downpour", "dc-asgd"):  # what three replicas with momentum have accrued is added up
             train["lr"] = 0.003
         rule, cluster = SEVERAL_MEETINGS.get(strategy, {}), {"wire": "float16" if strategy in HALVED else "float32"}
         runs, watch = str(tmp_path_factory.mktemp("rules")), Watch()

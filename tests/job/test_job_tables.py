@@ -361,7 +361,7 @@ def test_a_wrong_key_starts_no_second_problem_about_what_follows_from_it() -> No
 def test_a_rule_is_checked_by_its_strategy() -> None:
     assert parsed({"train": {"strategy": "agwu"}, "rule": {"attenuation": "staleness"}}).rule
     (problem,) = problems({"train": {"strategy": "agwu"}, "rule": {"attenuation": "age"}})
-    assert problem == "rule.attenuation = 'age': input should be 'paper' or 'staleness'"
+    assert problem == "rule.attenuation = 'age': input should be 'paper', 'paper-uncapped' or 'staleness'"
     (problem,) = problems({"train": {"strategy": "sgwu"}, "rule": {"attenuation": "paper"}})
     assert problem.startswith("rule.attenuation: unknown key")
 
@@ -377,12 +377,18 @@ def test_a_rule_is_checked_by_its_strategy() -> None:
         ("downpour", "n_push", [0], "it counts the steps from one push to the next"),
         ("downpour", "n_fetch", [0, -1], "it counts the steps from one pull to the next"),
         ("downpour", "server_lr", [0, float("inf")], "at 0 the center would stay where it is"),
+        ("dc-asgd", "every", [-1], "it counts the steps between two pushes; 0 is the round's end"),
+        ("dc-asgd", "compensation", [-0.1, float("inf")], "0 makes up for nothing, less would add to it"),
+        ("dc-asgd", "memory", [-0.1, 1], "it is a part below 1"),
         ("parallel-sgd", "rounds", [0], "the run ends with one"),
         ("local-sgd", "every", [0, -1, 1.5, True, "often"], "auto goes by the time that a meeting takes"),
         ("local-sgd", "outer_lr", [0, float("nan")], "at 0 the center would stay where it is"),
         ("local-sgd", "outer_momentum", [-0.1, 1.0], "0 for none"),
         ("agwu", "accuracy_floor", [-0.1, 1.1], "it stands for an accuracy"),
-        *((rule, "max_staleness", [-1], "leave it out for no bound") for rule in ("agwu", "easgd", "downpour")),
+        *(
+            (rule, "max_staleness", [-1], "leave it out for no bound")
+            for rule in ("agwu", "easgd", "downpour", "dc-asgd")
+        ),
     ],
 )
 def test_a_rule_s_parameter_out_of_range_is_refused_with_bound_and_reason(

@@ -40,16 +40,17 @@ every_optimizer = pytest.mark.parametrize(
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "sgwu": [{"every": 3}],
-    "agwu": [{"attenuation": "staleness"}, {"accuracy_floor": 0.5}, {"every": 3}],
+    "agwu": [{"attenuation": "staleness"}, {"attenuation": "paper-uncapped"}, {"accuracy_floor": 0.5}, {"every": 3}],
     "bsp": [{"combine": "sum"}, {"every": 3}, {"every": 0}],
     "easgd": [{"alpha": 1.0}, {"alpha": 0.1, "tau": 3}],
     "downpour": [{"n_push": 2, "n_fetch": 3}, {"n_push": 5, "n_fetch": 2}, {"server": "adagrad", "server_lr": 0.5}],
+    "dc-asgd": [{"every": 3}, {"every": 0, "compensation": 0.5, "memory": 0.0}, {"compensation": 0.0}],
     "admm": [
         {"rho": 0.0, "every": 1, "from_center": True},
         {"rho": 1.0, "every": 2},
         {"rho": 0.5, "from_center": True},
     ],
-    "parallel-sgd": [{"rounds": 3}],
+    "parallel-sgd": [{"rounds": 3}, {"weigh": "equal"}],
     "local-sgd": [{"every": 3}, {"outer_momentum": 0.0}, {"every": 2, "outer_lr": 0.7, "outer_momentum": 0.5}],
 }
 STALENESS = [{"max_staleness": 0}, {"max_staleness": 2}]

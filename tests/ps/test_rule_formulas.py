@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from daskcnn.nn import SGD
 from daskcnn.ps import RULES, Join, Local, ParameterServer, Push, UpdateRule, Vector
 from daskcnn.ps.local_sgd import steps_between
+from daskcnn.ps.messages import PAST
+from daskcnn.ps.server import CenterRange
 from daskcnn.ps.split import joined_snapshot, spans, split_snapshot
 from tests.ps.driving import MOMENTUM, Cluster, Replica, alone, parabola, push, rule_of, trained, vectors, view
 
@@ -100,6 +102,21 @@ def test_only_staleness_attenuates_late_in_the_run() -> None:
 def test_beside_a_stale_peer_it_is_capped(attenuation: str) -> None:
     """Uncapped it would be e, or e^(v/2)."""
     assert gamma(rule_of("agwu", attenuation=attenuation), 10**9, 10**9, {"a": 0}) == 1.0
+
+
+@given(st.integers(1, 10**6), st.lists(st.integers(0, 10**6), min_size=1, max_size=6), st.data())
+def test_uncapped_it_is_eq_9_and_the_cap_binds_with_two_or_three_workers_only(
+    version: int, bases: list[int], data: st.DataObject
+) -> None:
+    own, others = data.draw(st.integers(0, version)), {f"w{i}": min(b, version) for i, b in enumerate(bases)}
+    literal = math.exp(own / version) / sum(math.exp(b / version) for b in others.values())
+    uncapped, capped = (
+        gamma(rule_of("agwu", attenuation=name), version, own, others) for name in ("paper-uncapped", "paper")
+    )
+    assert uncapped == pytest.approx(literal, rel=1e-12)
+    assert capped == min(uncapped, 1.0)
+    assert len(others) + 1 < 4 or capped == uncapped
+    assert gamma(rule_of("agwu", attenuation="paper-uncapped"), 9, 9, {"a": 0}) == pytest.approx(math.e)
 
 
 def test_age_beyond_all_exponents_counts_nothing() -> None:
@@ -346,6 +363,72 @@ def test_a_restored_adagrad_server_goes_on_as_if_nothing_had_been() -> None:
     assert one.snapshot().state["squares"].tobytes() == other.snapshot().state["squares"].tobytes()  # type: ignore[index]
 
 
+# --- dc-asgd ---
+
+
+def test_delay_compensation_is_the_paper_s_update_whatever_the_rate() -> None:
+    """Zheng et al., eq. 10 and alg. 2: W - η·(g + λ_t·g²·(W - W_bak)), λ_t = λ/√(mean square of g)."""
+    start, (g1, g2, g3) = np.zeros(5), vectors(3, 5, "float64")
+    for eta in (0.01, 0.001):
+        server = ParameterServer(rule_of("dc-asgd", compensation=0.7, memory=0.6), start)
+        for worker in ("a", "b"):
+            server.handle(Join(0, worker, 1))
+        server.handle(push("a", -eta * g1))
+        server.handle(push("a", -eta * g2, seq=2, base=1))
+        square = np.zeros(5)
+        for g in (g1, g2, g3):
+            square = 0.6 * square + 0.4 * g**2
+        before = server.snapshot().center
+        np.testing.assert_allclose(before, -eta * (g1 + g2), rtol=1e-12)  # nothing was late yet
+        server.handle(push("b", -eta * g3))
+        expected = before - eta * (g3 + 0.7 / np.sqrt(square) * g3**2 * (before - start))
+        np.testing.assert_allclose(server.snapshot().center, expected, rtol=1e-12)
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.integers(0, 4), st.integers(0, 2))
+def test_without_compensation_the_center_is_what_was_trained_as_under_downpour(
+    turns: list[int], every: int, late: int
+) -> None:
+    rule = rule_of("dc-asgd", compensation=0.0, every=every)
+    gradients = [parabola(c, [c, -1.0]) for c in (0.5, 1.0, 2.0)]
+    cluster, replicas = trained(
+        rule, np.zeros(2), gradients, turns=turns, rounds=2, steps=3, optimizer=MOMENTUM, late=late
+    )
+    everything = np.sum([step for replica in replicas for step in replica.trained], axis=0)
+    np.testing.assert_allclose(cluster.server.snapshot().center, everything, rtol=0, atol=1e-12)
+
+
+def test_a_compensation_takes_back_no_more_than_the_center_has_moved() -> None:
+    server = ParameterServer(rule_of("dc-asgd"), np.zeros(1))
+    for worker in ("a", "b"):
+        server.handle(Join(0, worker, 1))
+    server.handle(push("a", np.array([4.0])))
+    server.handle(push("b", np.array([100.0])))
+    assert server.snapshot().center.item() == 100.0
+
+
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_the_server_keeps_the_centers_that_workers_train_from_and_no_snapshot_does(turns: list[int]) -> None:
+    held = CenterRange(RULES["dc-asgd"](), np.zeros(2))
+    bases = {f"w{i}": 0 for i in range(6)}
+    for version, turn in enumerate(turns):
+        worker = f"w{turn}"
+        assert held.merge([push(worker, np.ones(2), base=bases[worker])], view(version, bases)) is not None
+        bases[worker] = version + 1
+        of = {name: vector for name, vector in held._state.items() if name.startswith(PAST)}
+        assert {f"{PAST}{base}" for base in bases.values() if base <= version} == of.keys()
+        assert held.kept()[1].keys() == {"squares"}
+
+
+def test_centers_of_workers_that_left_are_forgotten() -> None:
+    held, bases = CenterRange(RULES["dc-asgd"](), np.zeros(2)), {f"w{i}": 0 for i in range(9)}
+    for version in range(9):
+        held.merge([push(f"w{version}", np.ones(2))], view(version, bases))
+        bases[f"w{version}"] = version + 1
+    held.merge([push("w8", np.ones(2), base=9)], view(9, {"w8": 9}))
+    assert held._state.keys() == {"squares"}
+
+
 # --- admm ---
 
 DISTINCT = [parabola(c, [m, -m]) for c, m in ((0.5, 1.0), (1.0, -1.0), (2.0, 4.0))]
@@ -429,9 +512,10 @@ def test_parallel_sgd_is_the_mean_of_replicas_that_never_met() -> None:
     assert len(cluster.centers) == 2
 
 
-def test_parallel_sgd_counts_a_replica_by_its_samples() -> None:
+def test_parallel_sgd_counts_a_replica_by_its_samples_or_all_alike() -> None:
     pushes = [push("a", np.array([1.0, 0.0]), samples=30), push("b", np.array([0.0, 1.0]), samples=10)]
-    np.testing.assert_allclose(RULES["parallel-sgd"]().merge(np.zeros(2), {}, pushes, view(0, {})).center, [0.75, 0.25])
+    for rule, center in ((RULES["parallel-sgd"](), [0.75, 0.25]), (rule_of("parallel-sgd", weigh="equal"), [0.5, 0.5])):
+        np.testing.assert_allclose(rule.merge(np.zeros(2), {}, pushes, view(0, {})).center, center)
 
 
 # --- local-sgd ---

@@ -15,6 +15,7 @@ WITHIN: dict[str, dict[str, Any]] = {
     "bsp": {"every": 3},
     "easgd": {"tau": 3},
     "downpour": {"n_push": 2, "n_fetch": 3},
+    "dc-asgd": {"every": 3},
     "admm": {"every": 2},
     "local-sgd": {"every": 3},
 }

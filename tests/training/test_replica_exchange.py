@@ -31,6 +31,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bsp": [{"combine": "sum"}, {"every": 3}, {"every": 0}],
     "easgd": [{"alpha": 0.9}, {"tau": 3}, {"max_staleness": 2}],
     "downpour": [{"n_push": 2, "n_fetch": 3}, {"n_push": 4, "n_fetch": 2}, {"n_push": 3, "n_fetch": 3}],
+    "dc-asgd": [{"every": 3}, {"every": 0}],
     "admm": [{"rho": 1.0, "every": 2}, {"rho": 0.5, "from_center": True}],
     "local-sgd": [{"every": 3}],
 }
