@@ -24,7 +24,8 @@ from daskcnn.job.tables import Job, Model, Train
 from daskcnn.nn.models import MODELS as MODELS_BY_NAME
 from daskcnn.nn.models import model_spec
 
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 Work = Callable[[], Any]
 
 IMAGE, CLASSES = (32, 32, 3), 10

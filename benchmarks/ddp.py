@@ -344,16 +344,17 @@ def task_of(whole: Whole, meeting: str) -> Task:
     ]
     job = job.model_copy(update={"train": train})
     replica = Replica(job, dataset, Device.of("cpu", threads=1), clock=time.perf_counter)
-    channels = [
+    mean, factor = (
         torch.tensor(numbers, dtype=torch.float32)[:, None, None] for numbers in (dataset.mean, 1 / dataset.deviation)
-    ]
+    )
     return Task(
         whole,
         train,
         twin(replica),
         Part.of(*dataset.train.read(0, whole.limit)),
         Part.of(*dataset.test.read(0, len(dataset.test))),
-        *channels,
+        mean,
+        factor,
         plans,
         meeting,
     )

@@ -43,6 +43,8 @@ from daskcnn.job.tables import Cluster, Job, Workers
 from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, Snapshot
+from daskcnn.ps.bsp import ASA, BSP
+from daskcnn.training.round_report import RoundReport
 
 PUSHES = 10  # of each worker in a round of the first part
 WARM_UP, MEETINGS = 1, 4  # in a round of the others
@@ -139,7 +141,8 @@ def begin_vector(peers: Any, name: str, job: Any) -> None:
 
     session = session_of(peers.run)
     session.replica.job = job
-    begin_life(peers, name, None, 0, session.replica.weights)
+    assert isinstance(job.rule, BSP)
+    begin_life(peers, name, None, 0, session.replica.weights, ASA.of(job.rule, "float32"))
 
 
 def timed_round(peers: Any, version: int, start: Any) -> tuple[float, int]:
@@ -147,6 +150,7 @@ def timed_round(peers: Any, version: int, start: Any) -> tuple[float, int]:
     from daskcnn.cluster.peers.meeting_tasks import train_round
 
     begun, report = time.perf_counter(), train_round(peers, version, start)
+    assert isinstance(report, RoundReport)
     return time.perf_counter() - begun, report.bytes_up
 
 
@@ -263,9 +267,9 @@ def peer_seconds(context: RunContext, exchange: str, life: int, size: int) -> fl
         [context.dispatch.submit("begin", begin_vector, peers, name, job, worker=name) for name in names]
     )
     seconds, moved = 0.0, dict.fromkeys(names, 0)
-    for version, steps in ((0, WARM_UP), (WARM_UP, MEETINGS)):
+    for session, (version, steps) in enumerate(((0, WARM_UP), (WARM_UP, MEETINGS)), 1):
         round_ = Round("", 0, ((0, 1),), 64 * steps, (0.0, 1.0), steps=steps)
-        starts = {name: RoundStart(replace(round_, worker=name), None, 1.0) for name in names}
+        starts = {name: RoundStart(replace(round_, worker=name), session, None, 1.0) for name in names}
         tasks = [context.dispatch.submit("round", timed_round, peers, version, starts[n], worker=n) for n in names]
         for name, (took, up) in zip(names, context.connection.client.gather(tasks), strict=True):
             seconds, moved[name] = took / steps, moved[name] + up

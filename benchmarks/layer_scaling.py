@@ -145,7 +145,8 @@ class Sharded:
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
-        self.driver, self.number, self.graph = LayerSharded(context, None), 0, None
+        self.driver, self.number = LayerSharded(context, None), 0
+        self.graph: LayerGraph = None  # type: ignore[assignment]
         self._place()
         self.batch = context.job.train.batch_size
         self.steps_per_epoch = context.samples // self.batch

@@ -133,12 +133,14 @@ def come(peers: Any, name: str) -> None:
     from daskcnn.cluster.peers.pieces import PieceExchange
 
     keep_freed_memory()
-    get_worker().pieces = PieceExchange(peers, name, ASA.of(BSP(exchange="asa"), "float32"))
+    worker: Any = get_worker()
+    worker.pieces = PieceExchange(peers, name, ASA.of(BSP(exchange="asa"), "float32"))
 
 
 def meet_as_peers(peers: Any, meetings: int, work: float) -> list[float]:
     """Meet the other worker that often; return the seconds of each meeting. A worker's task."""
-    pieces = get_worker().pieces
+    worker: Any = get_worker()
+    pieces = worker.pieces
     pieces.know(peers)
     lo, hi = peers.spans()[pieces.name]
     vector, took = np.zeros(peers.size, np.float32), []

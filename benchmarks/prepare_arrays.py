@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import dask.array as da
 import psutil
@@ -27,7 +28,8 @@ TILE = (64, 64, 12)
 
 def spilled(dask_worker: Worker) -> int:
     """Bytes that this worker has written to disk to free memory since it started."""
-    metrics = dask_worker.data.cumulative_metrics
+    stored: Any = dask_worker.data
+    metrics = stored.cumulative_metrics
     return int(sum(value for (what, unit), value in metrics.items() if (what, unit) == ("disk-write", "bytes")))
 
 

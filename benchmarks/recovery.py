@@ -66,9 +66,10 @@ def record() -> None:
     """Keep begin and end of every step of this process."""
     from daskcnn.training.replica import Replica
 
-    if hasattr(Replica, "kept"):
+    patched: Any = Replica
+    if hasattr(patched, "kept"):
         return
-    plain = Replica.step
+    plain = patched.step
     kept: list[tuple[float, float]] = []
 
     def step(self: Any, batch: Any, *args: Any, **options: Any) -> Any:
@@ -77,15 +78,16 @@ def record() -> None:
         kept.append((begun, time.monotonic()))
         return found
 
-    Replica.step, Replica.kept = step, kept
+    patched.step, patched.kept = step, kept
 
 
 def steps() -> list[tuple[float, float]]:
     """Return what was kept since it was last asked."""
     from daskcnn.training.replica import Replica
 
-    found = Replica.kept[:]
-    del Replica.kept[: len(found)]
+    patched: Any = Replica
+    found = list(patched.kept)
+    del patched.kept[: len(found)]
     return found
 
 

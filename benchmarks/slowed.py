@@ -43,25 +43,27 @@ def record() -> None:
     """Keep begin, end and samples of every step of this process, and slow down steps once a factor is set."""
     from daskcnn.training.replica import Replica
 
+    patched: Any = Replica
     kept: list[tuple[float, float, int]] = []
-    if not hasattr(Replica, "plain_step"):
-        Replica.plain_step = Replica.step
+    if not hasattr(patched, "plain_step"):
+        patched.plain_step = patched.step
 
     def step(self: Any, batch: Any, *args: Any, **options: Any) -> Any:
         begun = time.monotonic()
-        found = Replica.plain_step(self, batch, *args, **options)
-        time.sleep((time.monotonic() - begun) * (Replica.slower - 1))
+        found = patched.plain_step(self, batch, *args, **options)
+        time.sleep((time.monotonic() - begun) * (patched.slower - 1))
         kept.append((begun, time.monotonic(), len(batch.labels)))
         return found
 
-    Replica.step, Replica.kept, Replica.slower = step, kept, 1.0
+    patched.step, patched.kept, patched.slower = step, kept, 1.0
 
 
 def slow(factor: float) -> float:
     """Let each step take that many times as long. Returns the time."""
     from daskcnn.training.replica import Replica
 
-    Replica.slower = factor
+    patched: Any = Replica
+    patched.slower = factor
     return time.monotonic()
 
 
@@ -69,8 +71,10 @@ def steps() -> list[tuple[float, float, int]]:
     """Return what was kept, and keep nothing more."""
     from daskcnn.training.replica import Replica
 
-    Replica.step = Replica.plain_step
-    return Replica.kept
+    patched: Any = Replica
+    patched.step = patched.plain_step
+    kept: list[tuple[float, float, int]] = patched.kept
+    return kept
 
 
 # --- here ---
@@ -113,7 +117,8 @@ def count() -> int:
     """Return the steps of this process so far."""
     from daskcnn.training.replica import Replica
 
-    return len(Replica.kept)
+    patched: Any = Replica
+    return len(patched.kept)
 
 
 def shares(kept: Mapping[str, Sequence[tuple[float, float, int]]], changed: float) -> dict[str, Any]:
