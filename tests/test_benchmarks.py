@@ -153,3 +153,18 @@ def test_bins_sort_what_is_sorted_unless_they_are_dealt_out(
     least, most = found["classes"]
     assert (least == most == classes) if dealt else most <= classes + 1
     assert (found["largest_difference"] < 0.02) is dealt
+
+
+def test_a_rate_is_the_best_once_its_double_and_its_half_are_worse(benchmark_of: Callable[[str], Any]) -> None:
+    study = benchmark_of("theano_mpi")
+    errors = {0.00125: 0.6, 0.0025: 0.5, 0.005: 0.45, 0.01: None}
+    results: dict[str, Any] = {"parts": {}}
+    made = []
+    for run in study.wanted(results, ["table"]):
+        kept = {} if (error := errors[run.lr]) is None else {"top1": [error], "top5": [0.1], "seconds": 1.0}
+        assert run.name not in results["parts"] or run.seed == 0
+        made += [run.lr] * (run.name not in results["parts"] and run.setting == study.Setting(1, 32))
+        results["parts"].setdefault(run.name, {"run": study.asdict(run), **kept})
+    assert made == [0.0025, 0.00125, 0.005, 0.01, 0.005, 0.005], "two more seeds at the best rate"
+    half = study.Setting(8, 8, "float16")
+    assert [study.Run.of(kept).lr for kept in study.kept_of(results, half)] == [0.005] * study.SEEDS

@@ -1,0 +1,181 @@
+"""Hogwild: threads that each make minibatches of their own, on one vector of weights and without locks.
+
+    python benchmarks/hogwild.py --data data/cifar10.zarr [--threads 2] [--rates 0.005 0.01 0.02] [--json FILE]
+    python benchmarks/hogwild.py --data data/cifar10.zarr --speed [--models rules quick lenet5] [--json FILE]
+
+Hegde and Usmani's section 2 has it as the second use of cores. Each thread is a replica with an optimizer's state of
+its own. The weights of all are the same memory, which each reads while others write. Beside it: what a worker does
+here, where threads share each minibatch, so that steps follow one another. Rates, the part of CIFAR-10, epochs and the
+batch are the same. Runs that FILE has are not made again.
+
+--speed: images a second of steps alone, Hogwild's and the shared ones, in turns, on random images; medians count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from common import PAUSE, TWO_CONVOLUTIONS, Configuration, in_fresh_process
+from rules import machine
+
+from daskcnn.arrays import Device, cpu_count, single_threaded_blas
+from daskcnn.errors import Diverged
+from daskcnn.job.resolve import resolve
+from daskcnn.nn import StepPace
+from daskcnn.store import Batch, open_dataset
+from daskcnn.training.replica import Replica
+from daskcnn.training.worker_calibration import tune_convolutions
+
+LIMIT, VALIDATION, EPOCHS, BATCH = 6000, 1500, 10, 32
+SHARED, HOGWILD = "threads share each step", "Hogwild"
+"""The first has the same numbers with any number of threads; it is trained with one."""
+LR = 1e-5
+STEPS = 10
+"""Steps of a turn that is timed."""
+
+
+def share(replicas: Sequence[Replica]) -> None:
+    """Let all have the first one's weights, in its memory."""
+    for each in replicas[1:]:
+        each.weights = replicas[0].weights
+        each._params, each._state = each.layout.views(each.weights)
+
+
+def together(works: Sequence[Callable[[], Any]]) -> None:
+    """Make each call in a thread of its own. Raises Diverged where one does."""
+    failed: list[Diverged] = []
+
+    def kept(work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except Diverged as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=kept, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+# --- accuracy ---
+
+
+def trained(way: str, threads: int, lr: float, seed: int, data: str) -> list[float]:
+    """Accuracy on the validation samples after each epoch; shorter where it diverged."""
+    job = resolve(
+        {
+            "data": {"name": "cifar10", "path": data, "limit": LIMIT, "validation": VALIDATION},
+            "model": {"layers": TWO_CONVOLUTIONS},
+            "train": {"batch_size": BATCH, "optimizer": "sgd", "lr": lr, "schedule": "poly", "seed": seed},
+        }
+    )
+    dataset, count = open_dataset(data, limit=LIMIT), threads if way == HOGWILD else 1
+    devices = [Device.of("cpu", threads=threads // count) for _ in range(count)]
+    replicas = [Replica(job, dataset, device, clock=time.perf_counter) for device in devices]
+    share(replicas)
+    samples, found = LIMIT - VALIDATION, list[float]()
+    edges = [samples * i // count for i in range(count + 1)]
+    with single_threaded_blas():
+        for epoch in range(EPOCHS):
+            progress = epoch / EPOCHS, (epoch + 1) / EPOCHS
+
+            def work(i: int, progress: tuple[float, float] = progress, epoch: int = epoch) -> None:
+                own = edges[i], edges[i + 1]
+                replicas[i].train((own,), own[1] - own[0], presentation=epoch, progress=progress)
+
+            try:
+                together([lambda i=i, work=work: work(i) for i in range(count)])  # type: ignore[misc]
+            except Diverged:
+                return found
+            score = replicas[0].evaluate(dataset.train, samples, LIMIT)
+            found.append(score.correct / score.samples)
+    return found
+
+
+# --- speed ---
+
+
+def speeds(c: Configuration, rounds: int) -> dict[str, float]:
+    """Images a second of both ways, medians of turns."""
+
+    def made(threads: int) -> tuple[Replica, Batch]:
+        replica = Replica(c.job, c.images, Device.of("cpu", threads=threads), clock=time.perf_counter)
+        tune_convolutions(replica)
+        rng, (H, W, C) = np.random.default_rng(0), c.images.shape
+        x = rng.standard_normal((H, W, c.batch, C), dtype=np.float32)
+        labels = rng.integers(0, len(c.images.classes), c.batch)
+        return replica, Batch(x, labels, np.arange(c.batch, dtype=np.uint64))
+
+    def steps(replica: Replica, batch: Batch) -> None:
+        for _ in range(STEPS):
+            replica.step(batch, StepPace(LR))
+
+    with single_threaded_blas():
+        one, several = made(c.threads), [made(1) for _ in range(c.threads)]
+        share([replica for replica, _ in several])
+        works: dict[str, tuple[Callable[[], None], int]] = {
+            SHARED: (lambda: steps(*one), 1),
+            HOGWILD: (lambda: together([lambda own=own: steps(*own) for own in several]), c.threads),  # type: ignore[misc]
+        }
+        taken: dict[str, list[float]] = {name: [] for name in works}
+        for _ in range(rounds + 1):
+            for name, (work, minibatches) in works.items():
+                time.sleep(PAUSE)
+                begun = time.perf_counter()
+                work()
+                taken[name].append(STEPS * minibatches * c.batch / (time.perf_counter() - begun))
+    return {name: median(each[1:]) for name, each in taken.items()}
+
+
+# --- output ---
+
+
+def main() -> None:
+    """Train, or measure steps, and print a table."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
+    options.add_argument("--threads", nargs="+", type=int, default=[2, 4])
+    options.add_argument("--rates", nargs="+", type=float, default=[0.005, 0.01, 0.02])
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--speed", action="store_true", help="images a second of steps alone")
+    options.add_argument("--models", nargs="+", default=["rules", "lenet5", "quick", "50:500"])
+    options.add_argument("--batch", type=int, default=64, help="of --speed")
+    options.add_argument("--rounds", type=int, default=9, help="of --speed")
+    options.add_argument("--json", type=Path, metavar="FILE", help="keep the figures in this file")
+    given = options.parse_args()
+    kept = json.loads(given.json.read_text()) if given.json and given.json.exists() else {"machine": machine()}
+    for name, work in (_speeds(given) if given.speed else _trainings(given)).items():
+        own = kept.setdefault("speed" if given.speed else "accuracy", {})
+        if name not in own:
+            own[name] = work()
+        print(name, own[name] if given.speed else [round(each, 3) for each in own[name]], flush=True)
+        if given.json:
+            given.json.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def _speeds(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    every = [Configuration(model, given.batch, min(2, cpu_count())) for model in given.models]
+    return {str(c): lambda c=c: in_fresh_process(speeds, c, given.rounds) for c in every}  # type: ignore[misc]
+
+
+def _trainings(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    ways = [(SHARED, 1), *((HOGWILD, threads) for threads in given.threads)]
+    every = [(*way, lr, seed) for seed, lr, way in product(range(given.seeds), given.rates, ways)]
+    names = [f"{w}{f', {k} threads' if w == HOGWILD else ''}, rate {lr:g}, seed {s}" for w, k, lr, s in every]
+    return {n: lambda e=e: in_fresh_process(trained, *e, given.data) for n, e in zip(names, every, strict=True)}  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    main()
