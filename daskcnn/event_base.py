@@ -124,17 +124,27 @@ class WorkerGain(Fields):
 
     worker: Annotated[str, "The worker."]
     used: Annotated[bool, "It takes part."]
+    apart: Annotated[
+        bool, "Workers would make steps of their own: for a step read the progress that one shared step makes."
+    ] = False
     with_it: Annotated[NonNegativeFloat, "Expected seconds of a step with it."]
     without: Annotated[NonNegativeFloat, "Expected seconds of a step without it."]
     brings: Annotated[float, "Seconds of a step by which it shortens the others' computing."]
     costs: Annotated[float, "Seconds of a step that it adds to the exchange."]
 
     @property
+    def step(self) -> str:
+        """The step that its seconds are of, in words."""
+        return "the progress of one shared step" if self.apart else "a step"
+
+    @property
     def why_left_out(self) -> str:
         """The reason why it costs more than it brings, with figures."""
         saves = "saves no" if self.brings <= 0 else f"saves {step_time(self.brings)} of"
         times = f"{step_time(self.with_it)} instead of {step_time(self.without)}"
-        return f"with it a step would take {times}: it {saves} computing and adds {step_time(self.costs)} of exchange"
+        return (
+            f"with it {self.step} would take {times}: it {saves} computing and adds {step_time(self.costs)} of exchange"
+        )
 
 
 def step_time(seconds: float) -> str:

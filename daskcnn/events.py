@@ -272,6 +272,9 @@ class RoundNumbers(Fields):
     communication: Annotated[NonNegativeFloat, "Seconds of exchanges, without `wait`."]
     evaluation: Annotated[NonNegativeFloat, "Seconds it judged weights on validation samples."] = 0.0
     q_samples: Annotated[NonNegativeInt | None, "Validation samples on which it measured each Q."] = None
+    q_measured: Annotated[
+        NonNegativeInt | None, "Times that it measured Q: not for every push, where many are made."
+    ] = None
     judged: Annotated[NonNegativeInt | None, "Validation samples on which it judged the center."] = None
     bytes_up: Annotated[NonNegativeInt, "Bytes it sent."]
     bytes_down: Annotated[NonNegativeInt, "Bytes it received."]

@@ -105,7 +105,7 @@ def _reason(found: StrategyChosen) -> str:
 def _part(part: WorkerGain) -> str:
     if part.used:
         longer = percent(part.without / part.with_it - 1) if part.with_it else ""
-        return f"helps: without it a step takes {longer} longer"
+        return f"helps: without it {part.step} takes {longer} longer"
     return f"left out: {part.why_left_out}"
 
 

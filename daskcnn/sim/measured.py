@@ -206,9 +206,9 @@ def _judged(r: _Lap, part: int, workload: Workload) -> int:
 
 
 def _judged_for_pushes(ended: RoundEnded, workload: Workload) -> int:
-    """Return the samples on which the pushes of a round were judged: all for each, if the log does not say."""
+    """Return the samples on which Q was measured in a round: all for each push, if the log does not say."""
     if ended.q_samples is not None:
-        return ended.pushes * ended.q_samples
+        return ended.q_samples * (ended.pushes if ended.q_measured is None else ended.q_measured)
     return ended.pushes * workload.validation if workload.rule.judges_pushes else 0
 
 

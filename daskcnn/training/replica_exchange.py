@@ -233,6 +233,7 @@ class ReplicaExchange:
         assert tally.own_part is not None
         tally.evaluation += at - begun
         tally.since, tally.q_samples = at, tally.own_part.samples
+        tally.q_measured += 1
         return self._send(tally, None if score is None else score.quality)
 
     def judged_center(self, score: Score | None, *, begun: float, at: float) -> Report:
@@ -317,6 +318,7 @@ class ReplicaExchange:
             cut=None if tally.cut is None else tally.pushed,
             norms=() if own is None else own.kept(),
             hidden=tally.hidden,
+            q_measured=tally.q_measured,
         )
 
     def give_up(self) -> None:

@@ -30,7 +30,7 @@ class RoundReport(NamedTuple):
     version : Version of the last reply.
     base_version, gamma, q : The last push's base version, attenuation γ and accuracy Q.
     staleness : The largest staleness of the round's pushes, in versions.
-    q_samples : Number of validation samples that each Q was measured on; 0 if it was not.
+    q_samples, q_measured : Validation samples that each Q was measured on, 0 if it was not; times that it was.
     judged, center : Number of validation samples that the center was judged on; the center's score on them.
     optimizer : The optimizer's state on the host.
     members : Costs of each worker of a group.
@@ -68,6 +68,7 @@ class RoundReport(NamedTuple):
     cut: int | None = None
     norms: tuple[float, ...] = ()
     hidden: float = 0.0
+    q_measured: int = 0
     rest: Vector | None = None
 
     @property

@@ -45,6 +45,7 @@ class RoundTally:
     gamma: float = 1.0
     q: float | None = None
     q_samples: int = 0
+    q_measured: int = 0
     judged: int = 0
     center: Score | None = None
     noise: NoiseScale | None = None

@@ -123,7 +123,9 @@ def _gain(own: WorkerCost, used: bool, there: PricedStrategy, away: PricedStrate
     with_it, without = (each.seconds * samples for each in (there, away))
     costs = (there.exchange * there.needed / there.step - away.exchange * away.needed / away.step) * samples
     brings = without - with_it + costs
-    return WorkerGain(worker=own.name, used=used, with_it=with_it, without=without, brings=brings, costs=costs)
+    apart = LOCAL in (there.strategy, away.strategy)
+    gain = {"with_it": with_it, "without": without, "brings": brings, "costs": costs}
+    return WorkerGain(worker=own.name, used=used, apart=apart, **gain)
 
 
 def _faster_link(

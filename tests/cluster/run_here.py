@@ -25,6 +25,7 @@ from distributed.protocol import deserialize, serialize
 from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cluster.groups.group_tasks import GroupMeeting
 from daskcnn.cluster.layers.task_context import TaskContext
+from daskcnn.cluster.link.calls import ServerLost
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.members import Member, Members
 from daskcnn.cluster.messages import Calibration, RoundOrder
@@ -268,6 +269,9 @@ class ConnectionHere(Connection):
     def workers(self) -> dict[str, dict[str, Any]]:
         return {address: {} for address in self._addresses}
 
+    def silent(self, addresses: Iterable[str]) -> set[str]:
+        return set()
+
 
 class DispatchHere(Dispatch):
     """Tasks are made by threads of this process.
@@ -325,6 +329,7 @@ class RunHere:
     ----------
     workers : their number, or their names.
     interrupted_after : states that are saved before a signal comes; None: there is no signal.
+    server_lost_after : states that are saved before the server is lost; None: it is not.
     heard : is told every fact too, with the orders that it led to.
 
     Attributes
@@ -340,9 +345,11 @@ class RunHere:
         workers: int | Sequence[str],
         *,
         interrupted_after: int | None = None,
+        server_lost_after: int | None = None,
         heard: Heard = lambda fact, found: None,
     ) -> None:
         self.job, self.dataset, self._limit, self._heard = job, dataset, interrupted_after, heard
+        self._server_lost = server_lost_after
         self.names = [f"cpu-{i}" for i in range(workers)] if isinstance(workers, int) else [*workers]
         self.events: list[Event] = []
         self.heard: list[tuple[Fact, list[Order]]] = []
@@ -381,6 +388,9 @@ class RunHere:
         self._heard(fact, found)
 
     def _signal(self) -> int | None:
+        if self._server_lost is not None and len(self.saved) >= self._server_lost:
+            self._server_lost = None
+            raise ServerLost
         return 15 if self._limit is not None and len(self.saved) >= self._limit else None
 
     @property

@@ -10,14 +10,14 @@ import pytest
 
 from daskcnn.arrays import Device
 from daskcnn.errors import DataError, Diverged, Interrupted
-from daskcnn.events import EpochEnded, GroupsFormed, KernelsSharded, RoundEnded, SamplesAllocated, Warned
+from daskcnn.events import EpochEnded, GroupsFormed, KernelsSharded, RoundEnded, SamplesAllocated, ServerCounted, Warned
 from daskcnn.job.network import layout_of, optimizer_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job, Schedule
-from daskcnn.ps import RULES, Join, ParameterServer, Pull, Push
+from daskcnn.ps import RULES, Join, Local, ParameterServer, Pull, Push
 from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.ps.vectors import cast
-from daskcnn.ps.wire import bytes_of
+from daskcnn.ps.wire import Feedback, bytes_of
 from daskcnn.runs.state import to_checkpoint, to_state
 from daskcnn.store import Dataset
 from daskcnn.training import judging
@@ -401,6 +401,32 @@ def test_a_run_in_int8_goes_as_the_plain_one_and_what_its_pushes_have_lost_comes
     resumed, gain = RunHere(job, dataset, workers).train(state), np.abs(expected - state.weights).max()
     assert 0 < np.abs(undisturbed - expected).max() < 0.1 * gain
     assert np.abs(resumed - undisturbed).max() < 0.1 * gain, "the server's own feedback begins anew"
+
+
+@pytest.mark.parametrize("strategy", ["bsp", "local-sgd"])
+def test_a_new_server_goes_on_in_int8_with_what_pushes_have_lost(
+    dataset: Dataset, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas go on with what they have lost up to the state that was saved last."""
+    kept, begin = list[np.ndarray | None](), Feedback.begin
+
+    def noted(feedback: Feedback, local: Local, rest: np.ndarray | None) -> None:
+        kept.append(rest)
+        begin(feedback, local, rest)
+
+    job = in_int8(job_of(strategy, rule=SEVERAL_MEETINGS[strategy], model=WHOLE))
+    undisturbed, _ = trained(job, dataset, 2)
+    monkeypatch.setattr(Feedback, "begin", noted)
+    run = RunHere(job, dataset, 2, server_lost_after=1)
+    weights, (first, *_, last) = run.train(), run.saved
+    assert {event.server for event in run.of(ServerCounted)} == {1, 2}
+    assert last.epoch == EPOCHS
+    assert first.rests.keys() == last.rests.keys() == {"cpu-0", "cpu-1"}
+    assert kept[:2] == [None, None]
+    assert {rest.tobytes() for rest in kept[2:] if rest is not None} == {
+        rest.tobytes() for rest in first.rests.values()
+    }
+    assert np.abs(weights - undisturbed).max() < 0.1 * np.abs(undisturbed - first.weights).max()
 
 
 @pytest.mark.parametrize("strategy", ["agwu", "downpour"])

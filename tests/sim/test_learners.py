@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device, single_threaded_blas
-from daskcnn.events import EpochEnded, Event, RoundEnded
+from daskcnn.events import EpochEnded, Event, RoundEnded, WorkerLost
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.nn import StepPace
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.ps.average import AVERAGE
 from daskcnn.ps.server import Steps
+from daskcnn.sim.cluster import parse_cluster
 from daskcnn.sim.learners import LAYERS, Learner, Learnt, Training, clusters_of_points
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
@@ -66,6 +67,26 @@ def test_one_worker_trains_as_a_loop_does(name: str) -> None:
         assert center.tobytes() == replica.host_weights().tobytes()
     else:
         np.testing.assert_allclose(center, replica.host_weights(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bsp", "local-sgd", "sgwu"])
+def test_in_int8_the_others_go_on_where_a_worker_is_lost(name: str) -> None:
+    """What its pushes have lost is lost with it. The center goes on as the one of a run in float32."""
+
+    def center(wire: str) -> np.ndarray:
+        job = job_of(name)
+        job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"wire": wire})})
+        work = Workload.of_job(job, samples=SAMPLES, numbers=replica_of(job).layout.size)
+        workers = [{"name": f"w{i}", "images_per_second": 100.0, **({"dies": 3.0} if i == 2 else {})} for i in range(3)]
+        on = parse_cluster({"worker": workers})
+        simulation, events = run(work, on, learner=lambda: Training(replica_of(job), work.rule))
+        assert [event.worker for event in of(WorkerLost, events)] == ["w2"]
+        assert simulation.rounds.done == 3 * SAMPLES
+        return np.asarray(simulation.server.snapshot().center)
+
+    plain, coded = center("float32"), center("int8")
+    gain = np.abs(plain - replica_of(job_of(name)).host_weights()).max()
+    assert 0 < np.abs(coded - plain).max() < 0.1 * gain
 
 
 @every

@@ -203,3 +203,12 @@ def test_a_step_s_seconds_leave_the_first_out() -> None:
     assert step_seconds([steps(9.0), EpochEnded(epoch=1.0, step=1), steps(1.0), steps(2.0), steps(3.0)]) == 2.0
     assert step_seconds([steps(9.0)]) == 9.0
     assert step_seconds([]) is None
+
+
+@pytest.mark.parametrize("name", ["sgwu", "agwu"])
+def test_where_q_is_not_measured_for_every_push_it_is_counted_as_often_as_it_was(name: str) -> None:
+    work = workload(name, rule={"every": 1}, epochs=3, samples=200)
+    events = run(work, cluster(10, 30, evaluations_per_second=50))[1]
+    rounds = [event for event in events if isinstance(event, RoundEnded)]
+    assert all(0 < (event.q_measured or 0) < event.pushes for event in rounds)
+    assert [w.evaluations_per_second for w in measured_cluster(events, work).worker] == pytest.approx([50, 50])

@@ -192,7 +192,7 @@ class Judges(Shell):
         assert isinstance(fact, facts.RoundDone)
         report, own = fact.report, order.q.samples if order.q else 0
         seconds = (own + report.judged) * report.busy / report.samples / 3
-        return replace(fact, report=report._replace(q_samples=own, evaluation=seconds))
+        return replace(fact, report=report._replace(q_samples=own, q_measured=1, evaluation=seconds))
 
 
 def begun(shell: Shell) -> Iterator[list[StartRound]]:

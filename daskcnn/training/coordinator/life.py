@@ -353,13 +353,12 @@ class Life:
         if judged := fact.replica in self._scored:
             self._scored.remove(fact.replica)
         records.evaluations.add(report, judged=judged)
-        own = report.q_samples * min(report.pushes, self._measurements(report.round))
         paid = (report.worker,) if self._barrier else [*self.teams.members]
         records.judging.add(
             report.worker,
             report.samples,
             report.busy,
-            own=own,
+            own=report.q_samples * report.q_measured,
             center=report.judged,
             evaluation=report.evaluation,
             paid=paid,
