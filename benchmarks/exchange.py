@@ -48,6 +48,7 @@ from daskcnn.training.round_report import RoundReport
 
 PUSHES = 10  # of each worker in a round of the first part
 WARM_UP, MEETINGS = 1, 4  # in a round of the others
+SAMPLES = 10_000  # of the run that the workers stand for
 WORKERS = 4
 QUIET, TRIES = 0.1, 6  # share of the machine that others may take while it is measured, and how often that is tried
 RATE = 1.25e8  # bytes a second: 1 Gb/s
@@ -210,7 +211,8 @@ def context_of(client: Client, workers: int, shards: int = 1) -> RunContext:
     spare = [m for m in advertised(present(client)) if m.address not in used]
     members = replace(members, servers=tuple(spare[: shards - 1]))
     none: Any = None
-    return RunContext.of(client, f"exchange-{time.time_ns():x}", job, none, members, emit=none, save=none)
+    dataset: Any = SimpleNamespace(train=range(SAMPLES))
+    return RunContext.of(client, f"exchange-{time.time_ns():x}", job, dataset, members, emit=none, save=none)
 
 
 def server_rate(client: Client, rule: str, shards: int, size: int) -> float:

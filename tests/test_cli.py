@@ -921,6 +921,11 @@ def test_dask_finds_the_command_line() -> None:
     assert plug_in.load() is daskcnn
 
 
+def test_it_runs_as_a_module_where_the_command_is_not_on_the_path() -> None:
+    found = process("daskcnn", "--version")
+    assert (found.returncode, found.stdout) == (0, f"daskcnn, version {__version__}\n")
+
+
 @pytest.mark.slow
 def test_it_is_a_plug_in_of_dask() -> None:
     found = process("dask", "cnn", "--version")
