@@ -62,19 +62,38 @@ def asking(spool: str | None, settings: Mapping[str, Any]) -> Iterator[Ask]:
         yield ask
 
 
-def runs_of(ask: Ask, names: Sequence[str]) -> list[str]:
-    """Return the runs of jobs by number, and of sweeps by name, in that order, but for those that have not begun.
+def number_of(ask: Ask, job: str) -> int:
+    """Return the number of a job that is named by it or by its name: of several jobs of one name, of the last.
 
-    Raises UserError for a sweep that the queue does not know, and where no run can be seen from here.
+    Raises DataError where the queue has no job of that name. A number is taken as it is.
     """
-    jobs = list[Mapping[str, Any]]()
+    if job.isdecimal():
+        return int(job)
+    if not (found := _of_name(ask, job)):
+        raise DataError(f"job {job}", "the queue has none of that name", "`daskcnn jobs --all` lists all jobs")
+    return max(int(each["id"]) for each in found)
+
+
+def _of_name(ask: Ask, name: str) -> list[Mapping[str, Any]]:
+    return [job for job in ask("jobs", everything=True) if job["name"] == name]
+
+
+def runs_of(ask: Ask, names: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the runs of jobs, by number or name, and of sweeps, but for those that have not begun.
+
+    They are in the order of the names. True: they are those of one sweep. Raises UserError for what is neither a job
+    nor a sweep of the queue, and where no run can be seen from here.
+    """
+    jobs, sweeps = list[Mapping[str, Any]](), list[str]()
     for name in names:
         found = [ask("job", number=int(name))] if name.isdecimal() else ask("jobs", sweep=name)
-        if not found:
-            raise DataError(f"sweep {name}", "no job of the queue is part of it", "`daskcnn jobs --all` lists all jobs")
+        sweeps += [name] * bool(found and not name.isdecimal())
+        if not (found := found or _of_name(ask, name)):
+            reason = "the queue has no job and no sweep of that name"
+            raise DataError(name, reason, "`daskcnn jobs --all` lists all jobs")
         jobs += found
     if runs := dict.fromkeys(str(job["run"]) for job in jobs if (Path(job["run"]) / "job.json").exists()):
-        return [*runs]
+        return [*runs], sweeps == [*names] and len(names) == 1
     begun = [job for job in jobs if job["attempts"]]
     if not begun:
         raise DataError(", ".join(names), "none of its jobs has begun", "`daskcnn jobs` says why they wait")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from daskcnn.batch.asking import asking
+from daskcnn.batch.asking import asking, number_of
 from daskcnn.batch.spool import usual_folder
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.cli.queue_options import queue_options, scheduler_of, scheduler_options
@@ -68,12 +68,12 @@ def _changing(name: str, text: str) -> Callable[..., Any]:
     """Return the command that asks the service for a change of jobs."""
 
     @click.command(name, cls=Command, help=text)
-    @click.argument("numbers", metavar="ID…", type=click.IntRange(min=1), nargs=-1, required=True)
+    @click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
     @queue_options
     @verbose
-    def command(numbers: tuple[int, ...], spool: str | None, verbose: bool, **scheduler: str | None) -> None:
+    def command(jobs: tuple[str, ...], spool: str | None, verbose: bool, **scheduler: str | None) -> None:
         with asking(spool, scheduler_of(scheduler)) as ask:
-            for number in numbers:
+            for number in [number_of(ask, job) for job in jobs]:
                 job = ask(name, number=number)
                 state = "is asked to end" if name == "cancel" and job["state"] == "running" else job["state"]
                 tell(f"job {number} ({job['name']}): {state}")
@@ -83,7 +83,9 @@ def _changing(name: str, text: str) -> Callable[..., Any]:
 
 cancel = _changing(
     "cancel",
-    "Cancel the jobs with these numbers. One that runs is saved first; cancelled once more, it ends at once.",
+    "Cancel jobs, by number or name. One that runs is saved first; cancelled once more, it ends at once.",
 )
-hold = _changing("hold", "Keep jobs that wait from starting, until they are released.")
-release = _changing("release", "Let jobs start that are held, that wait for another attempt, or that have failed.")
+hold = _changing("hold", "Keep jobs from starting, by number or name, until they are released.")
+release = _changing(
+    "release", "Release jobs, by number or name: those that are held, that wait for another attempt, or have failed."
+)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from daskcnn.batch.asking import asking, printed, runs_of
+from daskcnn.batch.asking import asking, number_of, printed, runs_of
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.cli.queue_options import queue_options, scheduler_of
 from daskcnn.documents import dumps
@@ -40,14 +40,15 @@ def runs(folder: str, as_json: bool, **_: Any) -> None:
 def logs(run: str, follow: bool, spool: str | None, verbose: bool, **scheduler: str | None) -> None:
     """Print the log of RUN: epochs, checkpoints, and what is out of the ordinary.
 
-    A number is that of a job of a queue: what its drivers have printed.
+    A number, or with --scheduler or --spool a name, is that of a job of a queue: what its drivers have printed.
     """
-    if not run.isdecimal() or Path(run).exists():
+    of_queue = run.isdecimal() or spool or scheduler_of(scheduler)
+    if not of_queue or Path(run).exists():
         for line in log_lines(run, follow=follow):
             tell(line)
         return
     with asking(spool, scheduler_of(scheduler)) as ask:
-        for text in printed(ask, int(run), follow=follow):
+        for text in printed(ask, number_of(ask, run), follow=follow):
             tell(text, nl=False)
 
 
@@ -117,8 +118,8 @@ def compare(
     """Print RUNS side by side: the keys in which their jobs differ, and figures, the best of each line marked.
 
     A single one that is a folder of runs, or what the names of several begin with, is a sweep. It is printed by cell:
-    runs that differ in their seeds alone, with mean and standard deviation. With --scheduler or --spool each is a sweep
-    or the number of a job of that queue.
+    runs that differ in their seeds alone, with mean and standard deviation. With --scheduler or --spool each is a job,
+    by number or name, or a sweep of that queue.
     """
     if html and as_json:
         raise click.UsageError("--json and --html: each is a form of its own; give one of them")
@@ -141,7 +142,7 @@ def _to_compare(names: Sequence[str], spool: str | None, scheduler: Mapping[str,
     """Return the runs that are named, and True if they are a sweep's."""
     if spool or scheduler:
         with asking(spool, scheduler) as ask:
-            return runs_of(ask, names), len(names) == 1 and not names[0].isdecimal()
+            return runs_of(ask, names)
     sweep = reporting.sweep_runs(names[0]) if len(names) == 1 else []
     return sweep or [*names], bool(sweep)
 

@@ -97,7 +97,22 @@ def test_a_sweep_is_compared_by_its_name_and_jobs_by_their_numbers() -> None:
     cells = [" ".join(line.split()[:6]) for line in call("compare", "lab").stdout.splitlines()[1:3]]
     assert cells == ["bsp 2 65.0 ± 7.1 %", "sgwu 1* 80.0 % 0.0 s"]
     assert call("compare", "1", "3").stdout.splitlines()[0].split() == ["lab-bsp-seed0", "lab-sgwu-seed0"]
-    assert "sweep la: no job of the queue is part of it" in call("compare", "la").output
+    assert call("compare", "lab-bsp-seed0", "3").stdout == call("compare", "1", "3").stdout
+    refused = call("compare", "la")
+    assert "la: the queue has no job and no sweep of that name; `daskcnn jobs --all` lists all jobs" in refused.output
+
+
+def test_jobs_go_by_their_names_too() -> None:
+    for _ in range(2):  # the last job of a name is meant
+        call("submit", "--name", "wide")
+        assert call("cancel", "wide").exit_code == 0
+    call("submit", "--name", "deep")
+    assert call("hold", "deep").stdout == "job 3 (deep): held\n"
+    assert call("release", "wide").stdout == "job 2 (wide): queued\n"
+    assert (call("logs", "wide").exit_code, call("logs", "wide").stdout) == (0, "")
+    refused = call("cancel", "deep", "dep")
+    assert (refused.exit_code, refused.stdout) == (2, "")  # none is cancelled
+    assert "job dep: the queue has none of that name; `daskcnn jobs --all` lists all jobs" in refused.output
 
 
 def test_modules_are_sent_with_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
