@@ -20,8 +20,9 @@ from tests.tiny_runs import tiny_data
 
 _TESTS = count()
 # how long an example takes says more of what else the machine does than of us
-settings.register_profile("daskcnn", deadline=None)
-settings.load_profile("daskcnn")
+settings.register_profile("thorough", deadline=None)  # that of `make test-all`
+settings.register_profile("every-change", deadline=None, max_examples=30)
+settings.load_profile("every-change")
 
 
 def pytest_report_header() -> str:

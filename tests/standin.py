@@ -173,6 +173,9 @@ STANDIN = Backend("standin", xp, _from_host, _to_host, lambda: None)
 DEVICES = ("numpy", "standin", "cupy") if find_spec("cupy") else ("numpy", "standin")
 """Without CuPy there are no tests on a GPU: a thousand that are skipped take seconds of every change's."""
 
+elsewhere = pytest.mark.parametrize("device", DEVICES[1:], indirect=True)
+"""For tests that compare a device with NumPy."""
+
 
 def device_of(name: str) -> Device:
     """A one-threaded Device of a backend in DEVICES; skips the test where there is no GPU for cupy."""

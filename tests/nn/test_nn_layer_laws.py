@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from daskcnn.arrays import Array, Device
 from daskcnn.nn import LAYERS, Context, Layer, Params, Shape, State, leaves, map_leaves
 from daskcnn.nn.layers.dense import Bias
 from tests.nn.nn_cases import ALL, CASES, example, in_blocks, label
+from tests.standin import elsewhere
 
 DTYPES = ["float32", "float64"]
 every_layer = pytest.mark.parametrize(("layer", "in_shape"), ALL, ids=label)
@@ -57,28 +59,28 @@ def test_gradients_are_the_central_differences(layer: Layer, in_shape: Shape) ->
 
 
 @every_layer
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_shapes_and_dtype_are_kept(layer: Layer, in_shape: Shape, dtype: str, training: bool, device: Device) -> None:
-    params, state, x, dy, ctx = example(layer, in_shape, device, dtype=dtype, training=training)
-    move, host = device.backend.from_host, device.backend.to_host
-    params, state = map_leaves(move, params), map_leaves(move, state)
-    y, new_state, residual = layer.forward(params, state, move(x), ctx)
-    *pixels, channels = layer.out_shape(in_shape)
-    assert host(y).shape == (*pixels, x.shape[-2], channels)
-    assert host(y).dtype == dtype
-    assert [(n, host(a).dtype, host(a).shape) for n, a in leaves(new_state)] == [
-        (n, np.dtype(dtype), host(a).shape) for n, a in leaves(state)
-    ]
-    if training:
-        dx, grads = layer.backward(params, residual, move(dy), ctx)
-        assert host(dx).shape == x.shape
-        found = [host(dx), *(host(g) for _, g in leaves(grads))]
-        assert {str(a.dtype) for a in found} == {dtype}
-        assert [host(g).shape for _, g in leaves(grads)] == [host(p).shape for _, p in leaves(params)]
+def test_shapes_and_dtype_are_kept(layer: Layer, in_shape: Shape, device: Device) -> None:
+    for dtype, training in product(DTYPES, (True, False)):
+        params, state, x, dy, ctx = example(layer, in_shape, device, dtype=dtype, training=training)
+        move, host = device.backend.from_host, device.backend.to_host
+        params, state = map_leaves(move, params), map_leaves(move, state)
+        y, new_state, residual = layer.forward(params, state, move(x), ctx)
+        *pixels, channels = layer.out_shape(in_shape)
+        assert host(y).shape == (*pixels, x.shape[-2], channels)
+        assert host(y).dtype == dtype
+        assert [(n, host(a).dtype, host(a).shape) for n, a in leaves(new_state)] == [
+            (n, np.dtype(dtype), host(a).shape) for n, a in leaves(state)
+        ]
+        if training:
+            dx, grads = layer.backward(params, residual, move(dy), ctx)
+            assert host(dx).shape == x.shape
+            found = [host(dx), *(host(g) for _, g in leaves(grads))]
+            assert {str(a.dtype) for a in found} == {dtype}
+            assert [host(g).shape for _, g in leaves(grads)] == [host(p).shape for _, p in leaves(params)]
 
 
 @every_layer
+@elsewhere
 def test_devices_agree(layer: Layer, in_shape: Shape, device: Device) -> None:
     params, state, x, dy, ctx = example(layer, in_shape, device)
     reference = passes(layer, params, state, x, dy, replace(ctx, device=Device()))

@@ -14,6 +14,7 @@ from daskcnn.nn.layer import Keys
 from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Conv, Dense, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
 from daskcnn.nn.local import Chain
 from tests.nn.nn_cases import MAP, example, in_blocks, label, values
+from tests.standin import elsewhere
 
 
 def chain(*layers: Layer) -> Sequential:
@@ -124,6 +125,7 @@ def test_going_back_through_batch_normalising_from_some_channels_to_some(
 
 
 @every_headed_chain
+@elsewhere
 def test_devices_agree_on_chains_behind_batch_normalising(net: Sequential, in_shape: Shape, device: Device) -> None:
     params, state, x, dy, ctx = example(net, in_shape, device)
     move, host = device.backend.from_host, device.backend.to_host
@@ -156,6 +158,7 @@ def test_going_back_from_some_channels_to_some(net: Sequential, in_shape: Shape,
 
 
 @every_chain
+@elsewhere
 def test_devices_agree_on_chains(net: Sequential, in_shape: Shape, device: Device) -> None:
     _, _, x, dy, ctx = example(net, in_shape, device)
     move, host = device.backend.from_host, device.backend.to_host

@@ -25,6 +25,7 @@ from daskcnn.nn import (
 from daskcnn.nn.optimizers import LARS, AdamW, Averaged, Lookahead, Treatment
 from daskcnn.nn.optimizers.descent import unmet
 from daskcnn.nn.optimizers.optimizer import clip
+from tests.standin import elsewhere
 
 every = pytest.mark.parametrize("name", OPTIMIZERS)
 AROUND = [lambda inner: inner, lambda inner: Lookahead(inner, 2), lambda inner: Averaged(Lookahead(inner, 3), 0.9)]
@@ -75,6 +76,7 @@ def test_the_state_has_a_row_for_each_name_and_keeps_the_dtype(name: str, around
 
 @every
 @pytest.mark.parametrize("around", AROUND)
+@elsewhere
 def test_a_device_makes_the_steps_of_the_host(name: str, around: Any, device: Device) -> None:
     optimizer, start = around(made(name, weight_decay=0.1, momentum=0.9)), np.linspace(-1, 2, 50).astype("float32")
     (here, state), (there, other) = walked(optimizer, start, 6), walked(optimizer, start, 6, device)

@@ -55,7 +55,9 @@ from daskcnn.training.replica import Replica
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
 
-STEPS, BATCH = 50, 8
+BATCH = 8
+STEPS = {"float64": 29, "float32": 50}
+"""More than a pass, which has 26; rounding in float32 adds up."""
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 # rounding may turn a ReLU or the maximum of a pool the other way: a jump in the curve, the higher the rate the larger
 RATE = {"float64": 0.01, "float32": 0.0003}
@@ -371,14 +373,14 @@ def _arrays(shards: Shards) -> Iterator[Array]:
 
 @pytest.fixture(scope="module")
 def alone(dataset: Dataset) -> Callable[[str, str], tuple[list[Score], Replica]]:
-    """The scores of 50 steps of one replica by itself, and the replica."""
+    """The scores of the steps of one replica by itself, and the replica."""
 
     @cache
     def train(network: str, dtype: str) -> tuple[list[Score], Replica]:
         replica = _replica(network, dtype, dataset, _exact())
         scores = []
-        for i, batch in enumerate(_batches(dataset, dtype, STEPS)):
-            loss, right = replica.step(batch, replica.pace_at(i / STEPS))
+        for i, batch in enumerate(_batches(dataset, dtype, STEPS[dtype])):
+            loss, right = replica.step(batch, replica.pace_at(i / STEPS[dtype]))
             scores.append(Score(loss * len(batch.labels), right, len(batch.labels)))
         return scores, replica
 
@@ -412,8 +414,8 @@ def test_a_sharded_network_follows_the_replica(
     replica, seconds = _replica(network, dtype, dataset), WORKERS[workers]
     group = Workers(replica, [_exact() for _ in seconds], seconds, by=by)
     shards, scores = group.place(replica.host_weights(), replica.host_optimizer()), []
-    for i, batch in enumerate(_batches(dataset, dtype, STEPS)):
-        score, shards = group.step(shards, batch, replica.pace_at(i / STEPS))
+    for i, batch in enumerate(_batches(dataset, dtype, STEPS[dtype])):
+        score, shards = group.step(shards, batch, replica.pace_at(i / STEPS[dtype]))
         scores.append(score)
     tolerance = TOLERANCE[dtype]
     assert [s.loss for s in scores] == pytest.approx([s.loss for s in expected], rel=tolerance)
@@ -423,7 +425,7 @@ def test_a_sharded_network_follows_the_replica(
     assert {a.dtype for a in (weights, state.vectors, *_arrays(shards))} == {np.dtype(dtype)}
     scale = np.abs(trained.weights).max()
     np.testing.assert_allclose(weights, trained.weights, rtol=0, atol=tolerance * scale)
-    assert state.count == trained.optimizer_state.count == STEPS
+    assert state.count == trained.optimizer_state.count == STEPS[dtype]
     np.testing.assert_allclose(state.vectors, trained.optimizer_state.vectors, rtol=0, atol=tolerance * scale)
 
 
@@ -509,8 +511,8 @@ def test_shares_cut_any_number_of_samples_without_a_gap(kernels: list[int], samp
 def test_the_replica_learns_meanwhile(alone: Callable[..., tuple[list[Score], Replica]]) -> None:
     """Else following it would prove little."""
     scores, _ = alone("batch norm", "float64")
-    first, second = sum(scores[:26], Score(0, 0, 0)), sum(scores[26:], Score(0, 0, 0))
-    assert second.loss < 0.9 * first.loss
+    first, last = sum(scores[:10], Score(0, 0, 0)), sum(scores[-10:], Score(0, 0, 0))
+    assert last.loss < 0.95 * first.loss
 
 
 def test_an_idle_worker_has_no_kernels(dataset: Dataset) -> None:
