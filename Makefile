@@ -76,7 +76,6 @@ check: tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file benchmarks/mypy.ini
 	$(BIN)/lint-imports
 	@for script in docs/generate_*.py; do $(BIN)/python $$script --check || exit 1; done
 

@@ -85,7 +85,7 @@ def stand_in_for_a_gpu(root: str) -> None:
     from tests.standin import STANDIN
 
     arrays.BACKENDS["gpu"] = lambda: STANDIN
-    worker.device_profile = lambda kind, threads: arrays.DeviceProfile(kind, "stand-in", 1, 1 << 30)
+    vars(worker)["device_profile"] = lambda kind, threads: arrays.DeviceProfile(kind, "stand-in", 1, 1 << 30)
 
 
 def _give_stand_ins(client: Client) -> None:

@@ -45,7 +45,7 @@ from daskcnn.launch.prepared_job import fitted
 from daskcnn.nn import StepPace
 from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.store import load_batch
-from daskcnn.training.coordinator.layer import REPLICA
+from daskcnn.training.coordinator.layer_records import REPLICA
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import STEPS_AHEAD
 from daskcnn.training.coordinator.shares import REPORTS, WORTH_ANYWAY, Shares, ShareWatch
