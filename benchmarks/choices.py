@@ -15,8 +15,9 @@ where it takes `local-sgd` its seconds count as often as it expects to need more
 fastest worker alone has at the end, less --below, in proportion between two evaluations. A run that does not get there
 takes for ever. One worker and `bsp` on any workers make the steps of one machine, so that one run of each network and
 seed says how accurate all of them are after an epoch; only their seconds are simulated for each cluster. So the chance
-that lies in an accuracy is the same for all of them. `local-sgd` is trained on each cluster. Seconds are the means of
-all seeds: an evaluation is of --limit / 10 samples, so few seeds say little about it.
+that lies in an accuracy is the same for all of them. `local-sgd` is trained on each cluster, for as many times the
+epochs as it is expected to need samples, up to the next epoch. Seconds are the means of all seeds: an evaluation is of
+--limit / 10 samples, so few seeds say little about it.
 
 Each run is kept in --results when it has ended: a study that was broken off goes on with the runs that are missing.
 --tables prints what there is. Exit 1 where a bar is missed.
@@ -41,10 +42,12 @@ from rules import kept_of, load, machine, reached, save
 from daskcnn.errors import Diverged
 from daskcnn.events import StrategyChosen
 from daskcnn.job.resolve import resolve
-from daskcnn.planning.simulate import scenario_of, simulate
+from daskcnn.planning.compare_strategies import problem_of
+from daskcnn.planning.simulate import Scenario, scenario_of, simulate
 from daskcnn.sim.cluster import Costs, Server, SimulatedCluster, Worker
 from daskcnn.store import DATASETS
 from daskcnn.store.split import held_out
+from daskcnn.training.strategy_prices import priced_set
 
 RESULTS = Path(__file__).parent / "results"
 SPEEDS = {"quick": 2400.0, "resnet20": 400.0, RULES_NETWORK: 2400.0, "lenet5": 6000.0}
@@ -118,7 +121,8 @@ class Run:
         """The key it is kept under."""
         part = "" if self.limit is None else f" limit={self.limit}"
         seed = f" seed={self.seed}" if self.learns or (self.strategy == AUTO and part) else ""
-        return f"{self.network} {self.room} {self.side} epochs={self.epochs}{part}{seed}"
+        longer = " as needed" if part and self.strategy in (AUTO, LOCAL) else ""
+        return f"{self.network} {self.room} {self.side} epochs={self.epochs}{longer}{part}{seed}"
 
     @property
     def learns(self) -> bool:
@@ -144,15 +148,23 @@ class Run:
             "train": train | {"schedule": "poly", "threads": 1, "seed": self.seed, "evaluation": "all"},
         }
 
+    def longer(self, path: str, on: SimulatedCluster, needed: float) -> Scenario:
+        """The run with as many times the epochs as samples are needed."""
+        longer = replace(self, epochs=math.ceil(self.epochs * needed))
+        return scenario_of(resolve(longer.job(path)), on, self.room)
+
     def made(self, path: str) -> dict[str, Any]:
         """Simulate it; its figures. What has local steps is trained too."""
         on = ROOMS.get(self.room, ONE).cluster(self.network, self.workers)
         scenario = scenario_of(resolve(self.job(path)), on, self.room)
         try:
+            if self.learns and self.strategy == LOCAL:
+                names = [member.name for member in on.members()]
+                scenario = self.longer(path, on, priced_set(problem_of(scenario), names, LOCAL).needed)
             found = simulate(scenario, train=self.learns)
             chosen = next((event for event in found.events if isinstance(event, StrategyChosen)), None)
             if chosen is not None and chosen.candidates[0].strategy == LOCAL and self.limit is not None:
-                found = simulate(scenario, train=True)
+                found = simulate(self.longer(path, on, chosen.candidates[0].needed), train=True)
         except Diverged as error:
             return {"diverged": str(error)}
         kept = kept_of(found.report)

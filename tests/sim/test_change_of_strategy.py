@@ -125,7 +125,7 @@ def test_nothing_changes_where_nothing_has_changed() -> None:
 
 
 def test_a_run_that_is_nearly_over_does_not_change() -> None:
-    assert chosen(played(job(epochs=1), desks(), wrong={"w1": [3.0]})) == [("alone", {"w0"})]
+    assert chosen(played(job(epochs=1, samples=1600), desks(), wrong={"w1": [3.0]})) == [("alone", {"w0"})]
 
 
 @pytest.mark.parametrize("speeds", [(1000.0, 1000.0), (1000.0, 400.0, 150.0)])
