@@ -76,10 +76,20 @@ class Network:
         self.limit(host, rate)
         return host
 
+    def cut(self, host: Host) -> None:
+        """Drop every packet of the host, both ways. Its connections are not told."""
+        run("ip", "link", "set", self._outer(host), "nomaster")
+
+    def mend(self, host: Host) -> None:
+        """Undo `cut`."""
+        run("ip", "link", "set", self._outer(host), "master", self.bridge)
+
+    def _outer(self, host: Host) -> str:
+        return f"{self.bridge}o{host.address.rpartition('.')[2]}"
+
     def limit(self, host: Host, rate: float | None) -> None:
         """Give its link this speed from now on."""
-        number = host.address.rpartition(".")[2]
-        for there, device in (((), f"{self.bridge}o{number}"), (host.command(), "eth0")):
+        for there, device in (((), self._outer(host)), (host.command(), "eth0")):
             with suppress(subprocess.CalledProcessError):  # there is no limit yet
                 run(*there, "tc", "qdisc", "del", "dev", device, "root")
             if rate is not None:

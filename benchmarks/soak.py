@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -129,9 +130,9 @@ def fill(cluster: Cluster, draw: random.Random) -> Over:
 def cut(cluster: Cluster, draw: random.Random) -> Over:
     """A worker's link loses every packet, both ways, for 30 s."""
     assert cluster.net is not None
-    outer = f"{cluster.net.bridge}o{cluster.hosts[draw.choice(cluster.workers)].address.rpartition('.')[2]}"
-    run("ip", "link", "set", outer, "down")
-    return lambda: run("ip", "link", "set", outer, "up"), 30.0
+    host = cluster.hosts[draw.choice(cluster.workers)]
+    cluster.net.cut(host)
+    return partial(cluster.net.mend, host), 30.0
 
 
 def _gone(cluster: Cluster, name: str, signum: int, seconds: float) -> Over:

@@ -8,6 +8,7 @@ import pytest
 
 from daskcnn.errors import Lost
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.layer_records import REPLICA
 from tests.training.layer_shell import Shell, row_of, settings_of
 from tests.training.test_layer_coordinator import OFTEN
 
@@ -48,6 +49,26 @@ def counting(shell: Shell) -> None:
     shell.judged()
 
 
+def one_leaves(shell: Shell) -> None:
+    """A worker was asked to end; the steps under way go on."""
+    started(shell)
+    shell.leave("c")
+
+
+def one_comes(shell: Shell) -> None:
+    """A worker has come in mid-run, and measures itself."""
+    started(shell)
+    shell.then(facts.WorkerReady, "y", "cpu")
+
+
+def hangs(shell: Shell) -> None:
+    """No step ends for long, and the scheduler has not heard of a worker meanwhile."""
+    for _ in range(1 + ("b" in shell.alive)):  # the first look notes that nothing is heard
+        shell.then(facts.Tick, after=10 * shell.settings.stall_timeout)
+    if shell.open.pop(orders.AskWaiting, None) is not None:
+        shell.tell(facts.Waits(frozenset(), shell.now, {REPLICA: ("b",)}, silent=("b",)))
+
+
 POINTS: Mapping[str, Callable[[Shell], None]] = {
     "in a calibration": calibrating,
     "while links are measured": measuring_links,
@@ -55,14 +76,20 @@ POINTS: Mapping[str, Callable[[Shell], None]] = {
     "while weights are collected": collecting,
     "while weights are judged": judging,
     "while workers are asked for what they spent": counting,
+    "in a leave": one_leaves,
+    "while a worker joins in mid-run": one_comes,
 }
 FAULTS: Mapping[str, Callable[[Shell], object]] = {
     "lost": lambda shell: shell.lose("b"),
+    "leaves": lambda shell: shell.leave("b"),
+    "hangs": hangs,
     "comes": lambda shell: shell.then(facts.WorkerReady, "z", "cpu"),
     "out of step": lambda shell: shell.then(facts.OutOfStep, shell.coordinator.life, "a task was run twice"),
     "interrupted": lambda shell: shell.interrupt(),
     "the scheduler goes": lambda shell: shell.then(facts.SchedulerGone, SCHEDULER),
 }
+GONE = ("lost", "leaves", "hangs")
+"""Faults behind which the worker measures itself no more."""
 ENDS = {"interrupted": "interrupted", "the scheduler goes": "lost"}
 
 
@@ -73,7 +100,7 @@ def test_a_fault_at_this_point_leaves_a_run_that_ends(point: str, fault: str) ->
     shell = Shell()
     POINTS[point](shell)
     FAULTS[fault](shell)
-    if point == "in a calibration" and not shell.coordinator.ended and fault != "lost":
+    if point == "in a calibration" and not shell.coordinator.ended and fault not in GONE:
         shell.tell(facts.Calibrated("b", 0.02, row_of("b", 0.02), shell.now))
     if fault == "comes" and not shell.coordinator.ended:
         shell.tell(facts.Calibrated("z", 0.02, row_of("z", 0.02), shell.now))

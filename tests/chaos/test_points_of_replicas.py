@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 
-from daskcnn.errors import DataError
+from daskcnn.errors import DataError, Diverged
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Phase
 from daskcnn.training.coordinator.settings import Settings
 from tests.training.coordinator_shell import Shell, name_of
 from tests.training.test_coordinator_machine import EPOCHS, EXCHANGES, SAMPLES, STALL, settings_of
 
-WORKERS = ("cpu-0", "cpu-1", "cpu-2")
+WORKERS = ("cpu-0", "cpu-1", "cpu-2", "cpu-3")
 RULES: Mapping[str, tuple[str, dict[str, Any]]] = {
     f"{name} {options}" if options else name: (name, options) for name, options in EXCHANGES
+}
+GROUPED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    f"{name} in groups": (name, {}) for name in ("bsp", "sgwu", "agwu")
 }
 
 
@@ -72,7 +75,7 @@ def one_leaves(shell: Shell) -> str | None:
     """A worker was asked to end in its round, and has not handed in yet what it has made."""
     worker = under_way(orders.StartRound)(shell)
     if worker is not None:
-        shell.tell(facts.WorkerLeaving((worker,), "it is shut down", shell.now))
+        leaves(shell, member(shell, worker))
     return worker
 
 
@@ -100,6 +103,12 @@ POINTS: Mapping[str, Callable[[Shell], str | None]] = {
 # --- faults ---
 
 
+def member(shell: Shell, replica: str) -> str:
+    """Return the replica's worker; of a group that judges for it."""
+    groups = [order.groups for order in shell.of(orders.FormGroups)]
+    return groups[-1][replica][0] if groups and replica in groups[-1] else replica
+
+
 def lost(shell: Shell, worker: str) -> None:
     shell.tell(facts.WorkerGone((worker,), "connection lost", shell.now))
 
@@ -120,20 +129,33 @@ def server_lost(shell: Shell, worker: str) -> None:
 
 def hangs(shell: Shell, worker: str) -> None:
     """It says nothing any more, and whoever waits for it says so."""
-    for other in WORKERS:
-        if other != worker and any(isinstance(o, orders.Join) and o.replica == other for o, _ in shell.pending):
+    groups = [order.groups for order in shell.of(orders.FormGroups)]
+    replica = next((name for name, own in (groups[-1] if groups else {}).items() if worker in own), worker)
+    for order, _ in [each for each in shell.pending if isinstance(each[0], orders.Join)]:
+        if (other := name_of(order)) != replica:
             shell.answer_to(orders.Join, other)
     shell.now += 10 * STALL
     shell.tell(facts.Tick(shell.now))
     asked = [order for order, _ in shell.pending if isinstance(order, orders.AskWaiting)]
     shell.pending = [each for each in shell.pending if each[0] not in asked]
     for order in asked:
-        silent = worker if worker in order.overdue else order.overdue[0]
+        silent = replica if replica in order.overdue else order.overdue[0]
         shell.tell(facts.Waits(frozenset(order.overdue) - {silent}, shell.now))
 
 
 def comes(shell: Shell, worker: str) -> None:
     shell.tell(facts.WorkerReady("cpu-9", "cpu", shell.now))
+
+
+def server_leaves(shell: Shell, worker: str) -> None:
+    shell.tell(facts.ServerLeaving(shell.coordinator.life, "it is shut down", shell.now))
+
+
+def diverges(shell: Shell, worker: str) -> None:
+    """A loss is not finite, in one of the rounds under way."""
+    if under := [order for order, _ in shell.pending if isinstance(order, orders.StartRound)]:
+        error = Diverged("loss = nan", "training diverged", "lower train.lr")
+        shell.tell(facts.RoundFailed(under[-1].round.worker, under[-1].life, error, shell.now))
 
 
 def runs_twice(shell: Shell, worker: str) -> None:
@@ -145,27 +167,31 @@ def interrupted(shell: Shell, worker: str) -> None:
 
 
 FAULTS = {
-    fault.__name__: fault for fault in (lost, leaves, another_lost, server_lost, hangs, comes, runs_twice, interrupted)
+    fault.__name__: fault
+    for fault in (
+        *(lost, leaves, another_lost, server_lost, server_leaves),
+        *(hangs, comes, runs_twice, diverges, interrupted),
+    )
 }
 
 
-def settings(which: tuple[str, dict[str, Any]]) -> Settings:
-    return settings_of(which, "idpa")
+def settings(rule: str) -> Settings:
+    return settings_of({**RULES, **GROUPED}[rule], "idpa", replica_size=2 if rule in GROUPED else 1, lowers=True)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, *GROUPED])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_fault_at_this_point_leaves_a_run_that_ends(point: str, rule: str) -> None:
     """Done runs have made every presentation, and none twice; no late report of what was given up changes anything."""
     reached = 0
     for name, fault in FAULTS.items():
-        shell = Shell(settings(RULES[rule]))
+        shell = Shell(settings(rule))
         for worker in WORKERS:
             shell.tell(facts.WorkerReady(worker, "cpu", 0.0))
         if (worker_met := POINTS[point](shell)) is None:
             continue
         reached += 1
-        fault(shell, worker_met)
+        fault(shell, member(shell, worker_met))
         for late in shell.stale:
             assert shell.tell(late(shell.now)) == []
         end = shell.end if shell.coordinator.ended else shell.finish()
@@ -184,7 +210,7 @@ SERVERLESS_HAVE_NO = {"while the server starts": "bsp {'exchange': 'asa'}"}
 @pytest.mark.parametrize("rule", RULES)
 def test_a_poison_batch_ends_the_run_at_once_whichever_worker_has_it(rule: str) -> None:
     """It would raise on every worker: its samples are given to no other, and the error names them."""
-    shell = Shell(settings(RULES[rule]))
+    shell = Shell(settings(rule))
     for worker in WORKERS:
         shell.tell(facts.WorkerReady(worker, "cpu", 0.0))
     replica = under_way(orders.StartRound)(shell)

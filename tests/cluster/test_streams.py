@@ -21,6 +21,7 @@ from distributed import Client, LocalCluster, Worker
 from distributed.security import Security
 from distributed.worker import _worker_cvar
 
+from daskcnn.cluster.link.calls import ServerLost, Unanswered
 from daskcnn.cluster.link.streams import Refused, Stream, open_stream, take_streams
 from daskcnn.cluster.run.exchange import ServerExchange
 from daskcnn.cluster.server.actor import ServerActor, ServerAt, ServerLink
@@ -462,6 +463,20 @@ def test_a_host_of_its_own_loads_the_merges_while_workers_are_calibrated(*, alon
     host, dtype = context.workers.members.server, context.job.model.dtype
     asked = [call(host, "load-merges", begin_to_load, dtype)] if alone else []
     assert context.dispatch.submit_at.call_args_list == asked
+
+
+@pytest.mark.parametrize(("stall", "within"), [(20.0, 20.0), (300.0, 60.0)])
+def test_the_driver_waits_for_the_server_no_longer_than_the_stall_timeout(
+    monkeypatch: pytest.MonkeyPatch, stall: float, within: float
+) -> None:
+    context, asked = Mock(), Mock(side_effect=Unanswered("no answer"))
+    context.job.cluster.stall_timeout, context.workers.members.server_alone = stall, False
+    monkeypatch.setattr("daskcnn.cluster.run.exchange.answer_of_actor", asked)
+    exchange = ServerExchange(context, RULES["bsp"](), Mock(), Mock())
+    exchange._hosted = Mock()
+    with pytest.raises(ServerLost):
+        exchange.snapshot()
+    assert asked.call_args.kwargs["within"] == within
 
 
 def test_all_are_told_before_any_thread_is_woken_up(workers: list[Worker]) -> None:

@@ -127,7 +127,7 @@ class WorkerReplicas:
         return (replica,)
 
 
-CALL = 60.0  # seconds the driver waits for the server to answer
+CALL = 60.0  # seconds the driver waits for the server to answer, at most the stall timeout
 
 
 class ServerExchange:
@@ -199,7 +199,9 @@ class ServerExchange:
         """Ask the server. Raises ServerLost where it does not answer."""
         if self._hosted is None:
             raise ServerLost
+        context = self._context
+        within = min(CALL, context.job.cluster.stall_timeout)
         try:
-            return answer_of_actor(self._hosted.ask(method, *args), within=CALL, check=self._context.connection.heed)
+            return answer_of_actor(self._hosted.ask(method, *args), within=within, check=context.connection.heed)
         except (OSError, RuntimeError) as error:
             raise ServerLost from error
