@@ -42,8 +42,15 @@ TWO_CONVOLUTIONS: list[dict[str, Any]] = [
     {"layer": "averagepool", "size": 2},
     {"layer": "dense", "units": CLASSES},
 ]
-RULES_NETWORK = "rules"
-"""The name here of the network of the rules' study."""
+ONE_CONVOLUTION: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 16, "size": 5, "pad": 2, "stride": 2},
+    {"layer": "relu"},
+    {"layer": "averagepool", "size": 2},
+    {"layer": "dense", "units": CLASSES},
+]
+RULES_NETWORK, SMALLEST_NETWORK = "rules", "smallest"
+"""The names here of the network of the rules' study, and of the one that hundreds of runs can have."""
+LAYERS = {RULES_NETWORK: TWO_CONVOLUTIONS, SMALLEST_NETWORK: ONE_CONVOLUTION}
 CHAINS = {"vgg11": VGG11, "plain20": PLAIN20}
 """3×3 convolutions with batch normalising, by their kernels; a negative number has a stride of 2. VGG-11's (Simonyan &
 Zisserman, table 1, A), and ResNet-20's without its shortcuts (He et al., section 4.2)."""

@@ -512,7 +512,7 @@ def simulate(path: Path) -> None:
             stages[model] = stage_parts(model)
             path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     study = Study(kept["measured"], stages, _scheduler(path.with_name("cluster_netns.json")))
-    conv, copy = _roofline_of(kept, path)
+    conv, copy = _roofline_of(stages, path.with_name("conv_stages.json"))
     path.with_suffix(".md").write_text(tables(study, conv, copy), encoding="utf-8")
     folder = path.with_name("figures")
     folder.mkdir(exist_ok=True)
@@ -520,18 +520,15 @@ def simulate(path: Path) -> None:
         print(draw(figure, folder / f"{figure.name}.svg"), flush=True)
 
 
-def _roofline_of(kept: dict[str, Any], path: Path) -> tuple[dict[str, Any], float]:
-    """The second convolutions' passes; with them the first ones' and copying, where all are of one machine."""
-    conv: dict[str, Any] = json.loads(path.with_name("conv_stages.json").read_text(encoding="utf-8"))
-    if conv["machine"]["processor"] != kept["machine"]["processor"]:
-        return conv, COPY
-    if "roofs" not in kept:
+def _roofline_of(models: Iterable[str], path: Path) -> tuple[dict[str, Any], float]:
+    """The second convolutions' passes; the first ones' and copying, measured and kept where this is their machine."""
+    conv: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "roofs" not in conv:
         if conv["machine"]["processor"] != device_profile("cpu", 1).name:
             return conv, COPY
-        kept["roofs"] = roofs_and_first(kept["stages"])
-        path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    conv["layers"] |= kept["roofs"]["layers"]
-    return conv, kept["roofs"]["copy"]
+        conv["roofs"] = roofs_and_first(models)
+        path.write_text(json.dumps(conv, indent=1) + "\n", encoding="utf-8")
+    return {**conv, "layers": conv["layers"] | conv["roofs"]["layers"]}, conv["roofs"]["copy"]
 
 
 def _scheduler(path: Path) -> float:

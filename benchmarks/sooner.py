@@ -33,6 +33,7 @@ Each run is kept in --results when it has ended: a study that was broken off goe
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import shlex
@@ -47,10 +48,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import RULES_NETWORK, TWO_CONVOLUTIONS
+from common import LAYERS, RULES_NETWORK
 from distributed import Client
 from rules import ALONE, TUNED, load, machine, reached, run, save, throttle
-from rules_simulated import GIGABIT, cluster, simulated
+from simulated_workers import GIGABIT, cluster, simulated
 
 from daskcnn.cluster.link.connect import MEMORY, connect
 from daskcnn.errors import Diverged
@@ -64,7 +65,7 @@ from daskcnn.store.split import held_out
 
 THE_FASTEST, DEFAULT, DDP, GROWING = "alone", "default", "ddp", "bsp-auto"
 EVERY = " every="
-"""Between a rule of the papers and the steps after which it pushes."""
+"""Between a rule of the papers and the steps after which it pushes. A side may also have a partition and parameters."""
 AS_GIVEN = ("bsp", "local-sgd")
 """Rules with their own defaults: the others meet as often as in rules.py."""
 PAPERS = ("sgwu", "agwu")
@@ -104,7 +105,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Run:
-    """One run. batch, lr: None for the defaults. data: the data set's name."""
+    """One run. side: as `agwu udpa every=10`. batch, lr: None for the defaults. data: the data set's name."""
 
     network: str
     side: str
@@ -143,23 +144,33 @@ class Run:
         if self.side == THE_FASTEST:
             train |= {"strategy": ALONE.strategy, "partition": ALONE.partition}
         elif self.side != DEFAULT:
-            strategy, _, every = self.side.partition(EVERY)
+            strategy, *words = self.side.split()
             train["strategy"] = "bsp" if self.side == GROWING else strategy
             train |= {"largest_batch": "memory"} if self.side == GROWING else {}
-            rule = {"every": int(every)} if every else {} if strategy in AS_GIVEN else TUNED.get(strategy, {})
+            given = [word.partition("=")[::2] for word in words if "=" in word]
+            train |= {} if len(given) == len(words) else {"partition": words[0]}
+            usual = {} if strategy in AS_GIVEN else TUNED.get(strategy, {})
+            rule = {key: _value(text) for key, text in given} or usual
         if self.batch is not None:
             train |= {"batch_size": self.batch, "lr": self.lr, "optimizer": "sgd", "schedule": "poly"}
             train["on_divergence"] = "stop"
-        layers = self.network == RULES_NETWORK
         return {
             "data": {"name": self.data, "path": path, "validation": held_out(self.samples)}
             | ({} if self.limit is None else {"limit": self.limit}),
-            "model": {"layers": TWO_CONVOLUTIONS} if layers else {"name": self.network},
+            "model": {"layers": LAYERS[self.network]} if self.network in LAYERS else {"name": self.network},
             "train": train,
             "rule": dict(rule),
             "cluster": {"workers": {"cpu": self.place.workers}},
             "run": {"checkpoint_every": 1000.0, "keep": 1},
         }
+
+
+def _value(text: str) -> Any:
+    """A rule's parameter: a number, or a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 # --- one run ---

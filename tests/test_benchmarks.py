@@ -168,3 +168,58 @@ def test_a_rate_is_the_best_once_its_double_and_its_half_are_worse(benchmark_of:
     assert made == [0.0025, 0.00125, 0.005, 0.01, 0.005, 0.005], "two more seeds at the best rate"
     half = study.Setting(8, 8, "float16")
     assert [study.Run.of(kept).lr for kept in study.kept_of(results, half)] == [0.005] * study.SEEDS
+
+
+@pytest.fixture
+def tuned(benchmark_of: Callable[[str], Any]) -> Any:
+    return benchmark_of("rules_simulated")
+
+
+def learnt(tuned: Any, run: Any, at: float, accuracy: float) -> dict[str, dict[str, Any]]:
+    """The kept run that comes from chance to this accuracy at this time, and stays there."""
+    looks = [[at, 1.0, 1.0, accuracy, 0.5], [2 * at, 2.0, 2.0, accuracy, 0.5]]
+    return {run.name: {"run": tuned.asdict(run), "looks": looks, "seconds": 2 * at}}
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "rates"),
+    [
+        ([0.2, 0.3, 0.4, 0.3], []),  # the best lies between two others
+        ([0.2, 0.3, 0.4, 0.5], [0.32]),
+        ([0.5, 0.4, 0.3, 0.2], [0.001]),
+        ([0.1, 0.15, 0.1, 0.1], [0.001]),  # by chance: none of them learns
+        ([0.1, 0.2, 0.3, 0.4, 0.3], []),
+    ],
+)
+def test_the_search_goes_on_until_the_best_rate_has_a_worse_one_on_both_sides(
+    tuned: Any, accuracies: list[float], rates: list[float]
+) -> None:
+    setting = list(tuned.settings("rules"))[-1]
+    first = tuned.missing([setting], {}, seeds=3)
+    assert [(run.lr, run.seed) for run in first] == [(rate, 0) for rate in (0.0032, 0.01, 0.032, 0.1)]
+    runs = [tuned._at(setting, halves) for halves in range(-5, -5 + len(accuracies))]
+    parts = {}
+    for run, accuracy in zip(runs, accuracies, strict=True):
+        parts |= learnt(tuned, run, 1.0, accuracy)
+    best = runs[accuracies.index(max(accuracies))]
+    expected = [(rate, 0) for rate in rates] or [(best.lr, 1), (best.lr, 2)]
+    assert [(run.lr, run.seed) for run in tuned.missing([setting], parts, seeds=3)] == expected
+
+
+def test_a_claim_counts_the_clusters_where_it_holds(tuned: Any) -> None:
+    alone = next(tuned.settings("rules"))
+    parts = learnt(tuned, tuned._at(alone, -4), 3.0, 0.42)
+    for place, fastest in ((tuned.Place(4, 3.0, 1.25e8), 0), (tuned.Place(8, 3.0, 1.25e8), 2)):
+        for i, side in enumerate(tuned.PAPERS):
+            run = tuned._at(tuned.replace(alone, side=side, place=place), -4)
+            parts |= learnt(tuned, run, 1.0 if i == fastest else 5.0, 0.42)
+    sentence, table = tuned.claim(parts)
+    assert sentence.startswith("`agwu` with `idpa` is the fastest of the four in 1 of 2 clusters: 4, 1 : 3, 1 Gb/s.")
+    assert sentence.endswith("The fastest worker alone is sooner than all four in 0.")
+    assert "| 40% | **0.9** | 4.7 | 4.7 | 4.7 | 2.8 |" in table
+
+
+def test_the_page_of_the_tuned_rules_is_made_from_their_results(tuned: Any) -> None:
+    kept = tuned.load(FOLDER / "results" / "rules_simulated.json")
+    assert (FOLDER / "rules_simulated.md").read_text("utf-8") == tuned.page(kept)
+    assert all(look[4] is not None for found in kept["parts"].values() for look in found.get("looks", ()))
