@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from common import TWO_CONVOLUTIONS
-from rules_simulated import GIGABIT
+from simulated_workers import GIGABIT
 
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate

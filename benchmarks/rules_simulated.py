@@ -11,7 +11,7 @@ steps are those of the fastest worker alone: its accuracies are taken from there
 
 Parts: `rules`, all rules with `idpa`, SGWU and AGWU with `udpa` too, and the fastest worker alone; `two`, SGWU and AGWU
 on two workers, with the attenuation capped and as printed; `ratios`, both on 8 workers of 1 : 1 and of 1 : 10;
-`variants`, of a rule's formula. Runs are kept in --results when they have ended: a study that was broken off goes on
+`variants`, of a rule's formula or of its meetings. Runs are kept in --results when they have ended: a study that was broken off goes on
 with those that are missing. --page writes the tables, and --plots draws the curves.
 """
 
@@ -47,7 +47,13 @@ BATCH, EPOCHS, LIMIT = 32, 8, 5000
 PAPERS = tuple(f"{rule} {partition} accuracy_on=train" for rule in ("agwu", "sgwu") for partition in ("idpa", "udpa"))
 OTHERS = ("bsp every=10", "easgd", "downpour", "dc-asgd", "admm", "parallel-sgd", "local-sgd")
 UNCAPPED = tuple(f"agwu {partition} accuracy_on=train attenuation=paper-uncapped" for partition in ("idpa", "udpa"))
-VARIANTS = ("agwu idpa accuracy_on=train attenuation=staleness", "parallel-sgd rounds=4 weigh=equal")
+VARIANTS = (
+    "agwu idpa accuracy_on=train attenuation=staleness",
+    "agwu idpa accuracy_on=train accuracy_floor=1.0",
+    "parallel-sgd rounds=4 weigh=equal",
+    "downpour n_push=1 n_fetch=1",
+    "dc-asgd every=1",
+)
 
 
 PARTS: Mapping[str, Sequence[tuple[Sequence[str], int, float]]] = {
@@ -228,15 +234,14 @@ def plots(results: Mapping[str, Any]) -> Iterator[Figure]:
         place = Place(workers, RATIO, GIGABIT)
         kept = {named(run.side): found for run, found in _at_best(results["parts"]).items() if run.place == place}
         title = f"Every rule at its own rate, {workers} simulated workers, half of them three times slower"
-        for name, like, x, y, columns, factor in (
-            ("accuracy-by-epoch", "axes of BPT-CNN fig. 11", "epoch", "validation accuracy, %", (1, 3), 100.0),
-            ("auc-by-epoch", "axes of BPT-CNN fig. 11", "epoch", "AUC of the validation samples", (1, 4), 1.0),
+        like = "BPT-CNN fig. 11, on a part of CIFAR-10"
+        for name, of, x, y, columns, factor in (
+            ("accuracy-by-epoch", like, "epoch", "validation accuracy, %", (1, 3), 100.0),
+            ("auc-by-epoch", like, "epoch", "AUC of the validation samples", (1, 4), 1.0),
             ("accuracy-by-time", "", "simulated seconds", "validation accuracy, %", (0, 3), 100.0),
         ):
-            curves = {side: mean_curve(found, *columns, factor) for side, found in kept.items()}
-            yield Figure(
-                f"rules-simulated-{workers}-{name}", title, like, x, y, {s: c for s, c in curves.items() if c[0]}
-            )
+            curves = {side: curve for side, found in kept.items() if (curve := mean_curve(found, *columns, factor))}
+            yield Figure(f"rules-simulated-{workers}-{name}", title, of, x, y, curves, doubling=not of)
 
 
 def mean_curve(kept: Sequence[Mapping[str, Any]], x: int, y: int, factor: float) -> Curve | None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from common import TWO_CONVOLUTIONS
 from rules import load, save
-from rules_simulated import GIGABIT
+from simulated_workers import GIGABIT
 
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve

@@ -175,7 +175,10 @@ def _curves(axes: Axes, figure: Figure) -> None:
     if figure.doubling:
         axes.set_xscale("log", base=2)
         ticks = next(iter(figure.curves.values()))[0]
-        axes.set_xticks(ticks, figure.ticks or [f"{x:g}" for x in ticks])
+        if figure.ticks or all(float(x).is_integer() for x in ticks):
+            axes.set_xticks(ticks, figure.ticks or [f"{x:g}" for x in ticks])
+        else:
+            axes.xaxis.set_major_formatter("{x:g}")
 
 
 def _bars(axes: Axes, figure: Figure) -> None:
