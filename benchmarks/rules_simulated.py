@@ -11,8 +11,8 @@ steps are those of the fastest worker alone: its accuracies are taken from there
 
 Parts: `rules`, all rules with `idpa`, SGWU and AGWU with `udpa` too, and the fastest worker alone; `two`, SGWU and AGWU
 on two workers, with the attenuation capped and as printed; `ratios`, both on 8 workers of 1 : 1 and of 1 : 10;
-`variants`, of a rule's formula or of its meetings. Runs are kept in --results when they have ended: a study that was broken off goes on
-with those that are missing. --page writes the tables, and --plots draws the curves.
+`variants`, of a rule's formula or of its meetings. Runs are kept in --results when they have ended: a study that was
+broken off goes on with those that are missing. --page writes the tables, and --plots draws the curves.
 """
 
 from __future__ import annotations
