@@ -198,7 +198,7 @@ def test_the_search_goes_on_until_the_best_rate_has_a_worse_one_on_both_sides(
     first = tuned.missing([setting], {}, seeds=3)
     assert [(run.lr, run.seed) for run in first] == [(rate, 0) for rate in (0.0032, 0.01, 0.032, 0.1)]
     runs = [tuned._at(setting, halves) for halves in range(-5, -5 + len(accuracies))]
-    parts = {}
+    parts: dict[str, Any] = {}
     for run, accuracy in zip(runs, accuracies, strict=True):
         parts |= learnt(tuned, run, 1.0, accuracy)
     best = runs[accuracies.index(max(accuracies))]
