@@ -9,6 +9,7 @@ import sqlite3
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -205,10 +206,12 @@ class Spool:
         marks = ",".join("?" * len(columns))
         added = self._db.execute(f"INSERT INTO jobs ({','.join(columns)}) VALUES ({marks})", (*columns.values(),))
         number = int(added.lastrowid or 0)
-        name = new.name or f"job-{number}"
-        run = str(Path(new.folder or runs) / name)
+        folder = Path(new.folder or runs)
+        name = new.name or _free_name(folder, f"job-{number}")
+        run = str(folder / name)
         with _one_writer(run):
             self._db.execute("UPDATE jobs SET name = ?, run = ? WHERE id = ?", (name, run, number))
+        _refuse_other_run(run)
         return number
 
     def cancel(self, number: int, now: float, why: str = "") -> QueuedJob:
@@ -243,6 +246,8 @@ class Spool:
             if job.state not in ("held", "waiting", "failed", "cancelled"):
                 raise SpoolError(f"job {number}", f"it is {job.state}", "only a job that is held or failed is released")
             after = [other for other in job.after if self.job(other).state not in ("failed", "cancelled")]
+            if not job.attempts:
+                _refuse_other_run(job.run)
             with _one_writer(job.run):
                 self._set(number, Outcome("queued"), now)
             self._db.execute(
@@ -387,6 +392,23 @@ def _one_writer(run: str) -> Iterator[None]:
         yield
     except sqlite3.IntegrityError as error:
         raise SpoolError(run, "another job of the queue trains this run", "choose another --name") from error
+
+
+def _begun(run: Path) -> bool:
+    return (run / "job.json").exists()
+
+
+def _free_name(folder: Path, name: str) -> str:
+    """Return a name that no run has: a queue that begins anew finds the runs of the one before."""
+    names = chain([name], (f"{name}-{i}" for i in count(2)))
+    return next(each for each in names if not _begun(folder / each))
+
+
+def _refuse_other_run(run: str) -> None:
+    """Raise SpoolError for a run that began before its job: the driver would go on with it, or find it done."""
+    if _begun(Path(run)):
+        remedy = "choose another --name; `daskcnn release` goes on with a job that was not done"
+        raise SpoolError(run, "there is a run of that name already", remedy)
 
 
 def _own_folder(folder: Path, *, must_exist: bool) -> None:

@@ -134,6 +134,26 @@ def test_a_job_that_failed_is_released_for_another_attempt(spool: Spool) -> None
     assert spool.release(number, 3.0).state == "queued"
 
 
+def test_a_run_that_is_there_already_is_no_new_job_s(spool: Spool, tmp_path: Path) -> None:
+    """Its driver would find it done, or go on with another job's keys."""
+    (early,) = spool.add([submission(name="wide")], tmp_path, 0.0)
+    spool.cancel(early.id, 1.0)
+    for name in ("wide", "job-2", "job-2-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.json").touch()
+    with pytest.raises(SpoolError, match=r"wide: there is a run of that name already; choose another --name"):
+        spool.add([submission(name="wide")], tmp_path, 2.0)
+    with pytest.raises(SpoolError, match="there is a run of that name already"):
+        spool.release(early.id, 2.0)
+    (unnamed,) = spool.add([submission()], tmp_path, 2.0)  # of a queue that has begun anew beside its runs
+    assert (unnamed.id, unnamed.name, unnamed.run) == (2, "job-2-3", str(tmp_path / "job-2-3"))
+    begin(spool, unnamed.id)
+    (tmp_path / "job-2-3").mkdir()
+    (tmp_path / "job-2-3" / "job.json").touch()
+    spool.end(unnamed.id, Attempt(4), 3.0)
+    assert spool.release(unnamed.id, 4.0).state == "queued"  # it is its own
+
+
 def test_jobs_after_one_that_is_not_done_are_held_until_they_are_released(spool: Spool) -> None:
     first = add(spool)
     second = add(spool, after=(first,))
