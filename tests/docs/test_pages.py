@@ -116,6 +116,7 @@ def test_a_wrong_command_is_seen() -> None:
 # --- examples ---
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", EXAMPLES, ids=name)
 def test_examples_run(page: Path, tmp_path: Path) -> None:
     """The blocks of a page that are marked `run`, in order and in one folder, as a reader would run them."""
