@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+EXAMPLES ?= every-change
 
 # kept whatever the environment says: every process that a test or a run starts would compile the package anew
 unexport PYTHONDONTWRITEBYTECODE
@@ -54,7 +55,8 @@ ifeq ($(ARGS),)
 	@$(EACH); clusters=$$(mktemp); \
 	$(BIN)/python -m pytest -m "cluster and not slow" --numprocesses 2 --dist loadfile $(CLUSTER_TESTS) >$$clusters 2>&1 & \
 	trap "kill $$! 2>/dev/null; cat $$clusters; rm $$clusters; exit 130" INT TERM; \
-	each nice $(BIN)/python -m pytest -q -m "not cluster and not slow" --numprocesses auto --dist worksteal; \
+	each nice $(BIN)/python -m pytest -q -m "not cluster and not slow" --hypothesis-profile $(EXAMPLES) \
+	  --numprocesses auto --dist worksteal; \
 	wait $$! || { code=$$?; [ $$code -le $$worst ] || worst=$$code; }; \
 	cat $$clusters; rm $$clusters; exit $$worst
 else
@@ -64,11 +66,12 @@ endif
 # what a change is tried with before it is done: also what takes long
 test-all: tools
 	@$(EACH); \
-	each $(MAKE) --no-print-directory test; \
+	each $(MAKE) --no-print-directory test EXAMPLES=thorough; \
 	each $(BIN)/python -m pip install --quiet --group test-s3; \
 	each $(BIN)/python -m pip install --quiet --group test-mlflow; \
 	each $(BIN)/python -m pip install --quiet --group test-optuna; \
-	each $(BIN)/python -m pytest -q -m "slow and not cluster" --numprocesses auto --dist worksteal; \
+	each $(BIN)/python -m pytest -q -m "slow and not cluster" --hypothesis-profile thorough \
+	  --numprocesses auto --dist worksteal; \
 	each $(BIN)/python -m pytest -m "slow and cluster" --numprocesses 2 --dist loadfile $(CLUSTER_TESTS); \
 	exit $$worst
 
