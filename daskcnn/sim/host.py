@@ -118,15 +118,14 @@ class Host:
         """Let this worker sit out, as the driver says."""
         self._handle(Leave(caller.name, caller.session, self._agenda.now))
 
-    def part(self, caller: Caller, last: int) -> None:
-        """Let this worker go behind its last push, which counts; no answer is told any more."""
-        answered = caller.answered
+    def part(self, caller: Caller, last: int, *, pulls: bool) -> None:
+        """Let this worker go behind its last push, which counts. pulls: it may have asked for the center too."""
+        if pulls:
 
-        def wanted(action: Callable[..., None], *args: Any) -> bool:
-            asks = action == self._handle and isinstance(args[0], Pull) and args[0].worker == caller.name
-            return not asks and action != answered
+            def wanted(action: Callable[..., None], *args: Any) -> bool:
+                return action != self._handle or not isinstance(args[0], Pull) or args[0].worker != caller.name
 
-        self._agenda.keep(wanted)
+            self._agenda.keep(wanted)
         self._handle(Leave(caller.name, caller.session, self._agenda.now, last))
 
     def lose(self, caller: Caller) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from daskcnn.ps import Local, Reply
 from daskcnn.ps.wire import Feedback
@@ -18,6 +18,9 @@ from daskcnn.training import exchange_orders, replica_exchange
 from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.coordinator.facts import RoundDone
 from daskcnn.training.coordinator.orders import EndRound, StartRound
+
+Segment: TypeAlias = tuple[TrainSteps, float, float]
+"""Steps under way, and the times at which they begin and end."""
 
 # Read with every order to end early: a member's look-up in its class takes ten times as long as a name of the module.
 _TRAINING, _SENDING = replica_exchange.ExchangePhase.TRAINING, replica_exchange.ExchangePhase.SENDING
@@ -65,7 +68,7 @@ class SimulatedReplica:
         self._feedback, self._cadence = feedback, cadence
         self._busy = self._arrives = 0.0  # the latter of the last push
         self._early: tuple[int, int] | None = None  # session and number of a round that is to end early
-        self._segment: tuple[TrainSteps, float, float] | None = None  # steps under way, when they begin and end
+        self._segment: Segment | None = None
         self._sending: exchange_orders.Send | None = None
         self._answers: list[exchange_orders.Answer] = []
         self._told: Callable[[Reply], None] = self._heard
@@ -88,8 +91,9 @@ class SimulatedReplica:
         self._host.join(self)
 
     def answered(self, reply: Reply) -> None:
-        """Take the awaited reply."""
-        self._told(reply)
+        """Take the awaited reply; one of a session before is late."""
+        if reply.session == self.session:
+            self._told(reply)
 
     # --- a round ---
 
@@ -149,16 +153,16 @@ class SimulatedReplica:
         work = order.gained * self._seconds + (order.step - order.first + 1) * self._fixed
         trained = self._pace.end(begun, work)
         self._busy += trained - begun
-        self._segment = order, begun, trained
+        self._segment = segment = order, begun, trained
         if self._early is not None:
             self._cut()
             return
         q = self._order.q if order.judge and self._order is not None else None
         if q is None or self._sending is not None:
-            self._agenda.at(trained, self._trained)
+            self._agenda.at(trained, self._trained, segment)
         else:
             judged = self._pace.end(trained, q.samples * self._judging)
-            self._agenda.at(judged, self._trained_and_judged)
+            self._agenda.at(judged, self._trained_and_judged, segment)
 
     def _cut(self) -> None:
         """Let the stretch under way end with the step at hand, if its last one has not ended."""
@@ -169,24 +173,24 @@ class SimulatedReplica:
         step, steps = self._step_now(), stretch.step - stretch.first + 1
         end = begun + (trained - begun) * (step - stretch.first + 1) / steps
         self._busy += end - trained
-        self._segment = replace(stretch, step=step), begun, end
-        ends = self._trained, self._trained_and_judged, self._ended_early
-        self._agenda.keep(lambda action, *_: action not in ends)
-        self._agenda.at(max(end, now), self._ended_early)
+        self._segment = segment = replace(stretch, step=step), begun, end
+        self._agenda.at(max(end, now), self._ended_early, segment)
 
-    def _ended_early(self) -> None:
-        assert self._segment is not None
+    def _ended_early(self, segment: Segment) -> None:
+        if segment is not self._segment:
+            return
         assert self._order is not None
-        (stretch, _, end), sizes = self._segment, self._exchange.sizes
+        (stretch, _, end), sizes = segment, self._exchange.sizes
         step = stretch.step
         samples = self._cadence.samples(self._order.round, step) if sizes is None else sizes.until(step)
         learnt = self.learner.train(step)
         how: dict[str, Any] = {"busy": self._busy, "load": 0.0, "at": end}
         self._carry_out(self._exchange.leave(step, samples, learnt.score, learnt.lr, **how))
 
-    def _trained(self) -> None:
-        assert self._segment is not None
-        stretch, _, end = self._segment
+    def _trained(self, segment: Segment) -> None:
+        if segment is not self._segment:  # it was cut
+            return
+        stretch, _, end = segment
         learnt = self.learner.train(stretch.step)
         order = self._exchange.trained(learnt.score, learnt.lr, busy=self._busy, load=0.0, at=end)
         if isinstance(order, exchange_orders.Send):
@@ -194,9 +198,10 @@ class SimulatedReplica:
         else:
             self._carry_out(order)
 
-    def _trained_and_judged(self) -> None:
-        assert self._segment is not None
-        stretch, _, end = self._segment
+    def _trained_and_judged(self, segment: Segment) -> None:
+        if segment is not self._segment:
+            return
+        stretch, _, end = segment
         learnt = self.learner.train(stretch.step)
         self._exchange.trained(learnt.score, learnt.lr, busy=self._busy, load=0.0, at=end)
         self._judge_local(end)
@@ -233,7 +238,7 @@ class SimulatedReplica:
     def _parted(self) -> None:
         sent, self._sending = self._sending, None
         assert sent is not None
-        self._host.part(self, 0 if sent.push is None else sent.push.seq)
+        self._host.part(self, 0 if sent.push is None else sent.push.seq, pulls=sent.pull)
         self._carry_out(self._exchange.departed(self._agenda.now))
 
     def _heard(self, reply: Reply) -> None:

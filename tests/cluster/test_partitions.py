@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
-CUT, STALL = 30.0, 40.0
+CUT, STALL = 30.0, 90.0  # on a busy machine calibrations take long
 LONGEST = 240.0
 """Seconds after which a run counts as one that hangs: far above the stall timeout, for machines that are busy."""
 NAMES = ("w-0", "w-1", "w-2", "ps-0", "driver")
@@ -39,7 +39,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 class Run:
     """A run that goes on until it is ended, on three workers, a host for the server, and one for its driver."""
 
-    def __init__(self, net: Any, folder: Path, data: str, strategy: str, stall: float = STALL) -> None:
+    def __init__(self, net: Any, folder: Path, data: str, strategy: str) -> None:
         self.net, scheduler = net, net.scheduler()
         self.hosts = {name: net.host() for name in NAMES}
         for name in NAMES[:-1]:
@@ -48,7 +48,7 @@ class Run:
         self._command = [
             *(sys.executable, "-m", "daskcnn.run", "--scheduler", scheduler, "--run-dir", str(folder / "runs")),
             *("--data", data, "--model", "4:8", "--strategy", strategy, "--epochs", "100000", "--workers", "cpu=2..3"),
-            *("--wait", "120", "--set", f"cluster.stall_timeout={stall:g}", "--set", "run.snapshot_every=5"),
+            *("--wait", "120", "--set", f"cluster.stall_timeout={STALL:g}", "--set", "run.snapshot_every=5"),
             *("--name", "cut-off", "--resume", "auto"),
         ]
         self.start()
@@ -115,7 +115,7 @@ def test_a_server_that_is_cut_off_heals_or_is_replaced(net: Any, tmp_path: Path,
 def test_a_driver_that_is_cut_off_ends_resumably_and_its_workers_are_free_again(
     net: Any, tmp_path: Path, synthetic: str
 ) -> None:
-    run = Run(net, tmp_path, synthetic, "bsp", stall=300)
+    run = Run(net, tmp_path, synthetic, "bsp")
     run.goes_on()
     run.cut_off("driver")
     assert run.driver.wait(LONGEST) == 5, run.said
