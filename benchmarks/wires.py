@@ -101,7 +101,7 @@ def table(parts: Mapping[str, Any], asked: Sequence[Run]) -> str:
     lines.append(["---"] * len(lines[0]))
     for strategy, wire, found, beyond in rows(parts, asked):
         seeds = ", ".join(f"{100 * own:.1f}" for own in found["accuracy"])
-        figures = f"{100 * mean(found['test']):.1f} %", f"{100 * beyond:+.1f}", f"{mean(found['bytes']) / 1e6:.0f}"
+        figures = f"{100 * mean(found['accuracy']):.1f} %", f"{100 * beyond:+.1f}", f"{mean(found['bytes']) / 1e6:.0f}"
         lines.append([f"`{strategy}`", f"`{wire}`", seeds, *figures, f"{mean(found['seconds']):.0f}"])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

@@ -267,6 +267,8 @@ def alone_of(run: History) -> AloneEstimate | None:
     accuracies = [look.validation_accuracy for look in run.looks]
     last = accuracies.index(max(filter(None, accuracies))) if any(accuracies) else len(accuracies) - 1
     best, looks = run.looks[last], run.looks[: last + 1]
+    shares = start.step_samples is not None and start.step_samples == start.batch_size
+    apart = run.choice is not None and run.choice.candidates[0].needed > 1
     judged = sum(start.validation_samples or 0 if look.judged is None else look.judged for look in looks)
     return AloneEstimate(
         worker=fastest,
@@ -274,7 +276,7 @@ def alone_of(run: History) -> AloneEstimate | None:
         accuracy=best.validation_accuracy,
         seconds=best.at,
         alone=(best.epoch * start.samples + judged / 3) / rates[fastest],
-        at_most=start.strategy != LAYER and (start.step_samples is None or start.step_samples != start.batch_size),
+        at_most=start.strategy != LAYER and (apart or not shares),
     )
 
 

@@ -32,7 +32,8 @@ def choice_table(found: StrategyChosen) -> TextTable:
     of = f" (of {len(found.candidates)} that were compared)" if len(rows) < len(found.candidates) else ""
     apart = next((f"; {_apart(each)}" for each in rows if each.needed != 1), "")
     guessed = f"; {_GUESSED}" if any(each.estimated for each in rows) else ""
-    note = f"{_before(found)}chosen: {_named(found.candidates[0])}{_reason(found)}{of}{apart}{guessed}"
+    chosen = found.candidates[0]
+    note = f"{_before(found)}chosen: {_named(chosen)}{_reason(found)}{_longer(chosen)}{of}{apart}{guessed}"
     head = ("strategy", "workers", "computing", "exchange", "a step", "images/s")
     return TextTable(head, tuple(map(_cells, rows)), left=2, note=note)
 
@@ -68,6 +69,13 @@ def _apart(each: PricedStep) -> str:
     made = count(round(each.needed / each.seconds))
     needs = f"is expected to need {each.needed:.2f} times as many as one machine"
     return f"{each.strategy} makes {made} images/s and {needs}: it is taken where it is {SURE:g} times as fast"
+
+
+def _longer(chosen: PricedStep) -> str:
+    """The remark that the same epochs do not bring the same accuracy."""
+    if chosen.needed <= 1:
+        return ""
+    return f"; that is to the same accuracy, for which the job needs {chosen.needed:.2f} times its epochs"
 
 
 def _workers(each: PricedStep) -> str:

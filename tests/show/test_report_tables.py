@@ -434,6 +434,15 @@ def test_replicas_that_are_merged_may_need_more_samples_than_one_machine() -> No
     assert "this cluster made 1 epoch in 8.0 s; w1 alone would have taken about 11.0 s at most (estimated" in shown
 
 
+@pytest.mark.parametrize(("needed", "at_most"), [(1.0, False), (1.7, True)])
+def test_a_run_that_has_chosen_local_steps_may_need_more_samples_than_one_machine(needed: float, at_most: bool) -> None:
+    step = {"strategy": "local-sgd", "samples": {"w0": 64, "w1": 64}, "compute": 1.0, "exchange": 0.1, "seconds": 0.1}
+    chosen = {"event": "strategy", "candidates": [{**step, "needed": needed}]}
+    found = tables([*_log({"batch_size": 64, "step_samples": 64}), chosen, look(8.0, 1, 0.4)]).alone
+    assert found is not None
+    assert found.at_most is at_most
+
+
 def test_a_worker_that_was_alone_is_not_compared_with_itself() -> None:
     log = [event for event in _log({"batch_size": 64}) if event.get("worker") != "w0"]
     assert tables([*log, look(8.0, 1, 0.5)]).alone is None

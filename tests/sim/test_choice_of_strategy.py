@@ -105,6 +105,15 @@ def test_a_simulated_run_gives_back_the_cluster_it_ran_on_with_its_fixed_seconds
     assert seconds(job, found) == pytest.approx(seconds(job, on), rel=0.01)
 
 
+def test_where_steps_are_not_those_of_one_machine_it_is_said_that_they_need_more_epochs() -> None:
+    found = choose(problem(cluster(1000.0, 1000.0, bandwidth=5e6, latency=1e-3), 64, 360_000))
+    text = " ".join(describe(found.event()))
+    assert found.chosen.strategy == "local-sgd"
+    needs = f"to the same accuracy, for which the job needs {found.chosen.needed:.2f} times its epochs"
+    assert needs in text
+    assert "helps: without it the progress of one shared step takes " in text
+
+
 # --- `daskcnn plan --strategies` ---
 
 
