@@ -25,8 +25,9 @@ they may have. So another worker, or a faster link, never makes the least time l
 
 Workers of one host share its cores with each other and with what runs beside their training threads (`_BESIDE`). All
 compute at the same time, so those of t threads together on C cores take (1 + `_BESIDE`)·t / C times as long, if that is
-more than 1. Where they leave the server's host no core, meetings take longer (`_CROWDED`), and nothing is hidden behind
-the computing. How many of a host's workers take part is counted once the best of each number are found.
+more than 1. Nothing is hidden behind their computing then, as what is sent takes a core from it. Where they leave the
+server's host no core, meetings take longer (`_CROWDED`). How many of a host's workers take part is counted once the
+best of each number are found.
 """
 
 from __future__ import annotations
@@ -124,9 +125,8 @@ class StepProblem:
         if all(factor <= 1 for factor in slower.values()):
             return self
         workers = tuple(own.times(max(1.0, slower.get(own.host, 1.0))) for own in self.workers)
-        crowded = taken.get(self.home, 0) >= self.cores.get(self.home, inf)
-        ahead, overhead = (0.0, self.overhead + _CROWDED) if crowded else (self.ahead, self.overhead)
-        return replace(self, workers=workers, cores={}, ahead=ahead, overhead=overhead)
+        longer = _CROWDED if taken.get(self.home, 0) >= self.cores.get(self.home, inf) else 0.0
+        return replace(self, workers=workers, cores={}, ahead=0.0, overhead=self.overhead + longer)
 
     def _threads(self, host: str, names: Collection[str]) -> int:
         """Return the threads of these workers on a host that they share; 0: none, or one worker."""
