@@ -206,7 +206,7 @@ def test_the_search_goes_on_until_the_best_rate_has_a_worse_one_on_both_sides(
     assert [(run.lr, run.seed) for run in tuned.missing([setting], parts, seeds=3)] == expected
 
 
-def test_a_claim_counts_the_clusters_where_it_holds(tuned: Any) -> None:
+def test_a_claim_counts_where_it_holds(tuned: Any) -> None:
     alone = next(tuned.settings("rules"))
     parts = learnt(tuned, tuned._at(alone, -4), 3.0, 0.42)
     for place, fastest in ((tuned.Place(4, 3.0, 1.25e8), 0), (tuned.Place(8, 3.0, 1.25e8), 2)):
@@ -214,7 +214,9 @@ def test_a_claim_counts_the_clusters_where_it_holds(tuned: Any) -> None:
             run = tuned._at(tuned.replace(alone, side=side, place=place), -4)
             parts |= learnt(tuned, run, 1.0 if i == fastest else 5.0, 0.42)
     sentence, table = tuned.claim(parts)
-    assert sentence.startswith("`agwu` with `idpa` is the fastest of the four in 1 of 2 clusters: 4, 1 : 3, 1 Gb/s.")
+    assert sentence.startswith(
+        "`agwu` with `idpa` is the fastest of the four in 2 of 4 comparisons: 4, 1 : 3, 1 Gb/s to 30%"
+    )
     assert sentence.endswith("The fastest worker alone is sooner than all four in 0.")
     assert "| 40% | **0.9** | 4.7 | 4.7 | 4.7 | 2.8 |" in table
 
