@@ -32,10 +32,10 @@ class DCASGD(Asynchronous):
         ge=0,
     )
     compensation: float = parameter(
-        2.0, "λ: how much of the delay is made up for.", "0 makes up for nothing, less would add to it", ge=0.0
+        2.0, "How much of the delay is made up for: λ.", "0 makes up for nothing, less would add to it", ge=0.0
     )
     memory: float = parameter(
-        0.95, "m: part of the mean square that is left after a push.", "it is a part below 1", ge=0.0, lt=1.0
+        0.95, "Part of the mean square that is left after a push: m.", "it is a part below 1", ge=0.0, lt=1.0
     )
 
     @property
