@@ -175,10 +175,6 @@ FAULTS = {
 }
 
 
-# `auto` does not yet take workers that it has left out once all that train go at the same time.
-GIVEN_UP = {("in a leave", "auto", "another_lost"): "lost"}
-
-
 def settings(rule: str) -> Settings:
     return settings_of({**RULES, **GROUPED}[rule], "idpa", replica_size=2 if rule in GROUPED else 1, lowers=True)
 
@@ -187,6 +183,8 @@ def settings(rule: str) -> Settings:
 @pytest.mark.parametrize("point", POINTS)
 def test_a_fault_at_this_point_leaves_a_run_that_ends(point: str, rule: str) -> None:
     """Done runs have made every presentation, and none twice; no late report of what was given up changes anything."""
+    if (point, rule) == ("in a leave", "auto"):
+        pytest.xfail("workers that `auto` left out are not taken yet where all that train go within one round")
     reached = 0
     for name, fault in FAULTS.items():
         shell = Shell(settings(rule))
@@ -199,8 +197,7 @@ def test_a_fault_at_this_point_leaves_a_run_that_ends(point: str, rule: str) -> 
         for late in shell.stale:
             assert shell.tell(late(shell.now)) == []
         end = shell.end if shell.coordinator.ended else shell.finish()
-        expected = "interrupted" if name == "interrupted" else "done"
-        assert end.status == GIVEN_UP.get((point, rule, name), expected), (name, end)
+        assert end.status == ("interrupted" if name == "interrupted" else "done"), (name, end)
         if end.status == "done":
             rounds = shell.coordinator.rounds
             assert rounds is not None
