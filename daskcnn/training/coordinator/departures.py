@@ -87,9 +87,11 @@ class Departures(Recovering):
     def _reported_early(self, fact: facts.RoundDone) -> bool:
         """Take the report of a replica that leaves, and let it go; return False for any other."""
         replica, report = fact.replica, fact.report
+        if not self._alive.awaits(fact):
+            return False
         if report.cut is not None and not self._alive.shortened:
             self._leaving.setdefault(replica, UNTOLD)
-        if replica not in self._leaving or not self._alive.awaits(fact):
+        if replica not in self._leaving:
             return False
         self._alive.take(fact, fact.at)
         self._depart(replica, self._leaving[replica], report.samples, fact.at, left=report.cut is not None)

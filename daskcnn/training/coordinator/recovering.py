@@ -192,7 +192,7 @@ class Recovering(Coordinating):
         if self._alive.teams.members:
             self._alive.give_away(replica, left=left)
         else:
-            self._end("lost", Lost(last or f"{replica}: it was the last of the run"))
+            self._lost_last(Lost(last or f"{replica}: it was the last of the run"))
 
     def _go_on_without(self, now: float) -> None:
         """Go on after a loss: peers look for the last center; else rounds that are due now start."""
