@@ -45,7 +45,7 @@ AXES: Mapping[str, Sequence[int]] = {CONVOLUTION: BATCHES, PRODUCT: SIZES, VECTO
 PAPERS_SLOPES: Mapping[str, float] = {"CPU": 6.45e-3, "GPU": 0.16e-3}
 """Seconds an image: slopes of their figure 1, read as milliseconds; the text has no unit."""
 PAPERS_RATIO: Mapping[str, float] = {"theirs, about": 40.0}
-"""Of convolutions and of matrices."""
+"""The paper's GPU over its CPU, by convolutions."""
 WARM_UPS, LEAST, CALLS = 2, 3, 10
 GPU, BUS = "GPU", "GPU, over the bus"
 
@@ -106,7 +106,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch on `cpu`, with so many threads, or on `cuda`."""
+    """PyTorch on `cpu`, with this number of threads, or on `cuda`."""
 
     device: str
     threads: int = 1
@@ -176,7 +176,7 @@ def _torch_has_gpu() -> bool:
 
 
 def timed(work: Work, seconds: float) -> dict[str, Any]:
-    """The median of calls in so many seconds, and how many they were."""
+    """The median of the calls that fit in these seconds, and their number."""
     begun = time.perf_counter()
     for _ in range(WARM_UPS):
         if time.perf_counter() - begun < seconds or not seconds:
@@ -212,7 +212,7 @@ Curves = dict[str, dict[int, float]]
 
 
 def curves_of(kept: Mapping[str, Any], what: str) -> Curves:
-    """What a file holds of a figure."""
+    """The points of a figure that a file has."""
     found: Curves = {}
     for size, points in sorted(kept["measured"].get(what, {}).items(), key=lambda each: int(each[0])):
         for side, point in points.items():
@@ -274,7 +274,7 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
 
 
 def _ratios(curves: Curves, name: str, title: str, like: str, x: str) -> Figure:
-    """How many times as fast the GPU is as each number of threads of the processors."""
+    """The speed of the GPU, in multiples of that of each number of threads."""
     gpu, found = curves[GPU], {}
     for side in (side for side in curves if side.startswith("CPU")):
         both = [size for size in curves[side] if size in gpu]
@@ -287,7 +287,7 @@ def _ratios(curves: Curves, name: str, title: str, like: str, x: str) -> Figure:
 
 
 def machine(given: argparse.Namespace, gpu: bool) -> dict[str, Any]:
-    """What the figures are taken on, whichever of its devices is measured now."""
+    """The machine, with all of its devices."""
     device = {"gpu": "stand-in"} if given.stand_in else in_fresh_process(described) if gpu else {}
     return {**conv_gemm.machine(), "torch": version("torch") if find_spec("torch") else None, **device}
 

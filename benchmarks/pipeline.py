@@ -4,10 +4,10 @@
 
 Hegde and Usmani's section 2 describes it: a layer fits the memory of one machine, and machines hand outputs on, one
 after another. Nothing here does it. Seconds of the layers are those of `results/step.json`, one thread, batches of 128.
-They are cut into equal micro-batches, of which each takes its part of the time. That favours pipelines, for steps of
-few samples take longer a sample. Workers are equal. Maps go forward and their gradients back over a link of its own
-between neighbours, 1 ms a message besides; a worker computes meanwhile. All micro-batches go forward, then all back, as
-in GPipe. Of all cuts and of 1 to 32 micro-batches the best counts.
+Batches are cut into equal micro-batches. A micro-batch takes its part of a batch's seconds. That favours pipelines: in
+truth few samples take longer a sample. Workers are equal. Maps go forward and their gradients back over a link of its
+own between neighbours, 1 ms a message besides; a worker computes meanwhile. All micro-batches go forward, then all
+back, as in GPipe. Of all cuts and of 1 to 32 micro-batches the best counts.
 
 `at most` is what no cut can exceed: the whole step by its longest layer. Beside it, sharded kernels of two real workers
 (`results/layer_scaling.json`), best batch.
@@ -44,7 +44,7 @@ class Layer:
 
     @property
     def seconds(self) -> float:
-        """Of both ways."""
+        """Seconds forward and backward."""
         return self.forward + self.backward
 
 

@@ -71,7 +71,7 @@ def rate(halves: int) -> float:
 
 
 def settings(part: str) -> Iterator[Run]:
-    """What is to have a rate of its own, of a part of the study."""
+    """The sides, workers and ratios of a part of the study; each has a rate of its own."""
     one = Run(SMALLEST_NETWORK, THE_FASTEST, Place(), BATCH, None, 0, EPOCHS, LIMIT)
     for sides, workers, ratio in PARTS[part]:
         place = Place(workers, ratio, GIGABIT) if workers > 1 else Place()
@@ -205,7 +205,7 @@ def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """What is written about the study by the study itself."""
+    """The page: tables, and a sentence on the claim."""
     parts = results["parts"]
     return "\n\n".join(
         [

@@ -2,7 +2,7 @@
 
     python benchmarks/shuffle_bins.py [--machines 8] [--samples 50000] [--rounds 3] [--json FILE]
 
-Images are sorted by label and lie in equal parts on so many machines, here tasks of two Dask workers. Each machine
+Images are sorted by label. Each of --machines has an equal part; here they are tasks of two Dask workers. Each machine
 sends a sample of its labels; the driver merges the sorted samples (a k-way merge) and cuts them into bins of as many
 images. The algorithm leaves open what a machine does with its bins:
 
@@ -10,8 +10,8 @@ images. The algorithm leaves open what a machine does with its bins:
 - `bins dealt out` gives every machine an equal part of every bin, which is what the shuffle is for: "so that each
   machine has a representative subset".
 
-Then all machines send to all, as Dask tasks. `prepare` writes a data set in an exact random order instead, of which
-each machine takes a range. Reported: classes on a machine, the largest difference of a class's share on a machine from
+Then all machines send to all, as Dask tasks. `prepare` writes a data set in an exact random order instead; each machine
+takes a range of it. Reported: classes on a machine, the largest difference of a class's share on a machine from
 its share in all, samples of the least and the largest machine, bytes that change machines, seconds. Every image is
 checked to be there once. The three take turns, and medians count.
 """
@@ -48,7 +48,7 @@ TO_EACH, DEALT, EXACT = "a bin to each machine", "bins dealt out", "prepare"
 
 @dataclass(frozen=True)
 class Held:
-    """What a machine has: images (n, H, W, C), labels (n,), and their indices in the whole data set."""
+    """A machine's images (n, H, W, C), labels (n,), and their indices in the whole data set."""
 
     images: Any
     labels: Any
@@ -83,7 +83,7 @@ def cuts(samples: Sequence[Sequence[tuple[int, int, int]]], bins: int) -> Any:
 
 
 def pieces(part: Held, ends: Any, machines: int, number: int, *, dealt: bool) -> list[Held]:
-    """What a machine sends to each."""
+    """The images that a machine sends to each."""
     bins = np.searchsorted(ends, part.indices, side="right")
     to = bins
     if dealt:  # shuffled within the bin, then in turn
@@ -95,7 +95,7 @@ def pieces(part: Held, ends: Any, machines: int, number: int, *, dealt: bool) ->
 
 
 def received(of_all: Sequence[Held], number: int) -> Held:
-    """What a machine then has, in an order of its own."""
+    """The images that a machine has then, in an order of its own."""
     order = np.random.default_rng([2, number]).permutation(sum(len(each.labels) for each in of_all))
     names = ("images", "labels", "indices")
     return Held(*(np.concatenate([getattr(each, name) for each in of_all])[order] for name in names))
