@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -23,6 +25,35 @@ _TESTS = count()
 settings.register_profile("thorough", deadline=None)  # that of `make test-all`
 settings.register_profile("every-change", deadline=None, max_examples=30)
 settings.load_profile("every-change")
+
+
+MANY, SHARE = 24, 3
+"""Of a function with more cases than this, one in so many is run at every change."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out most cases of functions that have many, with `--hypothesis-profile every-change`."""
+    if config.getoption("--hypothesis-profile") != "every-change":
+        return
+    functions = defaultdict[str, list[pytest.Function]](list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            functions[item.nodeid.partition("[")[0]].append(item)
+    left_out = {case for cases in functions.values() if len(cases) > MANY for case in _but_a_share(cases)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _but_a_share(cases: Sequence[pytest.Function]) -> Iterator[pytest.Function]:
+    """Yield the cases to leave out: the same at each change. One stays with each value of which several cases are."""
+    names = cases[0].callspec.indices
+    few = [name for name in names if SHARE * len({case.callspec.indices[name] for case in cases}) <= len(cases)]
+    seen = set[tuple[str, int]]()
+    for case in cases:
+        values = {(name, case.callspec.indices[name]) for name in few}
+        if values <= seen and crc32(case.nodeid.encode()) % SHARE:
+            yield case
+        seen |= values
 
 
 def pytest_report_header() -> str:
