@@ -35,7 +35,7 @@ from daskcnn.show.run_figures import Figure, stacked
 from daskcnn.sim.cluster import Costs, SimulatedCluster, Unequal, Worker
 from daskcnn.sim.papers_costs import Sharding, ceiling
 from daskcnn.training.replica import Replica
-from daskcnn.training.worker_calibration import stage_seconds, step_seconds, tune_convolutions
+from daskcnn.training.worker_calibration import conv_seconds, stage_seconds, step_seconds, tune_convolutions
 
 MODELS = ("50:500", "150:800", "300:1000", "500:1500")
 BATCHES = (64, 128, 256, 512, 1024)
@@ -122,7 +122,7 @@ def stage_parts(model: str) -> dict[str, Any]:
     with single_threaded_blas():
         replica = Replica(job, dataset, Device.of("cpu", threads=1), clock=time.perf_counter)
         tune_convolutions(replica)
-        whole, convs = step_seconds(replica)
+        whole, convs = step_seconds(replica), conv_seconds(replica)
         stages = stage_seconds(replica)
         parts = {"stages": dict(stages.whole), "fixed": dict(stages.fixed), "rest": stages.rest}
         return {"whole": whole, **parts, "convs": convs, "batch": STAGES_AT}

@@ -140,7 +140,7 @@ def shared_presentations(
 
 
 class Replica:
-    """The network on one device. `clock` gives seconds; `pause(seconds)` slows a throttled worker down.
+    """The network on one device. clock, throttle, pause, own: of its `Stopwatch`.
 
     frozen: the places in `weights` of the layers that are not trained.
     """
@@ -154,6 +154,7 @@ class Replica:
         clock: Clock,
         throttle: float = 1.0,
         pause: Callable[[float], Any] | None = None,
+        own: Clock | None = None,
     ) -> None:
         device.warm(job.model.dtype)
         self.job, self.dataset, self.device = job, dataset, device
@@ -161,7 +162,7 @@ class Replica:
         self.layout, host = network.initial_weights(job, dataset)
         self.descent, self.rate = network.descent_of(job, self.model.frozen), network.rate_of(job.train.schedule)
         self.loss, self.training_loss = network.loss_of(job, dataset), network.training_loss_of(job, dataset)
-        self.watch = Stopwatch(clock, device.backend.synchronize, throttle, pause)
+        self.watch = Stopwatch(clock, device.backend.synchronize, throttle, pause, own)
         self.weights = device.backend.from_host(host)
         self._params, self._state = self.layout.views(self.weights)
         self.optimizer_state = self._at_rest()
@@ -376,7 +377,7 @@ class Replica:
                 for seconds, batch in self.watch.waited(ready):
                     if stop():
                         raise Stopped
-                    begun = self.watch.clock()
+                    begun = self.watch.begin()
                     done = score.samples if sizes is None else sizes.planned(made)
                     pace = self.pace_at(progress[0] + (progress[1] - progress[0]) * done / samples, scale)
                     told = tell and partial(tell, len(batch.labels), pace)
@@ -385,7 +386,7 @@ class Replica:
                     score += Score.of_batch(loss, right, batch.labels)
                     made += 1
                     load += seconds
-                    compute += self.watch.slowed(self.watch.clock() - begun)
+                    compute += self.watch.since(begun)
                     yield Trained(score, pace.lr, load, compute, pace.progress)
 
     def pace_at(self, progress: float, scale: float = 1.0) -> StepPace:

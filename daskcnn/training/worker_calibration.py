@@ -51,20 +51,22 @@ def shares_steps(job: Job) -> bool:
     return rule is not None and rule.barrier and rule.period is not None and not (alone or rule.steps_by_speed)
 
 
-def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, float]]:
-    """Return seconds a sample of a whole step, and of each convolution (forward and backward), on random values.
+def step_seconds(replica: Replica, *, steps: int = 5) -> float:
+    """Return seconds a sample of a whole step on random values.
 
     The shapes are the real ones, and the code path is that of training. A warm-up is dropped and the median kept.
     Weights and the optimizer's state are the same afterwards.
     """
-    n = replica.batch_size
-    whole = _whole_step(replica, n, steps) / n
-    convs = {
-        name: replica.watch.median_seconds(_conv_step(replica, name, layer, shape), steps) / n
+    return _whole_step(replica, replica.batch_size, steps) / replica.batch_size
+
+
+def conv_seconds(replica: Replica, *, steps: int = 5) -> dict[str, float]:
+    """Return seconds a sample of each convolution, forward and backward, measured as `step_seconds` does."""
+    return {
+        name: replica.watch.median_seconds(_conv_step(replica, name, layer, shape), steps) / replica.batch_size
         for name, layer, shape in walk(replica.model, replica.dataset.shape)
         if isinstance(layer, Conv)
     }
-    return whole, convs
 
 
 def fixed_seconds(replica: Replica, whole: float, *, steps: int = 5) -> float:
@@ -140,8 +142,8 @@ def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
         kernels = stage.conv.kernels
         sizes = [kernels, kernels // 2][: min(kernels, 2)]
         passes = [_passes(replica, i, size) for size in sizes]
-        rounds = [[replica.watch.seconds(each) / n for each in passes] for _ in range(steps + 1)][1:]
-        seconds = list(zip(*rounds, strict=True))
+        rounds = replica.watch.rounds(passes, steps)
+        seconds = [[each / n for each in taken] for taken in zip(*rounds, strict=True)]
         whole[stage.name], part = median(seconds[0]), sizes[-1] / kernels
         if kernels > 1:  # of seconds = fixed + part · (all - fixed)
             least, halved = map(min, seconds)

@@ -35,7 +35,8 @@ from daskcnn.store.loader import batch_edges, presentation_order
 from daskcnn.training.cadence import steps_of_round
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch, shared_presentations
-from daskcnn.training.worker_calibration import fixed_seconds, step_seconds
+from daskcnn.training.stopwatch import Stopwatch
+from daskcnn.training.worker_calibration import conv_seconds, fixed_seconds, step_seconds
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
 
@@ -480,7 +481,7 @@ def test_a_replica_works_on_a_device_as_on_the_host(dataset: Dataset) -> None:
     found, expected = (replica.evaluate(dataset.train, 200, 230) for replica in (own, host))
     assert replace(found, loss_sum=expected.loss_sum) == expected
     assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-13)
-    assert step_seconds(own, steps=1)[1].keys() == step_seconds(host, steps=1)[1].keys()
+    assert conv_seconds(own, steps=1).keys() == conv_seconds(host, steps=1).keys()
 
 
 # --- judging ---
@@ -623,16 +624,24 @@ def test_a_throttle_stretches_what_is_computed(throttle: float, dataset: Dataset
     trained = _round(replica)
     assert (trained.load, trained.compute) == (7.0, 7 * throttle)
     assert pauses == ([2.5] * 7 if throttle > 1 else [])
-    seconds, convs = step_seconds(replica, steps=3)
-    assert seconds * 32 == throttle
-    assert [each * 32 for each in convs.values()] == [throttle] * 2
+    assert step_seconds(replica, steps=3) * 32 == throttle
+    assert [each * 32 for each in conv_seconds(replica, steps=3).values()] == [throttle] * 2
+
+
+@pytest.mark.parametrize(("own", "pause", "seconds"), [(1.0, 1.0, 4.0), (1.5, 3.0, 6.0), (0.5, 0.0, 3.0)])
+def test_a_wait_for_a_core_is_not_stretched(own: float, pause: float, seconds: float) -> None:
+    """Work is there after 3 s. It takes 4 times its own seconds, or as long as it took if that is longer."""
+    pauses, ticks, of_thread = list[float](), iter([0.0, 3.0]), iter([0.0, own])
+    watch = Stopwatch(lambda: next(ticks), lambda: None, 4.0, pauses.append, lambda: next(of_thread))
+    assert watch.seconds(lambda: None) == seconds
+    assert pauses == [pause]
 
 
 class ScriptedClock:
-    """Every second look comes these many seconds after the one before."""
+    """Every second look comes these many 64ths of a second after the one before."""
 
     def __init__(self, durations: list[float]) -> None:
-        self.looks = [look for seconds in durations for look in (0.0, seconds)]
+        self.looks = [look for each in durations for look in (0.0, each / 64)]
 
     def __call__(self) -> float:
         return self.looks.pop(0)
@@ -640,16 +649,23 @@ class ScriptedClock:
 
 def test_calibration_drops_the_warm_up_and_keeps_the_median(dataset: Dataset) -> None:
     clock = ScriptedClock([100.0, 5.0, 1.0, 2.0, *(70.0, 8.0, 4.0, 9.0), *(50.0, 3.0, 3.0, 99.0)])
-    seconds, convs = step_seconds(Replica(_job(), dataset, Device(), clock=clock), steps=3)
-    assert seconds == 2 / 32
-    assert convs == {"conv1": 8 / 32, "conv2": 3 / 32}
+    replica = Replica(_job(), dataset, Device(), clock=clock)
+    assert step_seconds(replica, steps=3) == 2 / 64 / 32
+    assert conv_seconds(replica, steps=3) == {"conv1": 8 / 64 / 32, "conv2": 3 / 64 / 32}
     assert not clock.looks
+
+
+def test_a_slow_worker_repeats_no_measurement_for_longer_than_it_tells(dataset: Dataset) -> None:
+    clock = ScriptedClock([64 * seconds for seconds in (9.0, 1.5, 1.0, 8.0, 2.5, 7.0, 0.5, 1.5)])
+    replica = Replica(_job(), dataset, Device(), clock=clock)
+    assert step_seconds(replica, steps=5) == 1.25 / 32
+    assert conv_seconds(replica, steps=5) == {"conv1": 2.5 / 32, "conv2": 1.0 / 32}
 
 
 def test_the_fixed_part_of_a_step_is_what_an_eighth_of_its_samples_does_not_save(dataset: Dataset) -> None:
     def fixed(took: float, whole: float) -> float:
         clock = ScriptedClock([100.0, took, took, took])
-        return fixed_seconds(Replica(_job(), dataset, Device(), clock=clock), whole / 32, steps=3)
+        return 64 * fixed_seconds(Replica(_job(), dataset, Device(), clock=clock), whole / 64 / 32, steps=3)
 
     assert fixed(0.5 + 1.0 / 8, 1.5) == pytest.approx(0.5)
     assert fixed(0.1, 1.6) == 0.0  # fewer samples are quicker each
@@ -661,16 +677,15 @@ def test_calibration_leaves_the_replica_as_it_was(dtype: str, device: Device, da
     replica = _replica(dataset, dtype, device)
     _round(replica, 64)
     weights, velocity = replica.host_weights(), replica.host_optimizer().vectors
-    fixed_seconds(replica, step_seconds(replica, steps=2)[0], steps=2)
+    fixed_seconds(replica, step_seconds(replica, steps=2), steps=2)
     np.testing.assert_array_equal(replica.host_weights(), weights)
     np.testing.assert_array_equal(replica.host_optimizer().vectors, velocity)
 
 
 def test_a_network_without_convolutions_is_calibrated_too(dataset: Dataset) -> None:
     replica = _replica(dataset, layers=[{"layer": "dense", "units": 10}], batch_size=500)
-    seconds, convs = step_seconds(replica, steps=1)
-    assert seconds == 1 / 200  # no more than the samples there are
-    assert convs == {}
+    assert step_seconds(replica, steps=1) == 1 / 200  # no more than the samples there are
+    assert conv_seconds(replica, steps=1) == {}
 
 
 def test_as_many_are_scored_at_once_as_fit() -> None:

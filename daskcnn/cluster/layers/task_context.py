@@ -7,7 +7,6 @@ and what is kept for the way back, lies on the worker's shelf, marked with the s
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -288,11 +287,11 @@ def working(context: TaskContext, conv: StagePart | None = None) -> Iterator[Rep
     """Give the worker's replica, with one BLAS thread; count the seconds, for a convolution's part under its name."""
     session = context.session
     replica, counters = session.replica, session.counters
-    begun = time.perf_counter()
+    begun = replica.watch.begin()
     with single_threaded_blas():
         yield replica
         replica.device.backend.synchronize()
-    seconds = replica.watch.slowed(time.perf_counter() - begun)
+    seconds = replica.watch.since(begun)
     counters.busy += seconds
     if conv is not None and (name := stage_of(replica, conv).name) is not None:
         counters.conv_seconds[name] = counters.conv_seconds.get(name, 0.0) + seconds

@@ -154,7 +154,9 @@ def open_session(
         device = Device.of(kind, threads=threads, workspace_limit=limit, **how)
         device.warm(job.model.dtype, compiling)
         throttle = float(os.environ.get(THROTTLE, "1"))
-        replica = Replica(job, dataset, device, clock=time.perf_counter, throttle=throttle, pause=time.sleep)
+        own = time.thread_time if kind == "cpu" and threads == 1 else None
+        slowed: dict[str, Any] = {"throttle": throttle, "pause": time.sleep, "own": own}
+        replica = Replica(job, dataset, device, clock=time.perf_counter, **slowed)
         keep_freed_memory()
         session = keep_session(run, Session(replica))
         needed = job.train.strategy == LAYER or (job.rule is not None and job.rule.serverless)
