@@ -105,18 +105,18 @@ format: tools
 	$(BIN)/ruff format .
 
 bench: install
-	$(BIN)/python benchmarks/conv_gemm.py
-	$(BIN)/python benchmarks/step.py
-	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python -m benchmarks.conv_gemm
+	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.loader
 
 bench-conv: install
 	@$(BIN)/python -c 'import torch' 2>/dev/null || \
 	  { echo "bench-conv compares with PyTorch, which is missing here. Try: $(BIN)/python -m pip install 'daskcnn[bench]'"; exit 1; }
-	@failed=0; for script in conv_vs_torch.py step_vs_torch.py "step_vs_torch.py --scaling"; do \
-	  $(BIN)/python benchmarks/$$script $(ARGS) || failed=1; echo; done; exit $$failed
+	@failed=0; for script in conv_vs_torch step_vs_torch "step_vs_torch --scaling"; do \
+	  $(BIN)/python -m benchmarks.$$script $(ARGS) || failed=1; echo; done; exit $$failed
 
 bench-cifar10: install
-	$(BIN)/python benchmarks/cifar10.py $(ARGS)
+	$(BIN)/python -m benchmarks.cifar10 $(ARGS)
 
 # the image's install steps and a job, without a container engine
 image-replay:

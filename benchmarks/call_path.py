@@ -1,6 +1,6 @@
 """How many functions a reader follows from the command to the first round, and from a push to the adopted center.
 
-    python benchmarks/call_path.py [--strategies sgwu agwu] [--functions] [--json FILE]
+    python -m benchmarks.call_path [--strategies sgwu agwu] [--functions] [--json FILE]
 
 A small job runs by `daskcnn run` on a scheduler, a worker and a server in this process, and a profile function
 (`sys.setprofile`, `threading.setprofile`) hears every call. Three counts of distinct functions of this package:

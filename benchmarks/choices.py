@@ -1,7 +1,7 @@
 """The strategy that `auto` chooses on ten clusters, beside every fixed one, in simulated time.
 
-    python benchmarks/choices.py [--networks quick resnet20] [--clusters NAME …]
-    python benchmarks/choices.py --train --data data/cifar10.zarr --networks quick [--limit 6000] [--epochs 4]
+    python -m benchmarks.choices [--networks quick resnet20] [--clusters NAME …]
+    python -m benchmarks.choices --train --data data/cifar10.zarr --networks quick [--limit 6000] [--epochs 4]
 
 Two to eight workers of speeds 1 : 1 to 1 : 10, on links of 5 MB/s to 10 Gb/s to the server's host, which has such a
 link too. Fixed are: the fastest worker alone; `bsp` on the fastest two, the fastest three, and so on to all of them;
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,9 +35,9 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
-from common import RULES_NETWORK, TWO_CONVOLUTIONS
-from rules import kept_of, load, machine, reached, save
 
+from benchmarks.common import RULES_NETWORK, TWO_CONVOLUTIONS
+from benchmarks.runs import add_command, kept_of, load, machine, reached, save
 from daskcnn.errors import Diverged
 from daskcnn.events import StrategyChosen
 from daskcnn.job.resolve import resolve
@@ -301,8 +300,7 @@ def main(words: Sequence[str] | None = None) -> int:
     missing = [] if given.tables else [each for each in every if each.name not in results["parts"]]
     if missing:
         results["machine"] = machine()
-        command = shlex.join(["python", "benchmarks/choices.py", *sys.argv[1:]])
-        results["commands"] = list(dict.fromkeys([*results.get("commands", ()), command]))
+        add_command(results)
     for each in missing:
         if each.name in results["parts"]:  # seeds do not change seconds
             continue

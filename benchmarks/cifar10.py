@@ -1,6 +1,6 @@
 """CIFAR-10 with `quick` on two one-thread workers, end to end: accuracy on the test samples and wall time.
 
-    python benchmarks/cifar10.py --data data/cifar10.zarr --strategy sgwu agwu layer --results benchmarks/results
+    python -m benchmarks.cifar10 --data data/cifar10.zarr --strategy sgwu agwu layer --results benchmarks/results
 
 Each strategy is the command line a user would type; its summary is kept with the command and the machine.
 """

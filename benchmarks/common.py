@@ -17,8 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-import conv_gemm
-
+from benchmarks import conv_gemm
 from daskcnn.arrays import device_profile
 from daskcnn.job.tables import Job, Model, Train
 from daskcnn.nn.models import MODELS as MODELS_BY_NAME

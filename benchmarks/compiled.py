@@ -1,6 +1,6 @@
 """GB/s of every compiled loop, there and back, beside plain copying of as many bytes in the same run.
 
-python benchmarks/compiled.py [--shape 32 32 64 50] [--threads 1 2] [--rounds 9] [--only relu lrn] [--json]
+python -m benchmarks.compiled [--shape 32 32 64 50] [--threads 1 2] [--rounds 9] [--only relu lrn] [--json]
 A loop's bytes are what it must read and write at least: a map that is read twice counts once. Copying and all loops
 take turns, so that a busy machine meets all alike. A new loop is one entry of LOOPS.
 """

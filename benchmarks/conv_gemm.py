@@ -1,4 +1,4 @@
-"""Convolution by im2col on one thread against the machine's own sgemm: python benchmarks/conv_gemm.py [--json FILE].
+"""Convolution by im2col on one thread against the machine's own sgemm: python -m benchmarks.conv_gemm [--json FILE].
 
 sgemm (2048³) and the three directions of every layer take turns, so that whatever else the machine does meets all
 of them alike; medians are reported. A direction's rate counts 2·out_H·out_W·N·K·R·S·C operations, which im2col

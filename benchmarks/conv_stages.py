@@ -1,6 +1,6 @@
 """Where a spectral convolution's time goes: a roofline of each stage on one thread.
 
-    python benchmarks/conv_stages.py [--json FILE]
+    python -m benchmarks.conv_stages [--json FILE]
 
 For conv2 of the papers' networks, forward and both gradients: seconds of each stage, its operations a second, their
 share of sgemm (2048³, in the same rounds), and the bytes a second that it must move to and from memory. Medians.
@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from common import machine
-from conv_gemm import SIDE, sgemm
 
+from benchmarks.common import machine
+from benchmarks.conv_gemm import SIDE, sgemm
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.compiled import spectral
 from daskcnn.conv import ALGORITHMS, ConvSpec

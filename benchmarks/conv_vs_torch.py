@@ -1,7 +1,7 @@
 """Each convolution of the networks, in each direction and with each algorithm, against PyTorch's.
 
-    python benchmarks/conv_vs_torch.py [--models 50:500] [--batches 64] [--threads 2] [--json FILE]
-    python benchmarks/conv_vs_torch.py --models depthwise pointwise grouped groups-of-8 dilated dilated-4 stem stem-7
+    python -m benchmarks.conv_vs_torch [--models 50:500] [--batches 64] [--threads 2] [--json FILE]
+    python -m benchmarks.conv_vs_torch --models depthwise pointwise grouped groups-of-8 dilated dilated-4 stem stem-7
 
 Directions: forward, the gradients of the data and of the kernels, and both gradients together. Ours, with every
 algorithm that supports the layer and fits, PyTorch's in either memory format, and a product of two 2048×2048 matrices
@@ -21,9 +21,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CLASSES, IMAGE, Budget, Configuration, Results, configurations, in_fresh_process, parser, take_turns
 from torch import nn
 
+from benchmarks.common import (
+    CLASSES,
+    IMAGE,
+    Budget,
+    Configuration,
+    Results,
+    configurations,
+    in_fresh_process,
+    parser,
+    take_turns,
+)
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvPlan, ConvSpec, plan
 from daskcnn.conv.tuner import tune

@@ -1,6 +1,6 @@
 """Whole runs on CIFAR-10: two one-thread workers against PyTorch's DistributedDataParallel (DDP), in turns.
 
-    python benchmarks/ddp.py --data data/cifar10.zarr [--models quick] [--samples 10000] [--json FILE]
+    python -m benchmarks.ddp --data data/cifar10.zarr [--models quick] [--samples 10000] [--json FILE]
 
 Ours is the command `python -m daskcnn.run` with a local cluster: two workers, and a process for the parameter server.
 PyTorch has two ranks of one thread each, which average gradients over gloo; maps are channels_last, its fastest eager
@@ -43,11 +43,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Configuration, Results
-from step_vs_torch import WARM_UPS, sgd_of, twin, verdict
 from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.common import Configuration, Results
+from benchmarks.step_vs_torch import WARM_UPS, sgd_of, twin, verdict
 from daskcnn.arrays import Device, keep_freed_memory
 from daskcnn.cluster.link.connect import MEMORY
 from daskcnn.events import EpochEnded, RunEnded, SamplesAllocated

@@ -1,6 +1,6 @@
 """How fast weights travel: over the parameter server, and peer to peer.
 
-    python benchmarks/exchange.py [--server] [--asa] [--link] [--size 20000000] [--rounds 9] [--json FILE]
+    python -m benchmarks.exchange [--server] [--asa] [--link] [--size 20000000] [--rounds 9] [--json FILE]
 
 --server: two worker processes push a vector as fast as they can: GB/s of pushes received and merged, on loopback, for
 the server in one process and split over two, whose replies bring nothing (downpour) or the center (agwu, sgwu).
@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import psutil
 from distributed import Client
-from netns import network
 
+from benchmarks.network.netns import network
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import advertised, present, wait_for_members
@@ -366,7 +366,7 @@ def main() -> int:
     for name in chosen:
         found = PARTS[name](options.size, options.rounds)
         kept[name] = {
-            "command": f"python benchmarks/exchange.py --{name} --size {options.size} --rounds {options.rounds}",
+            "command": f"python -m benchmarks.exchange --{name} --size {options.size} --rounds {options.rounds}",
             "processor": device_profile("cpu", cpu_count()).name,
             "cores": cpu_count(),
             "rounds": options.rounds,

@@ -1,8 +1,8 @@
 """airbench94's recipe, `examples/fast.toml`, against the same recipe in PyTorch: seconds a step, and accuracy.
 
-    python benchmarks/fast.py --data data/cifar10.zarr [--json FILE]                steps, in turns
-    python benchmarks/fast.py --data data/cifar10.zarr --ours [--seeds 0 1 2]       whole runs of the example
-    python benchmarks/fast.py --data data/cifar10.zarr --pytorch [--seeds 0]        whole trainings of PyTorch's network
+    python -m benchmarks.fast --data data/cifar10.zarr [--json FILE]                steps, in turns
+    python -m benchmarks.fast --data data/cifar10.zarr --ours [--seeds 0 1 2]       whole runs of the example
+    python -m benchmarks.fast --data data/cifar10.zarr --pytorch [--seeds 0]        whole trainings of PyTorch's network
 
 A step is one of 1,024 samples on two threads, and one of 512 samples on one thread: what each of the example's two
 workers does. Network, first weights, samples, augmentation, loss and rates are the same, and the losses of the first
@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Budget, Results, in_fresh_process, take_turns
-from step_vs_torch import OURS, WARM_UPS, check_losses, compare, twin
 from torch import nn
 
+from benchmarks.common import Budget, Results, in_fresh_process, take_turns
+from benchmarks.step_vs_torch import OURS, WARM_UPS, check_losses, compare, twin
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.datasets.job_dataset import find_dataset
 from daskcnn.events import RunEnded, RunStarted

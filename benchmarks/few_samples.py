@@ -1,6 +1,6 @@
 """A training step of few samples beside one of many: what of it does not shrink with the samples.
 
-    python benchmarks/few_samples.py [--networks quick rules] [--samples 1 4 12 64] [--seconds 20] [--results FILE]
+    python -m benchmarks.few_samples [--networks quick rules] [--samples 1 4 12 64] [--seconds 20] [--results FILE]
 
 A worker that shares a step's samples gets few of them. One thread, seconds of the processor, not of the clock, so that
 other programs matter little; all sizes take turns, and of each the fastest tenth of its steps counts. Convolutions are
@@ -20,9 +20,9 @@ from statistics import quantiles
 from typing import Any
 
 import numpy as np
-from common import TWO_CONVOLUTIONS, Images
-from rules import machine
 
+from benchmarks.common import TWO_CONVOLUTIONS, Images
+from benchmarks.runs import machine
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.job.tables import Job
 from daskcnn.nn import StepPace
@@ -60,7 +60,7 @@ def steps_of(replica: Replica, samples: int) -> dict[str, Callable[[], object]]:
     batch = batch_of(samples, replica.dataset.shape)
     steps: dict[str, Callable[[], object]] = {"ours": lambda: replica.step(batch, StepPace(LR))}
     if find_spec("torch") is not None:
-        from step_vs_torch import torch_step
+        from benchmarks.step_vs_torch import torch_step
 
         steps |= {mode: torch_step(mode, replica, batch) for mode in ("eager", "channels_last")}
     return steps

@@ -1,6 +1,6 @@
 """What a run costs beside training: what follows it, and its start.
 
-    python benchmarks/following.py --data data/cifar10.zarr [--parts overhead start] [--turns 5] [--json FILE]
+    python -m benchmarks.following --data data/cifar10.zarr [--parts overhead start] [--turns 5] [--json FILE]
 
 overhead: processor seconds of a run of `quick` on two one-thread workers that is followed by the dashboard's page,
 TensorBoard and Prometheus, as a share of those of the same run with none of them. Both take turns; of the turns' shares
@@ -30,8 +30,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from common import Results
-
+from benchmarks.common import Results
 from daskcnn.compiled.loop import cache_path
 from daskcnn.events import SamplesAllocated
 from daskcnn.runs.log import read_events

@@ -1,6 +1,6 @@
 """Seconds of a training step on one thread with and without frozen layers, in turns.
 
-python benchmarks/freezing.py [--model quick 50:500] [--freeze conv1 conv2] [--batch 128] [--seconds 10] [--json]
+python -m benchmarks.freezing [--model quick 50:500] [--freeze conv1 conv2] [--batch 128] [--seconds 10] [--json]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A queue of jobs: seconds to a job's first task, memory and processor of an idle service, a list of 10,000 jobs.
 
-    python benchmarks/job_queue.py [--jobs 10000] [--idle 60] [--turns 3] [--json FILE]
-    python benchmarks/job_queue.py --part sharing [--samples 8000] [--json FILE] [--keep FOLDER]
+    python -m benchmarks.job_queue [--jobs 10000] [--idle 60] [--turns 3] [--json FILE]
+    python -m benchmarks.job_queue --part sharing [--samples 8000] [--json FILE] [--keep FOLDER]
 
 Scheduler, worker, service and commands are processes of their own, as a user starts them. From `submit` to the first
 task is measured from the start of the command to the worker's first task of the job. Seconds of the list are those of

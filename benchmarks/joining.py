@@ -1,7 +1,7 @@
 """A third equal worker comes at half of a run: how much faster the rest is than without it, and what the join takes.
 
-    python benchmarks/joining.py --data data/cifar10.zarr [--strategies bsp sgwu agwu] [--epochs 10] [--json FILE]
-    python benchmarks/joining.py --data data/cifar10.zarr --strategies layer --model 50:500 --batch 256 --epochs 2
+    python -m benchmarks.joining --data data/cifar10.zarr [--strategies bsp sgwu agwu] [--epochs 10] [--json FILE]
+    python -m benchmarks.joining --data data/cifar10.zarr --strategies layer --model 50:500 --batch 256 --epochs 2
 
 Two one-thread workers train; the third is started with `dask worker` once half of the epochs are done. Each takes four
 times as long as its core would (DASKCNN_THROTTLE, --throttle), so that two cores carry three workers, the server, the
@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from distributed import Client
-from rules import machine
 
+from benchmarks.runs import machine
 from daskcnn.cluster.link.connect import MEMORY, connect
 from daskcnn.cluster.worker.session import THROTTLE
 from daskcnn.events import Event, KernelsSharded, RoundEnded, StepsEnded, WorkerJoined

@@ -1,6 +1,6 @@
 """How fast the loader is: images a second of CIFAR-10-like data, with and without augmentation.
 
-    python benchmarks/loader.py [--data PATH] [--batch-size 128] [--repeat 3] [--json]
+    python -m benchmarks.loader [--data PATH] [--batch-size 128] [--repeat 3] [--json]
 
 Without --data, 50,000 random images of 32x32x3 are made first. Run it under `taskset -c 0` for the rate on one core.
 """

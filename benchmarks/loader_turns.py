@@ -1,7 +1,7 @@
 """Does loading stay ahead? Training from a store against training from memory, and a store over a link of 1 Gb/s.
 
-    python benchmarks/loader_turns.py local [--samples 3000] [--rounds 7] [--json FILE]
-    sudo python benchmarks/loader_turns.py link [--samples 16000] [--rounds 3] [--bandwidth "1 Gb/s"] [--json FILE]
+    python -m benchmarks.loader_turns local [--samples 3000] [--rounds 7] [--json FILE]
+    sudo python -m benchmarks.loader_turns link [--samples 16000] [--rounds 3] [--bandwidth "1 Gb/s"] [--json FILE]
 
 Images are 64x64x12 of uint16. `local` trains a small network on one thread, with an empty cache each time: from a
 prepared store, from a zarr array in place and from memory, in turns. `link` reads a prepared store that nginx serves
@@ -30,8 +30,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import zarr
-from netns import FRAMING, Host, Network, network
 
+from benchmarks.network.netns import FRAMING, Host, Network, network
 from daskcnn.arrays import Device, cpu_count, device_profile, keep_freed_memory, single_threaded_blas
 from daskcnn.job.resolve import resolve
 from daskcnn.store import BatchPlan, Dataset, Scattered, batches, loader, open_dataset
@@ -216,7 +216,9 @@ def link(given: argparse.Namespace) -> dict[str, Any]:
         made(folder, given.samples)
         server, reader = net.host(bandwidth), net.host(bandwidth)
         by = served(net, server, folder)
-        process = net.talk(reader, sys.executable, __file__, "--inside", f"http://{server.address}:{PORT}")
+        process = net.talk(
+            reader, sys.executable, "-m", "benchmarks.loader_turns", "--inside", f"http://{server.address}:{PORT}"
+        )
 
         def asked(way: str) -> float:
             assert process.stdin is not None

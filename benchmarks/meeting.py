@@ -1,6 +1,6 @@
 """Milliseconds of a meeting of two workers: each pushes behind a barrier, and gets the center back.
 
-    python benchmarks/meeting.py [--bytes 138000 358000 1080000] [--meetings 300] [--tls] [--json FILE]
+    python -m benchmarks.meeting [--bytes 138000 358000 1080000] [--meetings 300] [--tls] [--json FILE]
 
 Two worker processes push to a server in a third, on loopback, by a `bsp` rule, and meet without it, peer to peer
 (`asa`). Between two meetings both compute for 0 or 10 ms, so that two cores are busy. Beside it, in the same run: the

@@ -1,6 +1,6 @@
 """The part of a run's processor time that measuring the gradient noise takes.
 
-    python benchmarks/noise_cost.py [--models quick resnet20] [--batch 64] [--workers 2 8] [--turns 15]
+    python -m benchmarks.noise_cost [--models quick resnet20] [--batch 64] [--workers 2 8] [--turns 15]
 
 Processor time of one thread, medians. A step is the passes over --batch samples, of all workers together, without the
 optimizer. At every fourth meeting the server takes the squared norms of the workers' gradients and of the merged one. A
@@ -17,8 +17,8 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-from step import CLASSES, IMAGE
 
+from benchmarks.step import CLASSES, IMAGE
 from daskcnn.arrays import Device, Pool, keep_freed_memory, single_threaded_blas
 from daskcnn.events import CalibratedWorker
 from daskcnn.nn import LOSSES, Context, Layout, build_model, init_network, loss_and_gradients

@@ -1,6 +1,6 @@
 """The recipe for a few hundred photographs (docs/own-images.md) on four workers of unequal speed.
 
-    python benchmarks/photos.py [--seeds 3] [--epochs 100] [--json benchmarks/results/photos.json]
+    python -m benchmarks.photos [--seeds 3] [--epochs 100] [--json benchmarks/results/photos.json]
 
 300 images of circles, squares and triangles of any colour, size and place, with noise, become a data set of 32×32 as a
 folder of files does: 216 to train on, 24 for validation, 60 to test with. Four one-thread workers train on it, of which
@@ -21,9 +21,9 @@ from statistics import median
 import numpy as np
 from distributed import Client
 from PIL import Image, ImageDraw
-from rules import machine, save, throttle
 
 import daskcnn
+from benchmarks.runs import machine, save, throttle
 from daskcnn.cluster.link.connect import connect
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
@@ -151,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> int:
     test, fresh = (median(getattr(each, part) for each in found) for part in ("test", "fresh"))
     print(f"median of {len(found)}: {test:.1%} of 60 test images, {fresh:.1%} of {FRESH} fresh ones (bar {BAR:.0%})")
     if given.json is not None:
-        how = f"python benchmarks/photos.py --seeds {given.seeds} --epochs {given.epochs}"
+        how = f"python -m benchmarks.photos --seeds {given.seeds} --epochs {given.epochs}"
         save(given.json, {"machine": machine(), "command": how, "runs": [asdict(each) for each in found]})
     return int(min(test, fresh) < BAR)
 

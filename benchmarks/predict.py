@@ -1,6 +1,6 @@
 """Predicting 50,000 images over two workers of a cluster, against two independent processes of half of them each.
 
-    python benchmarks/predict.py [--data data/cifar10.zarr] [--model quick] [--rounds 5] [--json FILE]
+    python -m benchmarks.predict [--data data/cifar10.zarr] [--model quick] [--rounds 5] [--json FILE]
 
 Without --data, random images of CIFAR-10's shape are made. Both ways take turns: what else the machine does meets both.
 Starting processes, imports and a first part for warming up are not counted. The cluster's time goes on until all parts
@@ -23,8 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from loader import random_data
-
+from benchmarks.loader import random_data
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.link.connect import MEMORY, connect
 from daskcnn.cluster.spread.spread import spread

@@ -1,7 +1,7 @@
 """How fast a folder of JPEG files becomes a data set, on one worker and on two, and how much memory that takes.
 
-    python benchmarks/prepare_folder.py [--folder PATH] [--rounds 3] [--json FILE]
-    python benchmarks/prepare_folder.py --broken [--images 100000 --side 32]
+    python -m benchmarks.prepare_folder [--folder PATH] [--rounds 3] [--json FILE]
+    python -m benchmarks.prepare_folder --broken [--images 100000 --side 32]
 
 The folder (20,000 files of 256x256 in 20 sub-folders, about 400 MB) is made first where it is not there. One and two
 workers are measured in turns; the ratio is that of the medians. Exit 1 where two workers are not 1.6 times as fast as

@@ -1,6 +1,6 @@
 """Seconds that a worker's end costs the others: SIGKILL, SIGTERM and SIGSTOP, beside torchrun (elastic, gloo).
 
-    python benchmarks/recovery.py --data data/cifar10.zarr [--strategies bsp sgwu agwu layer torchrun]
+    python -m benchmarks.recovery --data data/cifar10.zarr [--strategies bsp sgwu agwu layer torchrun]
         [--signals KILL TERM STOP] [--repeat 50] [--workers 3] [--stall-timeout 10] [--json FILE]
 
 A scheduler, workers of one thread with nannies, and one for the server are processes of this machine. In mid-run one of
@@ -39,9 +39,9 @@ from statistics import median, quantiles
 from typing import Any
 
 from distributed import Client
-from netns import signals_end_it
-from rules import machine
 
+from benchmarks.network.netns import signals_end_it
+from benchmarks.runs import machine
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.training import train_job
 from daskcnn.training.coordinator import facts, orders

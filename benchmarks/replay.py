@@ -1,7 +1,7 @@
 """Runs in simulated time against the runs themselves: every rule, on the cluster that the run has measured.
 
-    python benchmarks/replay.py --data data/cifar10.zarr [--workers 1 2]     # trains two epochs with every rule first
-    python benchmarks/replay.py --runs FOLDER                                # takes runs that there are already
+    python -m benchmarks.replay --data data/cifar10.zarr [--workers 1 2]     # trains two epochs with every rule first
+    python -m benchmarks.replay --runs FOLDER                                # takes runs that there are already
 
 Exit 1 where the simulated time of a run is more than 10 % off the measured one.
 """
@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import TWO_CONVOLUTIONS
-from rules import BY_SGD, TUNED, machine
-
+from benchmarks.common import TWO_CONVOLUTIONS
+from benchmarks.runs import BY_SGD, TUNED, machine
 from daskcnn.cluster.link.connect import connect
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers

@@ -1,6 +1,6 @@
 """How long `daskcnn report RUN --html FILE` takes for a long run, and how large its page is.
 
-    python benchmarks/report_page.py [--events 100000] [--workers 16 1000] [--turns 3] [--json FILE]
+    python -m benchmarks.report_page [--events 100000] [--workers 16 1000] [--turns 3] [--json FILE]
 
 A log is made: rounds of workers of unequal speed, a look at the center after every round of all, some warnings.
 The command runs in a process of its own, imports and start included. Seconds are those of the processor, all threads

@@ -1,6 +1,6 @@
 """How fast the simulator is: seconds for 10,000 workers and 100 rounds of every rule, timing only.
 
-    python benchmarks/simulator.py [--workers 10000] [--rounds 100] [--rules agwu sgwu …] [--json FILE]
+    python -m benchmarks.simulator [--workers 10000] [--rounds 100] [--rules agwu sgwu …] [--json FILE]
 
 A round is one push of every worker. Workers have a hundred different speeds, so that asynchronous pushes come in no
 simple order. Seconds are those of the processor; the wall's stand beside them. Exit 1 where a rule takes a minute or

@@ -1,6 +1,6 @@
 """A worker that becomes slower in mid-run: samples a second of a `bsp` run, beside what the workers' speeds allow.
 
-    python benchmarks/slowed.py --data data/cifar10.zarr [--models quick rules] [--factor 4] [--repeat 3] [--json FILE]
+    python -m benchmarks.slowed --data data/cifar10.zarr [--models quick rules] [--factor 4] [--repeat 3] [--json FILE]
 
 Two one-thread workers share the steps of one run. In mid-run the second one begins to take --factor times as long: it
 sleeps after each of its steps. A worker's speed is its samples by its seconds of computing and sleeping; both speeds
@@ -22,10 +22,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import RULES_NETWORK, TWO_CONVOLUTIONS
 from distributed import Client
-from rules import machine, run
 
+from benchmarks.common import RULES_NETWORK, TWO_CONVOLUTIONS
+from benchmarks.runs import machine, run
 from daskcnn.cluster.link.connect import MEMORY, connect
 from daskcnn.job.tables import Cluster, Workers
 

@@ -1,6 +1,6 @@
 """A run under faults: workers and the server's host are killed, stopped, ended and cut off, and the disk is full.
 
-    python benchmarks/soak.py --minutes 60 [--data data/cifar10.zarr] [--model quick] [--strategy bsp] [--every 20]
+    python -m benchmarks.soak --minutes 60 [--data data/cifar10.zarr] [--model quick] [--strategy bsp] [--every 20]
         [--links] [--json FILE] [--picture FILE]
 
 An undisturbed run of an epoch says how many epochs fit into two thirds of the minutes; as many are then trained under a
@@ -33,7 +33,8 @@ from typing import Any
 
 import psutil
 from distributed import Client
-from netns import Host, Network, network, run, signals_end_it
+
+from benchmarks.network.netns import Host, Network, network, run, signals_end_it
 
 WORKERS, SERVERS = 3, 2
 LOOK = 2.0

@@ -1,10 +1,10 @@
 """Seconds to an accuracy on unequal workers, beside the fastest worker alone, each side at its own best batch and rate.
 
-    python benchmarks/sooner.py --data data/cifar10.zarr [--networks quick rules] [--ratios 1 3]
-                                [--strategies bsp default sgwu ddp] [--batches 32 64 128] [--rates 0.005 0.01 0.02]
-                                [--seeds 3] [--epochs E] [--limit N] [--targets 0.55 0.6 0.65]
-    python benchmarks/sooner.py --simulated --data data/cifar10.zarr [--processes 2]
-                                [--workers 2 4 8 16] [--ratios 1 3 10] [--links 5e6 1.25e8 1.25e9]
+    python -m benchmarks.sooner --data data/cifar10.zarr [--networks quick rules] [--ratios 1 3]
+        [--strategies bsp default sgwu ddp] [--batches 32 64 128] [--rates 0.005 0.01 0.02] [--seeds 3] [--epochs E]
+        [--limit N] [--targets 0.55 0.6 0.65]
+    python -m benchmarks.sooner --simulated --data data/cifar10.zarr [--processes 2]
+        [--workers 2 4 8 16] [--ratios 1 3 10] [--links 5e6 1.25e8 1.25e9]
 
 Nobody adds machines to present more images a second: they want the accuracy sooner. So what counts is the time at which
 the accuracy on the validation samples is reached, in proportion between two evaluations, evaluations included; it
@@ -36,7 +36,6 @@ import argparse
 import json
 import math
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -48,11 +47,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import LAYERS, RULES_NETWORK
 from distributed import Client
-from rules import ALONE, TUNED, load, machine, reached, run, save, throttle
-from simulated_workers import GIGABIT, cluster, simulated
 
+from benchmarks.common import LAYERS, RULES_NETWORK
+from benchmarks.network.simulated_workers import GIGABIT, cluster, simulated
+from benchmarks.runs import TUNED, add_command, load, machine, reached, run, save, throttle
 from daskcnn.cluster.link.connect import MEMORY, connect
 from daskcnn.errors import Diverged
 from daskcnn.job.dataset import usual_augment
@@ -142,7 +141,7 @@ class Run:
         train: dict[str, Any] = {"epochs": self.epochs, "seed": self.seed, "threads": 1, "restore_best": True}
         rule: Mapping[str, Any] = {}
         if self.side == THE_FASTEST:
-            train |= {"strategy": ALONE.strategy, "partition": ALONE.partition}
+            train |= {"strategy": "bsp", "partition": "udpa"}
         elif self.side != DEFAULT:
             strategy, *words = self.side.split()
             train["strategy"] = "bsp" if self.side == GROWING else strategy
@@ -197,8 +196,8 @@ def real(each: Run, client: Client, path: str) -> dict[str, Any]:
 
 def of_ddp(each: Run, path: str) -> dict[str, Any]:
     """Train by two ranks of PyTorch's."""
-    from ddp import WORKERS as RANKS
-    from ddp import Whole, torch_run
+    from benchmarks.ddp import WORKERS as RANKS
+    from benchmarks.ddp import Whole, torch_run
 
     assert each.batch is not None
     assert each.lr is not None
@@ -289,8 +288,7 @@ def make(wanted: Iterable[Run], given: argparse.Namespace) -> dict[str, Any]:
     if missing and results["machine"] != machine():
         raise SystemExit(f"{given.results}: its figures are of {results['machine']}; give another file (--results)")
     if missing:
-        command = shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
-        results["commands"] = list(dict.fromkeys([*results.get("commands", ()), command]))
+        add_command(results)
 
     def keep(each: Run, found: Mapping[str, Any]) -> None:
         results["parts"][each.name] = {"run": asdict(each), **found}

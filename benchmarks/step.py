@@ -2,7 +2,7 @@
 
 Local layers next to each other run as one chain and are timed as one: relu1+lrn1+maxpool1.
 
-python benchmarks/step.py [--model quick lenet5 50:500] [--batch 128] [--threads 1] [--seconds 3] [--json]
+python -m benchmarks.step [--model quick lenet5 50:500] [--batch 128] [--threads 1] [--seconds 3] [--json]
 """
 
 from __future__ import annotations

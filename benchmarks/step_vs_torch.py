@@ -1,6 +1,6 @@
 """A whole training step against PyTorch's: the same network, weights, batch, threads and machine, in one run.
 
-    python benchmarks/step_vs_torch.py [--models 50:500] [--batches 64] [--threads 2] [--json FILE]
+    python -m benchmarks.step_vs_torch [--models 50:500] [--batches 64] [--threads 2] [--json FILE]
 
 A step is forward, softmax cross entropy, backward, and SGD with Nesterov momentum and weight decay. Ours and every mode
 of PyTorch take turns; what counts is the median of the rounds' ratios, the least one of PyTorch's modes. The losses of
@@ -28,7 +28,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import (
+from torch import nn
+
+from benchmarks.common import (
     Budget,
     Configuration,
     Results,
@@ -37,8 +39,6 @@ from common import (
     parser,
     take_turns,
 )
-from torch import nn
-
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.job.tables import Train
 from daskcnn.nn import Context, Layer, Params, Sequential, StepPace, layers, predict

@@ -1,6 +1,6 @@
 """A step of `bsp` over links of a speed: what of it is computing, waiting and communication, with parts sent ahead.
 
-    sudo python benchmarks/steps_over_links.py --data data/cifar10.zarr [--model quick] [--batch 64] [--rounds 3]
+    sudo python -m benchmarks.steps_over_links --data data/cifar10.zarr [--model quick] [--batch 64] [--rounds 3]
         [--bandwidths "100 Mb/s" "1 Gb/s" unlimited] [--samples 20000] [--json FILE]
 
 Every host is a network namespace whose link is limited both ways (`tc tbf`; needs root, `ip` and `tc`): two workers of
@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import netns
-from cluster_netns import BANDWIDTHS, Driver
 from distributed import Client
-from netns import Host, Network, network
 
+from benchmarks.network import netns
+from benchmarks.network.cluster_netns import BANDWIDTHS, Driver
+from benchmarks.network.netns import Host, Network, network
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.events import RoundEnded
 from daskcnn.job.resolve import resolve
@@ -110,7 +110,16 @@ def turn(net: Network, hosts: Sequence[Host], driver: Driver, link: str, way: st
 
 def command(given: argparse.Namespace, scheduler: str) -> list[str]:
     options = ["--data", given.data, "--model", given.model, "--batch", str(given.batch)]
-    return [sys.executable, __file__, "--inside", scheduler, *options, "--samples", str(given.samples)]
+    return [
+        sys.executable,
+        "-m",
+        "benchmarks.steps_over_links",
+        "--inside",
+        scheduler,
+        *options,
+        "--samples",
+        str(given.samples),
+    ]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""The benchmarks, which no other test runs, ask the package for names that it has."""
+"""Benchmarks, studies and the network lab: they import, say how to use them, and decide by the right figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,17 @@ from daskcnn.job.tables import Job
 from daskcnn.training.coordinator.settings import Settings
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-FILES = sorted(FOLDER.glob("*.py"))
+FILES = sorted(FOLDER.rglob("*.py"))
+STUDIES = FOLDER / "studies"
+SCRIPTS = [file for file in FILES if "__main__" in file.read_text("utf-8")]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def name(file: Path) -> str:
+    """The module, as `python -m` takes it."""
+    return ".".join(file.relative_to(FOLDER.parent).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
 def test_a_benchmark_imports_names_that_exist(file: Path) -> None:
     imports = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
     missing = [
@@ -34,35 +40,30 @@ def test_a_benchmark_imports_names_that_exist(file: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_benchmark_takes_names_that_another_one_has(file: Path) -> None:
+@pytest.mark.parametrize("file", [file for file in FILES if STUDIES not in file.parents], ids=name)
+def test_no_benchmark_imports_a_study(file: Path) -> None:
     imports = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
-    siblings = {each.stem: each for each in FILES}
-    missing = [
-        f"{node.module}.{alias.name}"
-        for node in imports
-        if node.module in siblings
-        for alias in node.names
-        if alias.name not in _names_of(siblings[node.module])
-    ]
-    assert not missing
+    assert not [node.module for node in imports if f"{node.module}.".startswith("benchmarks.studies.")]
 
 
-def _names_of(file: Path) -> set[str]:
-    """Names that a module has, without importing it: it may need a library that is not installed."""
-    names: set[str] = set()
-    for node in ast.parse(file.read_text("utf-8")).body:
-        match node:
-            case ast.ImportFrom() | ast.Import():
-                names |= {alias.asname or alias.name for alias in node.names}
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.Assign() | ast.AnnAssign():
-                names |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-    return names
+@pytest.mark.parametrize("file", SCRIPTS, ids=name)
+def test_a_script_says_how_to_use_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        script = import_module(name(file))
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        pytest.skip("PyTorch is missing")
+    monkeypatch.setattr(sys, "argv", [str(file), "--help"])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert not ended.value.code
+    assert "usage: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("file", sorted((FOLDER / "results" / "figures").glob("*.svg")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted((STUDIES / "results" / "figures").glob("*.svg")), ids=lambda file: file.stem)
 def test_a_figure_that_is_kept_has_marks(file: Path) -> None:
     """Lines and bars are clipped by the axes, as the grid is, which is gray."""
     clipped = re.findall(r'clip-path="url\([^)]*\)"(?: style="([^"]*)")?', file.read_text("utf-8"))
@@ -78,19 +79,8 @@ def _is_module(package: str, name: str) -> bool:
 
 
 @pytest.fixture
-def benchmark_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports a benchmark. Its modules are forgotten afterwards."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield import_module
-    for name in set(sys.modules) - before:
-        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-
-
-@pytest.fixture
-def sooner(benchmark_of: Callable[[str], Any]) -> Any:
-    return benchmark_of("sooner")
+def sooner() -> Any:
+    return import_module("benchmarks.sooner")
 
 
 def run_of(sooner: Any, side: str, lr: float, seed: int, at: float | None) -> dict[str, Any]:
@@ -129,8 +119,8 @@ def test_the_fastest_worker_alone_makes_no_exchange_within_a_round(sooner: Any) 
     assert (job.train.increments, job.train.batch_size) == (1, 64), "a round is an epoch"
 
 
-def test_a_pipeline_of_equal_layers_fills_and_empties_as_gpipe_does(benchmark_of: Callable[[str], Any]) -> None:
-    pipeline = benchmark_of("pipeline")
+def test_a_pipeline_of_equal_layers_fills_and_empties_as_gpipe_does() -> None:
+    pipeline: Any = import_module("benchmarks.studies.pipeline")
     layer, workers, micro = pipeline.Layer(1.0, 2.0, 0), 4, 8
     stages = [[layer]] * workers
     assert pipeline.step_seconds([[layer] * workers], micro, math.inf) == pytest.approx(3.0 * workers)
@@ -140,10 +130,9 @@ def test_a_pipeline_of_equal_layers_fills_and_empties_as_gpipe_does(benchmark_of
 
 
 @pytest.mark.parametrize(("dealt", "classes"), [(False, 3), (True, 10)])
-def test_bins_sort_what_is_sorted_unless_they_are_dealt_out(
-    benchmark_of: Callable[[str], Any], dealt: bool, classes: int
-) -> None:
-    shuffle, machines, samples = benchmark_of("shuffle_bins"), 4, 2000
+def test_bins_sort_what_is_sorted_unless_they_are_dealt_out(dealt: bool, classes: int) -> None:
+    shuffle: Any = import_module("benchmarks.studies.shuffle_bins")
+    machines, samples = 4, 2000
     parts = [shuffle.sorted_part(i, machines, samples) for i in range(machines)]
     drawn = [shuffle.sample(part, i) for i, part in enumerate(parts)]
     ends = shuffle.cuts(drawn, machines * shuffle.BINS if dealt else machines)
@@ -155,8 +144,8 @@ def test_bins_sort_what_is_sorted_unless_they_are_dealt_out(
     assert (found["largest_difference"] < 0.02) is dealt
 
 
-def test_a_rate_is_the_best_once_its_double_and_its_half_are_worse(benchmark_of: Callable[[str], Any]) -> None:
-    study = benchmark_of("theano_mpi")
+def test_a_rate_is_the_best_once_its_double_and_its_half_are_worse() -> None:
+    study: Any = import_module("benchmarks.studies.theano_mpi")
     errors = {0.00125: 0.6, 0.0025: 0.5, 0.005: 0.45, 0.01: None}
     results: dict[str, Any] = {"parts": {}}
     made = []
@@ -171,8 +160,8 @@ def test_a_rate_is_the_best_once_its_double_and_its_half_are_worse(benchmark_of:
 
 
 @pytest.fixture
-def tuned(benchmark_of: Callable[[str], Any]) -> Any:
-    return benchmark_of("rules_simulated")
+def tuned() -> Any:
+    return import_module("benchmarks.studies.rules_simulated")
 
 
 def learnt(tuned: Any, run: Any, at: float, accuracy: float) -> dict[str, dict[str, Any]]:
@@ -222,6 +211,6 @@ def test_a_claim_counts_where_it_holds(tuned: Any) -> None:
 
 
 def test_the_page_of_the_tuned_rules_is_made_from_their_results(tuned: Any) -> None:
-    kept = tuned.load(FOLDER / "results" / "rules_simulated.json")
-    assert (FOLDER / "rules_simulated.md").read_text("utf-8") == tuned.page(kept)
+    kept = tuned.load(STUDIES / "results" / "rules_simulated.json")
+    assert (STUDIES / "rules_simulated.md").read_text("utf-8") == tuned.page(kept)
     assert all(look[4] is not None for found in kept["parts"].values() for look in found.get("looks", ()))

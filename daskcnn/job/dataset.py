@@ -1,7 +1,7 @@
 """The data set that a job names, a prepared one or arrays in place, and the job's defaults that depend on it.
 
 A paper's network on the images that it was described for keeps SGD. Everything else is trained by AdamW. The numbers
-come from a study: benchmarks/defaults.md.
+come from a study: benchmarks/studies/defaults.md.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class NamedModel:
     """A network that has a name; `image` (H, W, C) and `classes` are those that it was described for.
 
     rate : SGD's on such images, in minibatches of 64. Where the network was studied it is the one that reached an
-        accuracy first (`benchmarks/named_models.py`).
+        accuracy first (`benchmarks/studies/named_models.py`).
     """
 
     layers: Builder

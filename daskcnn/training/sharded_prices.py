@@ -31,9 +31,9 @@ from daskcnn.store import Described
 from daskcnn.training.strategy_prices import PricedStrategy, Pricer, StepProblem, WorkerCost, priced_set
 
 TASK = 1.9e-3
-"""Seconds of Dask's scheduler for a task of a step (`benchmarks/results/cluster_netns.json`)."""
+"""Seconds of Dask's scheduler for a task of a step (`benchmarks/network/results/cluster_netns.json`)."""
 HANDOVER = 6e-3
-"""Seconds from a task to the next one on another worker, besides its bytes (`benchmarks/layer_scaling.py`)."""
+"""Seconds from a task to the next one on another worker, besides its bytes (`benchmarks/studies/layer_scaling.py`)."""
 
 _PROMISING = 1.5
 """Times the fastest worker's step that rough shares may take for better ones to be looked for."""

@@ -5,7 +5,6 @@ Each process is on a host of its own, a network namespace. Needs root, and the c
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import subprocess
@@ -18,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.network.netns import Network, network
+
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 CUT, STALL = 30.0, 90.0  # on a busy machine calibrations take long
 LONGEST = 240.0
@@ -26,11 +27,10 @@ NAMES = ("w-0", "w-1", "w-2", "ps-0", "driver")
 
 
 @pytest.fixture
-def net(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+def net() -> Iterator[Network]:
     with ExitStack() as stack:
         try:
-            found = stack.enter_context(importlib.import_module("netns").network())
+            found = stack.enter_context(network())
         except SystemExit as error:
             pytest.skip(str(error))
         yield found
@@ -39,7 +39,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 class Run:
     """A run that goes on until it is ended, on three workers, a host for the server, and one for its driver."""
 
-    def __init__(self, net: Any, folder: Path, data: str, strategy: str) -> None:
+    def __init__(self, net: Network, folder: Path, data: str, strategy: str) -> None:
         self.net, scheduler = net, net.scheduler()
         self.hosts = {name: net.host() for name in NAMES}
         for name in NAMES[:-1]:
@@ -93,7 +93,7 @@ class Run:
 
 @pytest.mark.parametrize("strategy", ["bsp", "agwu", "layer"])
 def test_a_worker_that_is_cut_off_keeps_no_other_from_going_on(
-    net: Any, tmp_path: Path, synthetic: str, strategy: str
+    net: Network, tmp_path: Path, synthetic: str, strategy: str
 ) -> None:
     run = Run(net, tmp_path, synthetic, strategy)
     run.goes_on()
@@ -103,7 +103,7 @@ def test_a_worker_that_is_cut_off_keeps_no_other_from_going_on(
     assert {event["worker"] for event in run.events("worker-lost")} <= {"w-1"}
 
 
-def test_a_server_that_is_cut_off_heals_or_is_replaced(net: Any, tmp_path: Path, synthetic: str) -> None:
+def test_a_server_that_is_cut_off_heals_or_is_replaced(net: Network, tmp_path: Path, synthetic: str) -> None:
     run = Run(net, tmp_path, synthetic, "bsp")
     run.goes_on()
     run.cut_off("ps-0")
@@ -113,7 +113,7 @@ def test_a_server_that_is_cut_off_heals_or_is_replaced(net: Any, tmp_path: Path,
 
 
 def test_a_driver_that_is_cut_off_ends_resumably_and_its_workers_are_free_again(
-    net: Any, tmp_path: Path, synthetic: str
+    net: Network, tmp_path: Path, synthetic: str
 ) -> None:
     run = Run(net, tmp_path, synthetic, "bsp")
     run.goes_on()

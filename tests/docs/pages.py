@@ -13,7 +13,14 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *(
         ROOT / page
-        for page in ("data/README.md", "benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+        for page in (
+            "data/README.md",
+            "benchmarks/README.md",
+            "benchmarks/studies/README.md",
+            "CHANGELOG.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+        )
     ),
     *sorted((ROOT / "deploy").rglob("*.md")),
 ]

@@ -26,7 +26,7 @@ def made_by(job: Job) -> tuple[str, float, int, float]:
 CAREFUL = ("adamw", 0.003, 32, 1.0)
 AS_PUBLISHED = ("sgd", 0.01, 64, 0.0)
 STUDIED = ("sgd", 0.02, 64, 0.0)
-"""The same for networks that `benchmarks/named_models.py` has found a rate for."""
+"""The same for networks that `benchmarks/studies/named_models.py` has found a rate for."""
 
 
 def test_images_of_one_s_own_are_trained_on_carefully() -> None:

@@ -1,6 +1,6 @@
 """What threads gain in a step, and why no more: their balance, and the time outside of what they share.
 
-    python benchmarks/threads.py [--models plain20] [--batches 128] [--threads 1 2] [--json FILE]
+    python -m benchmarks.studies.threads [--models plain20] [--batches 128] [--threads 1 2] [--json FILE]
 
 BPT-CNN shows the time of a run by threads (Fig. 14); their balance and what they save are figures of ours. A step is a
 row of calls that the threads share; between two of them one thread decides what comes next. Balance is the time that
@@ -21,9 +21,8 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from common import Configuration, Results, configurations, in_fresh_process, parser
-from step_vs_torch import LR, start
-
+from benchmarks.common import Configuration, Results, configurations, in_fresh_process, parser
+from benchmarks.step_vs_torch import LR, start
 from daskcnn.arrays import Pool, single_threaded_blas
 from daskcnn.nn import StepPace
 

@@ -1,7 +1,7 @@
 """Accuracy after the same epochs with weights in float32, in float16 and in int8 with error feedback on the wire.
 
-    python benchmarks/wires.py --data data/cifar10.zarr [--strategies bsp local-sgd] [--wires float32 float16 int8]
-                               [--limit 9000] [--epochs 4] [--seeds 3]
+    python -m benchmarks.studies.wires --data data/cifar10.zarr [--strategies bsp local-sgd]
+        [--wires float32 float16 int8] [--limit 9000] [--epochs 4] [--seeds 3]
 
 The arithmetic is real, on one thread, and the wire's too: pushes and answers are cut as `cluster.wire` says. Time is
 that of a cluster: two equal workers of 2,400 images a second on links of 5 MB/s to the server's host. CIFAR-10, the
@@ -15,7 +15,6 @@ Exit 1 where the mean of the seeds is more than a point below that of float32.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +24,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from common import TWO_CONVOLUTIONS
-from rules import kept_of, load, machine, save
-
+from benchmarks.common import TWO_CONVOLUTIONS
+from benchmarks.runs import add_command, kept_of, load, machine, save
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
@@ -128,8 +126,7 @@ def main(words: Sequence[str] | None = None) -> int:
     missing = [] if given.tables else [each for each in asked if each.name not in results["parts"]]
     if missing:
         results["machine"] = machine()
-        command = shlex.join(["python", "benchmarks/wires.py", *sys.argv[1:]])
-        results["commands"] = list(dict.fromkeys([*results.get("commands", ()), command]))
+        add_command(results)
     for each in sorted(missing, key=lambda each: each.seed):
         results["parts"][each.name] = each.made(given.data)
         save(given.results, results)

@@ -1,6 +1,6 @@
 """Hegde and Usmani's Algorithm 2, a shuffle by samples, bins and all-to-all, beside the exact shuffle of `prepare`.
 
-    python benchmarks/shuffle_bins.py [--machines 8] [--samples 50000] [--rounds 3] [--json FILE]
+    python -m benchmarks.studies.shuffle_bins [--machines 8] [--samples 50000] [--rounds 3] [--json FILE]
 
 Images are sorted by label. Each of --machines has an equal part; here they are tasks of two Dask workers. Each machine
 sends a sample of its labels; the driver merges the sorted samples (a k-way merge) and cuts them into bins of as many
@@ -34,9 +34,9 @@ import dask
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster, wait
-from rules import machine
 
 import daskcnn
+from benchmarks.runs import machine
 
 SHAPE, CLASSES = (32, 32, 3), 10
 SAMPLED = 200

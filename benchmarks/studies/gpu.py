@@ -1,6 +1,7 @@
 """A step of sharded layers on processors, on a GPU, and on both; PyTorch's beside it.
 
-    python benchmarks/gpu.py [--data data/cifar10.zarr] [--models 50:500 …] [--batches 64 256] [--cpus 3] [--json FILE]
+    python -m benchmarks.studies.gpu [--data data/cifar10.zarr] [--models 50:500 …] [--batches 64 256] [--cpus 3]
+        [--json FILE]
 
 Networks are the papers' and those of other papers that people use. Without --data they have random images of 32×32, for
 what images show changes no time. The ones for photographs always have random images, of their size, in batches of 32.
@@ -28,11 +29,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from common import PHOTOGRAPHS, Budget, Configuration, in_fresh_process, take_turns
 from distributed import Client
-from layer_scaling import BATCHES, MODELS, Sharded, alone_on, opened
 
 import daskcnn
+from benchmarks.common import PHOTOGRAPHS, Budget, Configuration, in_fresh_process, take_turns
+from benchmarks.sharded_steps import BATCHES, MODELS, Sharded, alone_on, opened
 from daskcnn.arrays import backend, cpu_count, device_profile
 from daskcnn.cluster.layers.measurements import fastest, measure_links
 from daskcnn.cluster.link.connect import connect
@@ -50,7 +51,6 @@ NAMED = ("quick", "resnet20", "resnet18", "vgg11-bn", *PHOTOGRAPHS)
 """Networks that are measured besides the papers' four."""
 OF_PHOTOGRAPHS, PICTURES, LEFT_OUT = 32, {True: 1100, False: 4200}, 64
 """A batch of photographs; how many random images there are, photographs or not; how many of them are not trained on."""
-ROOT = Path(__file__).parents[1]
 
 
 # --- the GPU ---
@@ -77,9 +77,8 @@ def described() -> dict[str, Any]:
     return {"gpu": profile.name, "gpu_GiB": round(profile.memory / 2**30), "cupy": cupy.__version__, "cuda": runtime}
 
 
-def stand_in_for_a_gpu(root: str) -> None:
+def stand_in_for_a_gpu() -> None:
     """On a worker: its GPU is the strict stand-in that tests use."""
-    sys.path.insert(0, root)
     from daskcnn import arrays
     from daskcnn.cluster.worker import tasks as worker
     from tests.standin import STANDIN
@@ -90,7 +89,7 @@ def stand_in_for_a_gpu(root: str) -> None:
 
 def _give_stand_ins(client: Client) -> None:
     addresses = [member.address for member in advertised(present(client)) if member.kind == "gpu"]
-    client.run(stand_in_for_a_gpu, str(ROOT), workers=addresses)
+    client.run(stand_in_for_a_gpu, workers=addresses)
 
 
 # --- ours ---
@@ -166,7 +165,8 @@ def _step(sharded: Sharded, seconds: float) -> dict[str, Any]:
 def torch_seconds(model: str, batch: int, threads: int, seconds: float) -> dict[str, dict[str, float]]:
     """Seconds of a step in each layout, by device: of those that PyTorch has."""
     import torch
-    from step_vs_torch import WARM_UPS, start, torch_step
+
+    from benchmarks.step_vs_torch import WARM_UPS, start, torch_step
 
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     devices = {"PyTorch, processors": "cpu"} | ({"PyTorch, GPU": "cuda"} if torch.cuda.is_available() else {})

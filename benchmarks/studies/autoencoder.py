@@ -1,6 +1,6 @@
 """The stacked autoencoder of Marques' thesis (appendix A: 784-500-250-10 on MNIST): its error, energy and limits.
 
-    python benchmarks/autoencoder.py --data data/mnist.zarr [--parts error energy largest workers] [--watts 65]
+    python -m benchmarks.studies.autoencoder --data data/mnist.zarr [--parts error energy largest workers] [--watts 65]
 
 error: autoencoders of one hidden layer, with tied weights, are trained greedily, each on what the one before makes of
 the images. Then the layers are trained together: under ten classes, and as one network that reconstructs (`sae`), some
@@ -30,9 +30,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import conv_gemm
 import numpy as np
 
+from benchmarks import conv_gemm
 from daskcnn.arrays import Device, cpu_count, device_profile, keep_freed_memory, single_threaded_blas
 from daskcnn.events import RunEnded, SamplesAllocated
 from daskcnn.nn import (
@@ -426,7 +426,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--threads", type=int, default=cpu_count(), help="default: %(default)s")
     options.add_argument("--watts", type=float, help="power of the machine; default: what it measures itself")
     options.add_argument("--memory", type=float, default=2.0, metavar="GIB", help="of `largest`; default %(default)g")
-    options.add_argument("--picture", type=Path, default=Path("benchmarks/results/figures/autoencoder.png"))
+    options.add_argument("--picture", type=Path, default=Path("benchmarks/studies/results/figures/autoencoder.png"))
     options.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     return options.parse_args()
 

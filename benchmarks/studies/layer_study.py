@@ -1,13 +1,13 @@
 """The simulated half of `layer_scaling.py`: the measured machine, more of it, over links of different speed.
 
-    python benchmarks/layer_scaling.py --simulate [--json benchmarks/results/layer_scaling.json]
+    python -m benchmarks.studies.layer_scaling --simulate [--json benchmarks/studies/results/layer_scaling.json]
 
 One thread of the machine at hand is the CPU. A GPU is so much faster as the papers' one was than their CPU (thesis,
 table 5.3), a mobile GPU ten times slower than that, with a desktop GPU as home (5.5.1). The papers' own devices were
 several hundred times slower than this thread: "as slow as the papers'" means 500 times, so that 5 MB/s weigh as they
 did there.
 
-Tables go to a Markdown file beside the measured figures, pictures into `figures`.
+Tables go to a page, pictures to `figures` beside the measured figures.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from statistics import median
 from typing import Any, Literal
 
 import numpy as np
-from common import IMAGE, Images, seconds
-from conv_gemm import PAD2, SIDE, directions, sgemm
 
+from benchmarks.common import IMAGE, Images, seconds
+from benchmarks.conv_gemm import PAD2, SIDE, directions, sgemm
+from benchmarks.sharded_steps import BATCHES, MODELS
 from daskcnn.arrays import Device, device_profile, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
 from daskcnn.job.resolve import resolve
@@ -37,8 +38,7 @@ from daskcnn.sim.papers_costs import Sharding, ceiling
 from daskcnn.training.replica import Replica
 from daskcnn.training.worker_calibration import conv_seconds, stage_seconds, step_seconds, tune_convolutions
 
-MODELS = ("50:500", "150:800", "300:1000", "500:1500")
-BATCHES = (64, 128, 256, 512, 1024)
+ROOM = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -503,17 +503,17 @@ def _roofline_table(stages: Mapping[str, Any], copy: float) -> str:
 # --- all of it ---
 
 
-def simulate(path: Path) -> None:
-    """Read the measured figures, measure what they lack of a step's parts, write tables and pictures beside them."""
+def simulate(path: Path, page: Path) -> None:
+    """Read the measured figures, measure what they lack of a step's parts, write the page, and pictures beside FILE."""
     kept = json.loads(path.read_text(encoding="utf-8"))
     stages = kept.setdefault("stages", {})
     for model in MODELS:
         if model not in stages and any(key.startswith(f"{model} ") for key in kept["measured"]):
             stages[model] = stage_parts(model)
             path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    study = Study(kept["measured"], stages, _scheduler(path.with_name("cluster_netns.json")))
-    conv, copy = _roofline_of(stages, path.with_name("conv_stages.json"))
-    path.with_suffix(".md").write_text(tables(study, conv, copy), encoding="utf-8")
+    study = Study(kept["measured"], stages, _scheduler(ROOM / "network" / "results" / "cluster_netns.json"))
+    conv, copy = _roofline_of(stages, ROOM / "results" / "conv_stages.json")
+    page.write_text(tables(study, conv, copy), encoding="utf-8")
     folder = path.with_name("figures")
     folder.mkdir(exist_ok=True)
     for figure in (*figures(study), roofline(conv, copy)):

@@ -1,7 +1,7 @@
 """Hogwild: threads that each make minibatches of their own, on one vector of weights and without locks.
 
-    python benchmarks/hogwild.py --data data/cifar10.zarr [--threads 2] [--rates 0.005 0.01 0.02] [--json FILE]
-    python benchmarks/hogwild.py --data data/cifar10.zarr --speed [--models rules quick lenet5] [--json FILE]
+    python -m benchmarks.studies.hogwild --data data/cifar10.zarr [--threads 2] [--rates 0.005 0.01 0.02] [--json FILE]
+    python -m benchmarks.studies.hogwild --data data/cifar10.zarr --speed [--models rules quick lenet5] [--json FILE]
 
 Hegde and Usmani's section 2 has it as the second use of cores. Each thread is a replica with an optimizer's state of
 its own. The weights of all are the same memory, which each reads while others write. Beside it: what a worker does
@@ -24,9 +24,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from common import PAUSE, TWO_CONVOLUTIONS, Configuration, in_fresh_process
-from rules import machine
 
+from benchmarks.common import PAUSE, TWO_CONVOLUTIONS, Configuration, in_fresh_process
+from benchmarks.runs import machine
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve

@@ -1,9 +1,9 @@
 """The default batch and rate of each named model: three of each and three seeds, on one machine.
 
-    python benchmarks/named_models.py --cifar10 data/cifar10.zarr --mnist data/mnist.zarr [--models quick lenet5]
-                                      [--batches 32 64 128] [--rates 0.005 0.01 0.02] [--seeds 3] [--epochs 4]
-                                      [--limit N] [--processes 1] [--page benchmarks/named_models.md]
-    python benchmarks/named_models.py --speeds [--models quick lenet5] [--batches 32 64 128]
+    python -m benchmarks.studies.named_models --cifar10 data/cifar10.zarr --mnist data/mnist.zarr
+        [--models quick lenet5] [--batches 32 64 128] [--rates 0.005 0.01 0.02] [--seeds 3] [--epochs 4] [--limit N]
+        [--processes 1] [--page benchmarks/studies/named_models.md]
+    python -m benchmarks.studies.named_models --speeds [--models quick lenet5] [--batches 32 64 128]
 
 A model is trained by one worker that meets nobody, by SGD with Nesterov momentum and a rate that falls linearly to 0,
 on the published images that it is for: CIFAR-10 or MNIST, with their usual augmentation. Without --rates models that
@@ -29,13 +29,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import Images
-from few_samples import measure
-from rules import load, save
-from sooner import (
+from benchmarks.common import Images
+from benchmarks.few_samples import measure
+from benchmarks.runs import load, save
+from benchmarks.sooner import (
     BATCHES,
     RATES,
-    RESULTS,
     THE_FASTEST,
     Median,
     Place,
@@ -47,7 +46,6 @@ from sooner import (
     median_of,
     seconds_of,
 )
-
 from daskcnn.job.dataset import on_data
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Train
@@ -63,6 +61,7 @@ HIGHER = 4.0
 LESS = 0.02
 """The accuracy to be reached is that much less than the best at the end of a run."""
 EPOCHS = 4
+RESULTS = Path(__file__).parent / "results" / "named_models.json"
 SECONDS = 20.0
 """Seconds of measuring a model's speeds."""
 
@@ -170,7 +169,7 @@ def page(results: Mapping[str, Any]) -> str:
     """All tables, in Markdown."""
     machine = results["machine"]
     head = (
-        "# Batch and rate of the named models\n\nMade by `benchmarks/named_models.py` from "
+        "# Batch and rate of the named models\n\nMade by `benchmarks/studies/named_models.py` from "
         f"`results/named_models.json`, on {machine['processor']}, {machine['cores']} cores: one one-thread worker, "
         "medians of the seeds. The script says what is measured."
     )
@@ -181,7 +180,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Train what is missing, then print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, batches=BATCHES, rates=RATES)
-    parser.set_defaults(rates=None, simulated=True, targets=(), results=RESULTS / "named_models.json")
+    parser.set_defaults(rates=None, simulated=True, targets=(), results=RESULTS)
     for name in DATA.values():
         parser.add_argument(f"--{name}", default=f"data/{name}.zarr", help="the prepared data set")
     parser.add_argument("--models", nargs="+", choices=STUDIED, default=STUDIED, help=f"default: {' '.join(STUDIED)}")
@@ -189,7 +188,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--speeds", action="store_true", help="measure the seconds of steps, and train nothing")
     parser.add_argument("--page", type=Path, help="write the tables to this file, and train nothing")
     given = parser.parse_args(words)
-    given.results = given.results or RESULTS / "named_models.json"
+    given.results = given.results or RESULTS
     if given.speeds:
         measure_speeds(given)
         return

@@ -1,6 +1,7 @@
 """Theano-MPI's table 1 and figures 4 and 5 in small, and its grid of EASGD's α and τ, over simulated workers.
 
-    python benchmarks/theano_mpi.py --data data/cifar10.zarr [--part table easgd] [--figures FOLDER] [--results FILE]
+    python -m benchmarks.studies.theano_mpi --data data/cifar10.zarr [--part table easgd] [--figures FOLDER]
+        [--results FILE]
 
 The arithmetic is real, on a part of CIFAR-10, and time is that of a cluster of equal workers on gigabit links. `table`
 has 1 to 8 workers, each with minibatches of its own, of 32 and of 8 samples, a quarter as in the paper (128 and 32).
@@ -26,10 +27,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import TWO_CONVOLUTIONS
-from rules import load, save
-from simulated_workers import GIGABIT
-
+from benchmarks.common import TWO_CONVOLUTIONS
+from benchmarks.network.simulated_workers import GIGABIT
+from benchmarks.runs import load, save
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
@@ -41,6 +41,7 @@ WORKERS, LARGE, SMALL = (1, 2, 4, 8), 32, 8
 FIRST_RATE, FIRST_OF_EASGD = 0.0025, 0.01
 """Rates that are tried first. That of the table is multiplied by the number of workers."""
 ALPHAS, TAUS = (0.1, 0.25, 0.5), (1, 4, 16)
+RESULTS = Path(__file__).parent / "results" / "theano_mpi.json"
 SEEDS = 3
 LIMIT, VALIDATION, EPOCHS = 6000, 1500, 10
 IMAGES_PER_SECOND, EXCHANGE = 900.0, 0.0008
@@ -263,7 +264,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
     options.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
-    options.add_argument("--results", type=Path, default=Path("benchmarks/results/theano_mpi.json"), metavar="FILE")
+    options.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
     options.add_argument("--tables", action="store_true", help="print what FILE holds")
     options.add_argument("--figures", type=Path, metavar="FOLDER", help="draw what FILE holds")
     given = options.parse_args(words)

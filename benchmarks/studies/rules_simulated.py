@@ -1,6 +1,7 @@
 """Every update rule at its own best learning rate over 4 to 32 simulated workers, half of them three times slower.
 
-    python benchmarks/rules_simulated.py --data data/cifar10.zarr [--parts rules] [--only agwu] [--seeds 1] [--tables]
+    python -m benchmarks.studies.rules_simulated --data data/cifar10.zarr [--parts rules] [--only agwu] [--seeds 1]
+        [--tables]
 
 The arithmetic is real, on 5,000 samples of CIFAR-10 and a network of one convolution; time is that of the simulated
 cluster. Rates are half powers of ten. Four are tried with one seed; where the best of them is the lowest or the
@@ -26,11 +27,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from common import SMALLEST_NETWORK
-from rules import load, reached, save
-from simulated_workers import GIGABIT, cluster
-from sooner import EXCHANGE, FAST, THE_FASTEST, Median, Place, Run, best, by_setting, make, seconds_of
 
+from benchmarks.common import SMALLEST_NETWORK
+from benchmarks.network.simulated_workers import GIGABIT, cluster
+from benchmarks.runs import load, reached, save
+from benchmarks.sooner import EXCHANGE, FAST, THE_FASTEST, Median, Place, Run, best, by_setting, make, seconds_of
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
 from daskcnn.show.renderers.drawing import draw
@@ -210,12 +211,12 @@ def page(results: Mapping[str, Any]) -> str:
     return "\n\n".join(
         [
             "# Every rule at its own best rate, over simulated workers",
-            f"Real arithmetic, simulated time: `benchmarks/rules_simulated.py`, {len(parts)} runs. CIFAR-10 that went "
-            f"through JPEG once: {LIMIT - held_out(LIMIT):,} samples for training, {held_out(LIMIT)} for validation; "
-            f"{EPOCHS} epochs in minibatches of {BATCH}, one convolution of 16 kernels. A fast worker makes "
-            f"{FAST:,.0f} images a second, and half of the workers are slower, as `workers` says. Medians of seeds; "
-            "`never`: most of them do not get there. Rules that meet within a round do so every ten steps, `bsp` at "
-            "every step, `parallel-sgd` four times, `local-sgd` as its link allows.",
+            f"Real arithmetic, simulated time: `benchmarks/studies/rules_simulated.py`, {len(parts)} runs. CIFAR-10 "
+            f"that went through JPEG once: {LIMIT - held_out(LIMIT):,} samples for training, {held_out(LIMIT)} for "
+            f"validation; {EPOCHS} epochs in minibatches of {BATCH}, one convolution of 16 kernels. A fast worker "
+            f"makes {FAST:,.0f} images a second, and half of the workers are slower, as `workers` says. Medians of "
+            "seeds; `never`: most of them do not get there. Rules that meet within a round do so every ten steps, "
+            "`bsp` at every step, `parallel-sgd` four times, `local-sgd` as its link allows.",
             "## Is AGWU with IDPA the fastest?",
             *claim(parts),
             "## Every rule",

@@ -1,6 +1,6 @@
 """Every update rule with both partitions on CIFAR-10, over two real workers of speeds 1 and 3.
 
-    python benchmarks/rules.py --data data/cifar10.zarr [--quick] [--only agwu] [--results FILE]
+    python -m benchmarks.studies.rules --data data/cifar10.zarr [--quick] [--only agwu] [--results FILE]
 
 The slower worker computes and then sleeps for 1.3 times as long (DASKCNN_THROTTLE=2.3): with its caches cold after
 every sleep it trains at a third of the other's speed, which the images/s of both in FILE show. Beside both, the fast
@@ -12,47 +12,23 @@ broken off goes on with the parts that are missing.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import TWO_CONVOLUTIONS
-from distributed import Client
-
-from daskcnn.arrays import cpu_count, device_profile
+from benchmarks.common import TWO_CONVOLUTIONS
+from benchmarks.runs import BY_SGD, THROTTLED, TUNED, load, reached, run, save, throttle
 from daskcnn.cluster.link.connect import connect
-from daskcnn.cluster.worker.session import THROTTLE
-from daskcnn.events import SamplesAllocated, WorkersCalibrated
-from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.training import train_job
 from daskcnn.ps import RULES
-from daskcnn.runs.log import read_events
 from daskcnn.show.renderers.drawing import draw
-from daskcnn.show.report_tables import RunReport, tables
 from daskcnn.show.run_figures import Curve, Figure
 
-THROTTLED = 2.3
-BY_SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.02, "batch_size": 128, "schedule": "poly"}
-"""The training of all parts. Minibatches are a worker's own: rules that meet within a round do so every ten steps."""
 TARGETS = (0.4, 0.5, 0.55, 0.6)
 OF_TABLE_1 = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75)
-TUNED: dict[str, dict[str, Any]] = {
-    "bsp": {"every": 10},
-    "easgd": {"tau": 10},
-    "downpour": {"n_push": 10, "n_fetch": 10},
-    "dc-asgd": {"every": 10},
-    "admm": {"every": 10},
-    "parallel-sgd": {"rounds": 4},
-    "local-sgd": {"every": 10},
-}
-"""Parameters of the rules that meet within a round: after every step the small network would do little else."""
 
 
 @dataclass(frozen=True)
@@ -122,86 +98,7 @@ ALONE = Part("bsp", "udpa", workers=1)
 """One worker meets nobody: it hands its weights in at the end of each epoch, to be judged and kept."""
 
 
-def run(job: Mapping[str, Any], client: Client, runs: Path | None = None) -> dict[str, Any]:
-    """Train, and return what is kept of it; the run directory stays where there is a folder for it.
-
-    Seconds count from the last calibration; samples are given out `begun` seconds later.
-    """
-    with tempfile.TemporaryDirectory() as own:
-        placed = {**job, "run": {**job["run"], "dir": str(runs or own)}}
-        result = train_job(resolve(placed), client=client)
-        events = list(read_events(result.run / "events.jsonl"))
-    counted, begun = (
-        next(event.at for event in events if isinstance(event, kind)) for kind in (WorkersCalibrated, SamplesAllocated)
-    )
-    return {**kept_of(tables(events)), "begun": begun - counted}
-
-
-def kept_of(report: RunReport) -> dict[str, Any]:
-    """The figures of a run, real or simulated."""
-    later, total, test = report.from_increment(3), report.total, report.test
-    return {
-        "test": test and test.accuracy,
-        "seconds": report.seconds,
-        "looks": [[look.at, look.epoch, look.rounds, look.validation_accuracy, look.auc] for look in report.looks],
-        "wait": report.balance and report.balance.wait,
-        "waited": total.wait,
-        "communication": total.communication,
-        "balance": report.balance and report.balance.balance,
-        "balance_from_increment_3": later and later.balance,
-        "bytes": total.bytes_up + total.bytes_down,
-        "of_eq_11": report.traffic.share,
-        "pushes": total.pushes,
-        "staleness": total.staleness_mean,
-        "gamma": total.gamma,
-        "samples": {worker.name: worker.samples for worker in report.workers},
-        "images_per_second": {worker.name: worker.images_per_second for worker in report.workers},
-    }
-
-
-def throttle(client: Client, factor: float, worker: str = "cpu-1") -> None:
-    """Let a worker take this many times as long in the runs that follow."""
-    slow = [a for a, i in client.scheduler_info(n_workers=-1)["workers"].items() if i["name"] == worker]
-    client.run(_set, THROTTLE, str(factor), workers=slow)
-
-
-def _set(name: str, value: str) -> None:
-    os.environ[name] = value
-
-
-# --- what is kept ---
-
-
-def load(path: Path) -> dict[str, Any]:
-    """The results so far."""
-    return json.loads(path.read_text()) if path.exists() else {"machine": machine(), "parts": {}}
-
-
-def save(path: Path, results: Mapping[str, Any]) -> None:
-    """Write them in one step."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(results, indent=1) + "\n")
-    temporary.replace(path)
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    cpu = device_profile("cpu", cpu_count())
-    return {"processor": cpu.name, "cores": cpu.threads, "memory_GiB": round(cpu.memory / 2**30)}
-
-
 # --- tables ---
-
-
-def reached(kept: Mapping[str, Any], target: float, column: int = 0) -> float | None:
-    """Seconds, epochs (1) or rounds (2) to this validation accuracy, in proportion between two looks; None: never."""
-    before, best = 0.0, 0.1
-    for look in kept["looks"]:
-        at, accuracy = look[column], look[3]
-        if accuracy >= target:
-            return before + (at - before) * (target - best) / (accuracy - best)
-        before, best = at, max(best, accuracy)
-    return None
 
 
 def row(part: str, kept: Mapping[str, Any], targets: Sequence[float] = TARGETS) -> list[str]:
@@ -311,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the parts that are missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/rules.json"))
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/studies/results/rules.json"))
     parser.add_argument(
         "--runs", type=Path, help="folder that keeps the run directories, for `daskcnn report` and others"
     )

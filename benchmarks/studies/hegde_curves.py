@@ -1,6 +1,6 @@
 """Hegde and Usmani's figures 1 to 4: a convolution by batch and products of matrices by size, on processors and a GPU.
 
-    python benchmarks/hegde_curves.py [--device both] [--threads 1 8] [--json FILE] [--figures FOLDER]
+    python -m benchmarks.studies.hegde_curves [--device both] [--threads 1 8] [--json FILE] [--figures FOLDER]
 
 The convolution is theirs: the way forward of 96 kernels of 11×11, stride 4, on gray images of 224×224. The paper's text
 has a fully connected layer as a product of a matrix by a vector, its captions as one of matrices; both are here, of
@@ -28,11 +28,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import conv_gemm
 import numpy as np
-from common import PAUSE, Work, in_fresh_process
-from gpu import ROOT, described, kept_in, no_gpu
 
+from benchmarks import conv_gemm
+from benchmarks.common import PAUSE, Work, in_fresh_process
+from benchmarks.studies.gpu import described, kept_in, no_gpu
 from daskcnn.arrays import Array, Device, Workspace, cpu_count, keep_freed_memory, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
 from daskcnn.conv.planner import candidates
@@ -163,7 +163,6 @@ def sides(given: argparse.Namespace, gpu: bool) -> Iterator[tuple[str, Side]]:
 
 
 def _stand_in() -> Device:
-    sys.path.insert(0, str(ROOT))
     from tests.standin import STANDIN
 
     return Device(STANDIN, workspace=Workspace(STANDIN.xp), tuned=False)

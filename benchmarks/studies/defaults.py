@@ -1,7 +1,7 @@
 """Defaults of training, on eight kinds of images that nobody has tuned for: beside SGD and AdamW at three rates each.
 
-    python benchmarks/defaults.py --cifar10 data/cifar10.zarr --mnist data/mnist.zarr [--seeds 5] [--processes 2]
-                                  [--only shapes tiles] [--rules] [--page benchmarks/defaults.md]
+    python -m benchmarks.studies.defaults --cifar10 data/cifar10.zarr --mnist data/mnist.zarr [--seeds 5]
+        [--processes 2] [--only shapes tiles] [--rules] [--page benchmarks/studies/defaults.md]
 
 Accuracies are those on samples held out, after eight epochs. `estimator` and `run` are all defaults, of `CNNClassifier`
 and of `daskcnn run --data`. The others are the estimator with another optimizer and rate, of fewer seeds. --rules
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conv_gemm import machine
 
 import daskcnn
+from benchmarks.conv_gemm import machine
 from daskcnn.cluster.link.own_process import SHARED
 from daskcnn.errors import Diverged
 from daskcnn.events import EpochEnded, Event, Warned
@@ -263,12 +263,13 @@ def page(results: Mapping[str, Any]) -> str:
     of_rules = [rule for rule in (*RULES, LAYER) if f"rule {rule} default" in found]
     head = __doc__.partition("\n")[0] if __doc__ else ""
     parts = [
-        f"# Defaults\n\n{head}\n\nMade by `benchmarks/defaults.py` from `results/defaults.json`: {EPOCHS} epochs, five "
-        f"seeds of the defaults and three of the others, on {_machine(results)}. Minibatches and warm-up are the "
-        "defaults' throughout. The script says what each kind of images is.\n\nAccuracy on samples held out, percent: "
-        "the mean of the seeds, with the lowest in brackets. *k* NaN: this many of them diverged, and count as 0. *k* "
-        "lowered: they went back once, with a third of the rate. The last rows are the defaults less the best of the "
-        "others. Below, each strategy's default beside SGD at 0.02, two seeds each.",
+        f"# Defaults\n\n{head}\n\nMade by `benchmarks/studies/defaults.py` from `results/defaults.json`: {EPOCHS} "
+        f"epochs, five seeds of the defaults and three of the others, on {_machine(results)}. Minibatches and warm-up "
+        "are the defaults' throughout. The script says what each kind of images is.\n\n"
+        "Accuracy on samples held out, percent: the mean of the seeds, with the lowest in brackets. *k* NaN: this many "
+        "of them diverged, and count as 0. *k* lowered: they went back once, with a third of the rate. The last rows "
+        "are the defaults less the best of the others. Below, each strategy's default beside SGD at 0.02, two seeds "
+        "each.",
         _table(found, list(KINDS), ways),
     ]
     for kind in OF_RULES if of_rules else ():

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rules import kept_of
-
+from benchmarks.runs import kept_of
 from daskcnn.errors import Diverged
 from daskcnn.planning.simulate import Scenario, simulate
 from daskcnn.sim.cluster import Costs, Server, SimulatedCluster, Worker

@@ -1,6 +1,6 @@
 """Layer sharding between unequal workers, and over a long time.
 
-    python benchmarks/layer_limits.py --data data/cifar10.zarr [--models 50:500 …] [--json FILE]
+    python -m benchmarks.studies.layer_limits --data data/cifar10.zarr [--models 50:500 …] [--json FILE]
 
 1. Two one-thread workers, the second throttled to about a third. A run of `strategy = "layer"` moves kernels until both
    take as long; then the convolutions of a step, with the layers spread with them, should take t1·t2 / (t1 + t2), where
@@ -25,8 +25,8 @@ from typing import Any, Self, TypeVar
 
 import psutil
 from distributed import Client
-from rules import THROTTLED, machine, throttle
 
+from benchmarks.runs import THROTTLED, machine, throttle
 from daskcnn.cluster.link.connect import connect
 from daskcnn.events import EpochEnded, Event, KernelsSharded, StepsEnded, WorkersCalibrated
 from daskcnn.job.resolve import resolve

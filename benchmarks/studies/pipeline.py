@@ -1,6 +1,6 @@
 """Model parallelism by layers, simulated: consecutive layers on each worker, micro-batches that follow one another.
 
-    python benchmarks/pipeline.py [--workers 2 4] [--links 1.25e8 inf]
+    python -m benchmarks.studies.pipeline [--workers 2 4] [--links 1.25e8 inf]
 
 Hegde and Usmani's section 2 describes it: a layer fits the memory of one machine, and machines hand outputs on, one
 after another. Nothing here does it. Seconds of the layers are those of `results/step.json`, one thread, batches of 128.
@@ -24,11 +24,11 @@ from math import inf, prod
 from pathlib import Path
 from typing import Any
 
-from step import CLASSES, IMAGE
-
+from benchmarks.step import CLASSES, IMAGE
 from daskcnn.nn import build_model
 
-RESULTS = Path(__file__).parent / "results"
+STEPS = Path(__file__).parents[1] / "results" / "step.json"
+SHARDED = Path(__file__).parent / "results" / "layer_scaling.json"
 MICRO = (1, 2, 4, 8, 16, 32)
 MESSAGE = 0.001
 """Seconds of a message, as in hegde_costs.py."""
@@ -107,7 +107,7 @@ def best(layers: Sequence[Layer], workers: int, bandwidth: float) -> Best:
 
 def sharded(model: str) -> str:
     """The best measured speed-up of two workers with sharded kernels; a dash without one."""
-    kept = json.loads((RESULTS / "layer_scaling.json").read_text(encoding="utf-8"))["measured"]
+    kept = json.loads(SHARDED.read_text(encoding="utf-8"))["measured"]
     found = [each["speedup"] for name, each in kept.items() if name.split()[0] == model]
     return f"{max(found):.2f}" if found else "–"
 
@@ -124,7 +124,7 @@ def rows(workers: Sequence[int], links: Sequence[float]) -> Iterator[list[str]]:
         "2, sharded kernels",
     ]
     yield ["---", "---", *["---:"] * (len(places) + 2)]
-    for each in json.loads((RESULTS / "step.json").read_text(encoding="utf-8"))["results"]:
+    for each in json.loads(STEPS.read_text(encoding="utf-8"))["results"]:
         layers = layers_of(each)
         whole, longest = sum(own.seconds for own in layers.values()), max(layers, key=lambda name: layers[name].seconds)
         found = [best(list(layers.values()), k, link) for k, link in places]

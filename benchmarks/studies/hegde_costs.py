@@ -1,6 +1,6 @@
 """Hegde and Usmani's cost model beside what was measured, and their aggregation in log k rounds beside our two ways.
 
-    python benchmarks/hegde_costs.py [--figures FOLDER]
+    python -m benchmarks.studies.hegde_costs [--figures FOLDER]
 
 It measures nothing, takes seconds, and prints three tables:
 
@@ -24,16 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import TWO_CONVOLUTIONS
-from simulated_workers import GIGABIT
 
+from benchmarks.common import TWO_CONVOLUTIONS
+from benchmarks.network.simulated_workers import GIGABIT
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
 from daskcnn.show.renderers.drawing import draw
 from daskcnn.show.run_figures import Figure
 from daskcnn.sim.cluster import Costs, Server, SimulatedCluster, Worker
 
-RESULTS = Path(__file__).parent / "results"
+RULES = Path(__file__).parent / "results" / "rules.json"
+MEETINGS = Path(__file__).parents[1] / "results" / "meeting.json"
 MEETS = ("bsp", "admm", "parallel-sgd")
 WORKERS = (2, 4, 8, 16, 32, 64)
 VECTORS: Mapping[str, int] = {"138 kB": 34_538, "AlexNet's 244 MB": 60_965_224}
@@ -44,9 +45,9 @@ STEPS = 10, 30
 SERVER, TREE, ASA = "server, simulated", "tree of log k rounds, by the model", "ASA, simulated"
 
 
-def kept(name: str) -> Any:
+def kept(path: Path) -> Any:
     """A file of results."""
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 # --- 1: bytes ---
@@ -55,7 +56,7 @@ def kept(name: str) -> Any:
 def bytes_of_rules() -> Iterator[list[str]]:
     """Measured and modelled bytes of each rule of the model."""
     yield ["run on two workers", "messages up", "measured, MB", "the model, MB", "measured / model"]
-    for name, run in kept("rules.json")["parts"].items():
+    for name, run in kept(RULES)["parts"].items():
         rule = name.split()[0]
         if rule not in (*MEETS, "downpour") or "bytes" not in run:
             continue
@@ -76,7 +77,7 @@ def bytes_of_rules() -> Iterator[list[str]]:
 
 def meetings_of_two() -> Iterator[list[str]]:
     """Measured and modelled milliseconds of a meeting, by length of the vector."""
-    found = kept("meeting.json")["results"]
+    found = kept(MEETINGS)["results"]
     for work, cores in ((0.0, "idle cores"), (10.0, "busy cores")):
         ways: dict[str, dict[int, float]] = {}
         for each in found:

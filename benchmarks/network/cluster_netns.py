@@ -1,6 +1,6 @@
 """Layer sharding over slow links: scheduler, workers and driver as hosts of their own, measured and predicted.
 
-    sudo python benchmarks/cluster_netns.py --data data/cifar10.zarr [--models 50:500 …] [--batches 64 …]
+    sudo python -m benchmarks.network.cluster_netns --data data/cifar10.zarr [--models 50:500 …] [--batches 64 …]
         [--bandwidths "5 MB/s" "100 Mb/s" "1 Gb/s" unlimited] [--wire float16] [--parts 2] [--workers 2] [--json FILE]
 
 Every host is a network namespace whose link is limited both ways (`tc tbf`; needs root, `ip` and `tc`). Links of every
@@ -23,9 +23,9 @@ from statistics import median
 from typing import Any
 
 from distributed import Client
-from layer_scaling import MODELS, Sharded, opened
-from netns import FRAMING, Host, Network, network
 
+from benchmarks.network.netns import FRAMING, Host, Network, network
+from benchmarks.sharded_steps import MODELS, Sharded, opened
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
@@ -131,7 +131,17 @@ def measure(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def _command(given: argparse.Namespace, scheduler: str) -> list[str]:
     options = ["--data", given.data, "--wire", given.wire, "--seconds", f"{given.seconds}"]
     counts = ["--workers", f"{given.workers}", "--parts", f"{given.parts}", "--batches", *map(str, given.batches)]
-    return [sys.executable, __file__, "--inside", scheduler, *options, *counts, "--models", *given.models]
+    return [
+        sys.executable,
+        "-m",
+        "benchmarks.network.cluster_netns",
+        "--inside",
+        scheduler,
+        *options,
+        *counts,
+        "--models",
+        *given.models,
+    ]
 
 
 def _in_turns(net: Network, hosts: Sequence[Host], driver: Driver, given: argparse.Namespace) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Studies: what reproduces the papers' tables and figures, and what our defaults come from."""

@@ -1,0 +1,139 @@
+"""Layer sharding measured: a step of two one-thread workers against one, for the papers' networks and batches.
+
+    python -m benchmarks.studies.layer_scaling --data data/cifar10.zarr [--models 50:500 …] [--batches 64 256]
+        [--json FILE]
+
+Shares are settled first, by what some steps take, as a run does behind its first snapshot.
+In each round one worker makes whole steps by itself, then both do at the same time (the machine's own ceiling), then
+they make sharded steps together. Medians count. Figures go to FILE as each configuration is done, in place of older
+ones of the same configuration. Exit 1 where a network misses its bar in its best batch. --simulate goes on from the
+figures in FILE to more devices and other links, without measuring anew (`layer_study`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from distributed import Client
+
+from benchmarks.sharded_steps import BATCHES, MODELS, Sharded, alone_on, opened
+from benchmarks.studies.layer_study import simulate
+from daskcnn.arrays import cpu_count, device_profile
+from daskcnn.cluster.link.connect import connect
+from daskcnn.job.tables import Cluster, Workers
+
+BARS = {"50:500": 1.45, "150:800": 1.65, "300:1000": 1.75, "500:1500": 1.85}
+OF_CEILING = 0.92
+"""Of the machine's own ceiling, where the bar is higher than that."""
+TINY = "8:8"
+"""A network that computes next to nothing: what a step takes is Dask's."""
+RESULTS = Path(__file__).parent / "results" / "layer_scaling.json"
+PAGE = Path(__file__).parent / "layer_scaling.md"
+
+
+def measure(
+    client: Client,
+    data: str,
+    model: str,
+    batch: int,
+    *,
+    rounds: int,
+    seconds: float,
+    wire: str,
+    parts: int = 1,
+    first: str = "auto",
+) -> Any:
+    """One configuration: seconds of a step, and what they are made of."""
+    with opened(client, data, model, batch, wire, parts=parts, first=first) as context:
+        workers, sharded = list(context.workers.alive), Sharded(context)
+        sharded.settle(seconds)
+        one, both, together, busy, conv, moved = [], [], [], [], [], []
+        for _ in range(rounds):
+            one.append(alone_on(context, workers[:1], seconds)[0])
+            both.append(sum(alone_on(context, workers, seconds)))
+            steps, counters, count = sharded.seconds(seconds)
+            together.append(median(steps))
+            busy.append(max(c.busy for c in counters.values()) / count)
+            conv.append(max(sum(c.conv_seconds.values()) for c in counters.values()) / count)
+            moved.append(sum(c.bytes_up for c in counters.values()) / count)
+        cut = sharded.shares.event()
+        found: dict[str, Any] = {
+            "one": 1 / median(one),
+            "ceiling": median(both) / median(one),
+            "step": median(together),
+            "busy": median(busy),
+            "shards": median(conv),
+            "bytes": median(moved),
+            "kernels": cut.kernels,
+            "divided": next(iter(cut.divided.values())),
+        }
+    return {**found, "speedup": found["one"] / found["step"]}
+
+
+def bar(model: str, found: dict[str, Any]) -> float:
+    """What the speed-up is to be."""
+    return min(BARS.get(model, 0.0), OF_CEILING * found["ceiling"])
+
+
+def show(model: str, batch: int, found: dict[str, Any]) -> None:
+    """A line."""
+    print(
+        f"{model:9} batch {batch:5}: one {1e3 * found['one']:7.0f} ms, two {1e3 * found['step']:7.0f} ms = "
+        f"{found['speedup']:.2f} (ceiling {found['ceiling']:.2f}, bar {bar(model, found):.2f}); busiest "
+        f"{1e3 * found['busy']:.0f} ms, the rest {1e3 * (found['step'] - found['busy']):.0f} ms, "
+        f"{found['bytes'] / 1e6:.1f} MB",
+        flush=True,
+    )
+
+
+def main() -> int:
+    """Exit code 1 where a bar is missed."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
+    options.add_argument("--models", nargs="+", default=[*MODELS, TINY])
+    options.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--seconds", type=float, default=10.0, help="of each part of a round; four steps at least")
+    options.add_argument("--wire", choices=("float32", "float16"), default="float32")
+    options.add_argument("--sub-batches", type=int, default=1, help="parts of a minibatch (train.sub_batches)")
+    options.add_argument("--first-conv", choices=("auto", "kernels", "samples"), default="auto")
+    options.add_argument("--json", type=Path, metavar="FILE")
+    options.add_argument("--page", type=Path, default=PAGE, metavar="PAGE", help="where --simulate writes its tables")
+    options.add_argument("--simulate", action="store_true", help="tables and pictures from what FILE has")
+    given = options.parse_args()
+    if given.simulate:
+        simulate(given.json or RESULTS, given.page)
+        return 0
+    kept = json.loads(given.json.read_text()) if given.json and given.json.exists() else {"measured": {}}
+    kept["machine"] = {"processor": device_profile("cpu", cpu_count()).name, "cores": cpu_count()}
+    with connect(Cluster(workers=Workers(cpu=2))) as client:
+        for model in given.models:
+            for batch in given.batches:
+                args = client, given.data, model, batch
+                how = {"rounds": given.rounds, "seconds": given.seconds, "wire": given.wire}
+                found = measure(*args, **how, parts=given.sub_batches, first=given.first_conv)
+                show(model, batch, found)
+                parts = f" in {given.sub_batches}" if given.sub_batches > 1 else ""
+                by = f" by {given.first_conv}" if given.first_conv != "auto" else ""
+                kept["measured"][f"{model} {batch} {given.wire}{parts}{by}"] = found
+                if given.json:
+                    given.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    best = {
+        m: max((kept["measured"][k] for k in kept["measured"] if k.split()[0] == m), key=_by_bar(m))
+        for m in given.models
+    }
+    missed = [m for m, found in best.items() if m in BARS and found["speedup"] < bar(m, found)]
+    print("missed: " + ", ".join(missed) if missed else "every bar is met")
+    return int(bool(missed))
+
+
+def _by_bar(model: str) -> Any:
+    return lambda found: found["speedup"] - bar(model, found)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
