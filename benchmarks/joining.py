@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from typing import Any, Self
 
 from distributed import Client
 
-from benchmarks.runs import machine
+from benchmarks.runs import command, machine
 from daskcnn.cluster.link.connect import MEMORY, connect
 from daskcnn.cluster.worker.session import THROTTLE
 from daskcnn.events import Event, KernelsSharded, RoundEnded, StepsEnded, WorkerJoined
@@ -165,7 +164,7 @@ def main() -> int:
             found[strategy] = measured(alone, joint, given.epochs)
             print(strategy, found[strategy], flush=True)
             if given.json:
-                kept = {"machine": machine(), "command": shlex.join(["python", "benchmarks/joining.py", *sys.argv[1:]])}
+                kept = {"machine": machine(), "command": command()}
                 given.json.write_text(json.dumps(kept | {"measured": found}, indent=1) + "\n", encoding="utf-8")
     missed = [strategy for strategy, own in found.items() if own["speedup"] < BARS.get(strategy, BAR)]
     print(f"the rest is as much faster as it should be: {'not by ' + ', '.join(missed) if missed else 'yes'}")

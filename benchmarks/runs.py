@@ -109,10 +109,14 @@ def save(path: Path, results: Mapping[str, Any]) -> None:
     temporary.replace(path)
 
 
+def command() -> str:
+    """The command that is running."""
+    return shlex.join(["python", *sys.orig_argv[1:]])
+
+
 def add_command(results: dict[str, Any]) -> None:
     """Add the command that is running to those that the results come from."""
-    command = shlex.join(["python", *sys.orig_argv[1:]])
-    results["commands"] = list(dict.fromkeys([*results.get("commands", ()), command]))
+    results["commands"] = list(dict.fromkeys([*results.get("commands", ()), command()]))
 
 
 def machine() -> dict[str, Any]:
