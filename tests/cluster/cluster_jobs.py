@@ -213,12 +213,11 @@ def run(
 
 def count_seconds() -> None:
     """On a worker: whatever is measured there takes a second, but for its throttle."""
-    from daskcnn.cluster.layers import task_context
     from daskcnn.cluster.worker import session as worker
 
-    ticks = count()
-    counted = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
-    vars(worker)["time"] = vars(task_context)["time"] = counted
+    ticks, own = count(0.0), count(0.0)
+    clocks = {"perf_counter": lambda: next(ticks), "thread_time": lambda: next(own)}
+    vars(worker)["time"] = SimpleNamespace(**clocks, sleep=lambda seconds: None)
 
 
 def set_throttle(factor: float) -> None:
@@ -242,10 +241,9 @@ def counted_seconds(client: Client, throttles: dict[str, float]) -> Iterator[Non
 
 def measure_seconds() -> None:
     """On a worker: it has its clock again."""
-    from daskcnn.cluster.layers import task_context
     from daskcnn.cluster.worker import session as worker
 
-    vars(worker)["time"] = vars(task_context)["time"] = time
+    vars(worker)["time"] = time
 
 
 def kill_worker(client: Client, name: str, signum: int = signal.SIGKILL) -> Callable[[], None]:

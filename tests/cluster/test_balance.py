@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +12,13 @@ from distributed import Client
 
 from daskcnn.cluster.link.connect import connect
 from daskcnn.job.tables import Cluster, Workers
+from daskcnn.training.replica import Replica
+from daskcnn.training.worker_calibration import StageSeconds, stage_seconds
 from tests.cluster.cluster_jobs import (
     Watch,
     addresses_of,
     counted_seconds,
-    measure_seconds,
     run,
-    set_throttle,
     small_job,
 )
 from tests.cluster.references import reference
@@ -56,25 +54,29 @@ def test_a_group_measures_its_members_links(three_workers: Client, synthetic: st
     assert links["home"] == watch.of("groups")[0]["groups"][0]["home"]
 
 
-def become_slower(factor: float) -> None:
-    """On a worker: it trains slower, by this factor, than when it was calibrated, for its clock was slow then."""
-    from daskcnn.cluster.worker import session as worker
+def be_calibrated_too_fast(factor: float) -> None:
+    """On a worker: it trains slower, by this factor, than when it was calibrated."""
+    from daskcnn.cluster.worker import tasks as worker
 
-    clock = time.perf_counter
-    vars(worker)["time"] = SimpleNamespace(perf_counter=lambda: clock() / factor, sleep=lambda seconds: None)
-    set_throttle(factor)
+    def faster(replica: Replica) -> StageSeconds:
+        whole, fixed, rest = stage_seconds(replica)
+        each = [{name: seconds / factor for name, seconds in part.items()} for part in (whole, fixed)]
+        return StageSeconds(*each, rest / factor)
+
+    vars(worker)["stage_seconds"] = faster
 
 
 def be_as_before() -> None:
     """On a worker."""
-    measure_seconds()
-    set_throttle(1.0)
+    from daskcnn.cluster.worker import tasks as worker
+
+    vars(worker)["stage_seconds"] = stage_seconds
 
 
 @contextmanager
 def slower_than_calibrated(client: Client, name: str, factor: float) -> Iterator[None]:
     where = [addresses_of(client)[name]]
-    client.run(become_slower, factor, workers=where)
+    client.run(be_calibrated_too_fast, factor, workers=where)
     try:
         yield
     finally:

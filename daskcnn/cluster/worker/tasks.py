@@ -302,17 +302,17 @@ def _calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Ar
             teller.tell(maps, done, of)
 
         tune_convolutions(session.replica, begun=tell_spec)
-        teller.tell("a step of training")
-        seconds = step_seconds(session.replica)
-        step_fixed = fixed_seconds(session.replica, seconds) if shares_steps(job) else None
-        planned = None if job.train.largest_batch is None else _planned_step(session.replica)
-        convs, fixed, rest = dict[str, float](), dict[str, float](), None
+        fixed, rest = dict[str, float](), None
         if job.train.strategy == LAYER or job.train.replica_size > 1:  # shares go by whole stages
             teller.tell("the layers that are sharded")
             stages = stage_seconds(session.replica)
             convs, fixed, rest = dict(stages.whole), dict(stages.fixed), stages.rest
+            seconds = sum(convs.values()) + rest
         else:
-            convs = conv_seconds(session.replica)
+            teller.tell("a step of training")
+            seconds, convs = step_seconds(session.replica), conv_seconds(session.replica)
+        step_fixed = fixed_seconds(session.replica, seconds) if shares_steps(job) else None
+        planned = None if job.train.largest_batch is None else _planned_step(session.replica)
     of_device = profile.threads, profile.name, profile.memory
     return Calibration(seconds, convs, fixed, *of_device, rest, step_fixed, planned, cpu_count())
 
