@@ -102,6 +102,14 @@ def load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {"machine": machine(), "parts": {}}
 
 
+def kept_in(path: Path | None, on: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file of measurements has so far. Raises SystemExit where that is of another machine than this one."""
+    kept = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+    if not kept.get("machine", {}).items() <= on.items():
+        raise SystemExit(f"{path}: its figures are of another machine, {kept['machine']}; give another file")
+    return {**kept, "machine": dict(on)}
+
+
 def save(path: Path, results: Mapping[str, Any]) -> None:
     """Write them in one step."""
     temporary = path.with_suffix(".tmp")
@@ -117,6 +125,14 @@ def command() -> str:
 def add_command(results: dict[str, Any]) -> None:
     """Add the command that is running to those that the results come from."""
     results["commands"] = list(dict.fromkeys([*results.get("commands", ()), command()]))
+
+
+def show(page: str, path: Path | None) -> None:
+    """Write a page to a file, or print it."""
+    if path is None:
+        print(page)
+    else:
+        path.write_text(page, encoding="utf-8")
 
 
 def machine() -> dict[str, Any]:

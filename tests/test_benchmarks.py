@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import re
 import sys
@@ -210,7 +211,21 @@ def test_a_claim_counts_where_it_holds(tuned: Any) -> None:
     assert "| 40% | **0.9** | 4.7 | 4.7 | 4.7 | 2.8 |" in table
 
 
-def test_the_page_of_the_tuned_rules_is_made_from_their_results(tuned: Any) -> None:
-    kept = tuned.load(STUDIES / "results" / "rules_simulated.json")
-    assert (STUDIES / "rules_simulated.md").read_text("utf-8") == tuned.page(kept)
+@pytest.mark.parametrize("page", [page for page in STUDIES.glob("*.md") if page.stem != "README"], ids=lambda p: p.stem)
+def test_the_page_of_a_study_is_made_from_its_results(page: Path) -> None:
+    study: Any = import_module(f"benchmarks.studies.{page.stem}")
+    assert page.read_text("utf-8") == study.page(json.loads(study.RESULTS.read_text("utf-8")))
+
+
+def test_a_study_goes_on_from_a_file_of_this_machine_alone(tmp_path: Path) -> None:
+    runs: Any = import_module("benchmarks.runs")
+    assert runs.kept_in(tmp_path / "none.json", {"cores": 2}) == {"machine": {"cores": 2}}
+    runs.save(tmp_path / "kept.json", {"machine": {"cores": 2}, "measured": {"a": 1}})
+    assert runs.kept_in(tmp_path / "kept.json", {"cores": 2, "memory": 1})["measured"] == {"a": 1}
+    with pytest.raises(SystemExit, match="another machine"):
+        runs.kept_in(tmp_path / "kept.json", {"cores": 4})
+
+
+def test_every_evaluation_of_the_tuned_rules_has_an_auc(tuned: Any) -> None:
+    kept = tuned.load(tuned.RESULTS)
     assert all(look[4] is not None for found in kept["parts"].values() for look in found.get("looks", ()))

@@ -10,12 +10,13 @@ processor, NVML of a GPU), or seconds times --watts; idle power is not subtracte
 largest: the most units of a first hidden layer whose training fits into --memory, and its epoch, as in table III.
 workers: images a second of `daskcnn run --model sae` with one and with two one-thread workers, and what that gains.
 The rate and the batch are the appendix's; it trains for 1,500 epochs and has a test error of 1.47 %.
+
+Parts that FILE has are not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import conv_gemm
+from benchmarks.runs import kept_in, save
 from daskcnn.arrays import Device, cpu_count, device_profile, keep_freed_memory, single_threaded_blas
 from daskcnn.events import RunEnded, SamplesAllocated
 from daskcnn.nn import (
@@ -437,13 +439,12 @@ def main() -> None:
     profile = device_profile("cpu", options.threads)
     print(f"{profile.name}, {options.threads} threads, {profile.memory / 2**30:.0f} GiB")
     keep_freed_memory()
-    kept = json.loads(options.json.read_text(encoding="utf-8")) if options.json and options.json.exists() else {}
-    found = kept | {"machine": conv_gemm.machine()}
+    found = kept_in(options.json, conv_gemm.machine())
     with single_threaded_blas():
-        for part in options.parts:
+        for part in (part for part in options.parts if part not in found):
             found[part] = {"error": error, "energy": energy, "largest": largest, "workers": workers}[part](options)
             if options.json:
-                options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                save(options.json, found)
 
 
 if __name__ == "__main__":

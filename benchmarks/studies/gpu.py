@@ -18,7 +18,6 @@ tests check device arrays with, and its figures say nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from distributed import Client
 
 import daskcnn
 from benchmarks.common import PHOTOGRAPHS, Budget, Configuration, in_fresh_process, take_turns
+from benchmarks.runs import kept_in, save
 from benchmarks.sharded_steps import BATCHES, MODELS, Sharded, alone_on, opened
 from daskcnn.arrays import backend, cpu_count, device_profile
 from daskcnn.cluster.layers.measurements import fastest, measure_links
@@ -230,14 +230,6 @@ def arguments() -> argparse.Namespace:
     return options.parse_args()
 
 
-def kept_in(path: Path | None, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a file so far. Raises SystemExit where they are of another machine."""
-    kept = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
-    if kept and kept["machine"] != machine:
-        raise SystemExit(f"{path}: its figures are of another machine, {kept['machine']}; give another file")
-    return {"machine": dict(machine), "measured": kept.get("measured", {})}
-
-
 def main() -> int:
     """Exit code 2 where there is no GPU."""
     given = arguments()
@@ -247,15 +239,16 @@ def main() -> int:
     device = {"gpu": "stand-in"} if given.stand_in else in_fresh_process(described)
     machine = {"processor": device_profile("cpu", cpu_count()).name, "cores": cpu_count(), "cpus": given.cpus, **device}
     kept = kept_in(given.json, machine)
+    measured = kept.setdefault("measured", {})
     print(", ".join(f"{name} {value}" for name, value in machine.items()), head(), sep="\n", flush=True)
     for model in given.models:
         for batch in [OF_PHOTOGRAPHS] if model in PHOTOGRAPHS else given.batches:
             key = f"{model} {batch} {given.wire}"
-            if key not in kept["measured"]:
-                kept["measured"][key] = measure(given, model, batch) | beside(given, model, batch)
-            print(row(model, batch, kept["measured"][key]), flush=True)
+            if key not in measured:
+                measured[key] = measure(given, model, batch) | beside(given, model, batch)
+            print(row(model, batch, measured[key]), flush=True)
             if given.json:
-                given.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+                save(given.json, kept)
     return 0
 
 

@@ -10,8 +10,8 @@ comes from the host and its result goes back there, while weights stay. Kernels 
 training step. PyTorch is measured beside where it is installed. The fastest of our algorithms counts, and the faster
 of its two layouts.
 
-Points that FILE has are not measured again. --tables and --figures measure nothing. --device gpu exits with 2 where
-there is no GPU. --stand-in tries the code without one, and its figures say nothing.
+Points that FILE has are not measured again. --tables, --page and --figures measure nothing. --device gpu exits with 2
+where there is no GPU. --stand-in tries the code without one, and its figures say nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ import numpy as np
 
 from benchmarks import conv_gemm
 from benchmarks.common import PAUSE, Work, in_fresh_process
-from benchmarks.studies.gpu import described, kept_in, no_gpu
+from benchmarks.runs import kept_in, save, show
+from benchmarks.studies.gpu import described, no_gpu
 from daskcnn.arrays import Array, Device, Workspace, cpu_count, keep_freed_memory, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
 from daskcnn.conv.planner import candidates
 from daskcnn.show.renderers.drawing import draw
 from daskcnn.show.run_figures import Figure
 
+RESULTS = Path(__file__).parent / "results" / "hegde_curves.json"
 CONVOLUTION, PRODUCT, VECTOR = "convolution", "matrix by matrix", "matrix by vector"
 BATCHES, SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256), (64, 128, 256, 512, 1024, 2048, 4096)
 AXES: Mapping[str, Sequence[int]] = {CONVOLUTION: BATCHES, PRODUCT: SIZES, VECTOR: SIZES}
@@ -242,11 +244,34 @@ def table(kept: Mapping[str, Any], what: str) -> str:
     last = "ms an image" if what == CONVOLUTION else "grows as n to the"
     rows = [[what, *map(str, sizes), last], ["---", *["---:"] * (len(sizes) + 1)]]
     for side, curve in curves.items():
-        cells = (f"{1e3 * curve[size]:.3g}" if size in curve else "–" for size in sizes)
+        cells = (_milliseconds(curve[size]) if size in curve else "–" for size in sizes)
         whole = len(curve) > 1
-        amount = (f"{1e3 * slope(curve):.3g}" if what == CONVOLUTION else f"{power(curve):.2f}") if whole else "–"
+        amount = (_milliseconds(slope(curve)) if what == CONVOLUTION else f"{power(curve):.2f}") if whole else "–"
         rows.append([side, *cells, amount])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{float(f'{1e3 * seconds:.3g}'):,g}"
+
+
+def page(kept: Mapping[str, Any]) -> str:
+    """All tables."""
+    of = kept["machine"]
+    theirs = ", ".join(f"{1e3 * each:g} on their {device}" for device, each in PAPERS_SLOPES.items())
+    torch = f"PyTorch {of['torch']}" if of["torch"] else "no PyTorch"
+    return "\n\n".join(
+        [
+            "# Hegde and Usmani's figures 1 to 4",
+            f"Made by `benchmarks/studies/hegde_curves.py` from `results/hegde_curves.json`: {of['processor']}, "
+            f"{of.get('gpu', 'no GPU')}, NumPy {of['numpy']}, {torch}. Milliseconds, medians of calls. "
+            "The convolution is by images of a batch, products are by rows of the square matrix. `over the bus`: "
+            "inputs come from the host, and results go back there.",
+            *(table(kept, what) for what in AXES),
+            f"Theirs of the convolution, milliseconds an image: {theirs}. Their text has no unit; these are read as "
+            "milliseconds.\n",
+        ]
+    )
 
 
 def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
@@ -304,6 +329,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--stand-in", action="store_true", help="try the code without a GPU")
     options.add_argument("--json", type=Path, metavar="FILE", help="keep the figures in this file")
     options.add_argument("--tables", action="store_true", help="print what FILE holds, and measure nothing")
+    options.add_argument("--page", type=Path, metavar="PAGE", help="write what FILE holds to this page")
     options.add_argument("--figures", type=Path, metavar="FOLDER", help="draw what FILE holds, and measure nothing")
     return options.parse_args()
 
@@ -320,20 +346,20 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     for name, side in sides(given, not missing and given.device != "cpu"):
         for what in AXES:
             for size in given.batches if what == CONVOLUTION else given.sizes:
-                points = kept["measured"].setdefault(what, {}).setdefault(str(size), {})
+                points = kept.setdefault("measured", {}).setdefault(what, {}).setdefault(str(size), {})
                 if name not in points:
                     points[name] = measured(side, what, size, given.seconds)
             if given.json:
-                given.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+                save(given.json, kept)
     return kept
 
 
 def main() -> None:
     """Measure, print and draw."""
     given = arguments()
-    shown = given.tables or given.figures
-    kept = json.loads(given.json.read_text(encoding="utf-8")) if shown else measure(given)
-    print(*(table(kept, what) for what in AXES), sep="\n\n")
+    shown = given.tables or given.page or given.figures
+    kept = json.loads((given.json or RESULTS).read_text(encoding="utf-8")) if shown else measure(given)
+    show(page(kept), given.page)
     for figure in figures(kept) if given.figures else ():
         print(draw(figure, given.figures / f"{figure.name}.svg"))
 

@@ -14,7 +14,6 @@ batch are the same. Runs that FILE has are not made again.
 from __future__ import annotations
 
 import argparse
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import PAUSE, TWO_CONVOLUTIONS, Configuration, in_fresh_process
-from benchmarks.runs import machine
+from benchmarks.runs import kept_in, machine, save
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve
@@ -155,14 +154,14 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=9, help="of --speed")
     options.add_argument("--json", type=Path, metavar="FILE", help="keep the figures in this file")
     given = options.parse_args()
-    kept = json.loads(given.json.read_text()) if given.json and given.json.exists() else {"machine": machine()}
+    kept = kept_in(given.json, machine())
     for name, work in (_speeds(given) if given.speed else _trainings(given)).items():
         own = kept.setdefault("speed" if given.speed else "accuracy", {})
         if name not in own:
             own[name] = work()
         print(name, own[name] if given.speed else [round(each, 3) for each in own[name]], flush=True)
         if given.json:
-            given.json.write_text(json.dumps(kept, indent=1) + "\n")
+            save(given.json, kept)
 
 
 def _speeds(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:

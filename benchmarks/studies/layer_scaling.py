@@ -5,24 +5,23 @@
 
 Shares are settled first, by what some steps take, as a run does behind its first snapshot.
 In each round one worker makes whole steps by itself, then both do at the same time (the machine's own ceiling), then
-they make sharded steps together. Medians count. Figures go to FILE as each configuration is done, in place of older
-ones of the same configuration. Exit 1 where a network misses its bar in its best batch. --simulate goes on from the
-figures in FILE to more devices and other links, without measuring anew (`layer_study`).
+they make sharded steps together. Medians count. Figures go to FILE as each configuration is done; those that FILE has
+are not measured again. Exit 1 where a network misses its bar in its best batch. --simulate goes on from the figures in
+FILE to more devices and other links, without measuring anew (`layer_study`), and --page writes the tables of FILE.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from distributed import Client
 
+from benchmarks.runs import kept_in, load, machine, save, show
 from benchmarks.sharded_steps import BATCHES, MODELS, Sharded, alone_on, opened
-from benchmarks.studies.layer_study import simulate
-from daskcnn.arrays import cpu_count, device_profile
+from benchmarks.studies.layer_study import page, simulate
 from daskcnn.cluster.link.connect import connect
 from daskcnn.job.tables import Cluster, Workers
 
@@ -32,7 +31,6 @@ OF_CEILING = 0.92
 TINY = "8:8"
 """A network that computes next to nothing: what a step takes is Dask's."""
 RESULTS = Path(__file__).parent / "results" / "layer_scaling.json"
-PAGE = Path(__file__).parent / "layer_scaling.md"
 
 
 def measure(
@@ -79,14 +77,13 @@ def bar(model: str, found: dict[str, Any]) -> float:
     return min(BARS.get(model, 0.0), OF_CEILING * found["ceiling"])
 
 
-def show(model: str, batch: int, found: dict[str, Any]) -> None:
-    """A line."""
-    print(
+def line(model: str, batch: int, found: dict[str, Any]) -> str:
+    """The figures of a configuration."""
+    return (
         f"{model:9} batch {batch:5}: one {1e3 * found['one']:7.0f} ms, two {1e3 * found['step']:7.0f} ms = "
         f"{found['speedup']:.2f} (ceiling {found['ceiling']:.2f}, bar {bar(model, found):.2f}); busiest "
         f"{1e3 * found['busy']:.0f} ms, the rest {1e3 * (found['step'] - found['busy']):.0f} ms, "
-        f"{found['bytes'] / 1e6:.1f} MB",
-        flush=True,
+        f"{found['bytes'] / 1e6:.1f} MB"
     )
 
 
@@ -102,30 +99,31 @@ def main() -> int:
     options.add_argument("--sub-batches", type=int, default=1, help="parts of a minibatch (train.sub_batches)")
     options.add_argument("--first-conv", choices=("auto", "kernels", "samples"), default="auto")
     options.add_argument("--json", type=Path, metavar="FILE")
-    options.add_argument("--page", type=Path, default=PAGE, metavar="PAGE", help="where --simulate writes its tables")
+    options.add_argument("--page", type=Path, metavar="PAGE", help="write the tables of what FILE has to this page")
     options.add_argument("--simulate", action="store_true", help="tables and pictures from what FILE has")
     given = options.parse_args()
-    if given.simulate:
-        simulate(given.json or RESULTS, given.page)
+    if given.simulate or given.page:
+        file = given.json or RESULTS
+        if given.simulate:
+            simulate(file)
+        show(page(load(file)), given.page)
         return 0
-    kept = json.loads(given.json.read_text()) if given.json and given.json.exists() else {"measured": {}}
-    kept["machine"] = {"processor": device_profile("cpu", cpu_count()).name, "cores": cpu_count()}
+    kept = kept_in(given.json, machine())
+    measured = kept.setdefault("measured", {})
     with connect(Cluster(workers=Workers(cpu=2))) as client:
         for model in given.models:
             for batch in given.batches:
-                args = client, given.data, model, batch
-                how = {"rounds": given.rounds, "seconds": given.seconds, "wire": given.wire}
-                found = measure(*args, **how, parts=given.sub_batches, first=given.first_conv)
-                show(model, batch, found)
                 parts = f" in {given.sub_batches}" if given.sub_batches > 1 else ""
                 by = f" by {given.first_conv}" if given.first_conv != "auto" else ""
-                kept["measured"][f"{model} {batch} {given.wire}{parts}{by}"] = found
-                if given.json:
-                    given.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    best = {
-        m: max((kept["measured"][k] for k in kept["measured"] if k.split()[0] == m), key=_by_bar(m))
-        for m in given.models
-    }
+                name = f"{model} {batch} {given.wire}{parts}{by}"
+                if name not in measured:
+                    args = client, given.data, model, batch
+                    how = {"rounds": given.rounds, "seconds": given.seconds, "wire": given.wire}
+                    measured[name] = measure(*args, **how, parts=given.sub_batches, first=given.first_conv)
+                    if given.json:
+                        save(given.json, kept)
+                print(line(model, batch, measured[name]), flush=True)
+    best = {m: max((measured[k] for k in measured if k.split()[0] == m), key=_by_bar(m)) for m in given.models}
     missed = [m for m, found in best.items() if m in BARS and found["speedup"] < bar(m, found)]
     print("missed: " + ", ".join(missed) if missed else "every bar is met")
     return int(bool(missed))

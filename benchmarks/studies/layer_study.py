@@ -7,7 +7,7 @@ table 5.3), a mobile GPU ten times slower than that, with a desktop GPU as home 
 several hundred times slower than this thread: "as slow as the papers'" means 500 times, so that 5 MB/s weigh as they
 did there.
 
-Tables go to a page, pictures to `figures` beside the measured figures.
+What is simulated is kept beside the measured figures, and pictures go to `figures`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.common import IMAGE, Images, seconds
 from benchmarks.conv_gemm import PAD2, SIDE, directions, sgemm
+from benchmarks.runs import load, save
 from benchmarks.sharded_steps import BATCHES, MODELS
 from daskcnn.arrays import Device, device_profile, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
@@ -39,6 +40,8 @@ from daskcnn.training.replica import Replica
 from daskcnn.training.worker_calibration import conv_seconds, stage_seconds, step_seconds, tune_convolutions
 
 ROOM = Path(__file__).parents[1]
+OVER_LINKS = ROOM / "network" / "results" / "cluster_netns.json"
+PASSES = ROOM / "results" / "conv_stages.json"
 
 
 @dataclass(frozen=True)
@@ -158,11 +161,15 @@ def _median(work: Callable[[], Any]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Measured figures, as their files have them. scheduler: seconds of Dask's for a task."""
+    """Measured figures, as their files have them. scheduler: seconds of Dask's for a task.
+
+    simulated: speed-ups that are known; others are added.
+    """
 
     measured: Mapping[str, Any]
     stages: Mapping[str, Any]
     scheduler: float = PER_TASK
+    simulated: dict[str, float] = field(default_factory=dict)
 
     def batches(self, model: str) -> list[int]:
         return [batch for batch in BATCHES if f"{model} {batch} float32" in self.measured]
@@ -234,12 +241,15 @@ def clusters(study: Study, kind: str, model: str, batch: int, devices: int, way:
     return SimulatedCluster(costs=study.costs(model, batch), worker=named)
 
 
-@cache
 def speedup(study: Study, kind: str, model: str, batch: int, devices: int, way: Way) -> float:
     """Against the fastest device alone, which needs no Dask."""
     if devices == 1:
         return 1.0
-    return scenario(model, batch, way).sharding(clusters(study, kind, model, batch, devices, way)).speedup()
+    name = f"{devices} {kind}, {model} {batch}, {way.link:g} {way.wire} {way.parts} {way.slower:g}"
+    if name not in study.simulated:
+        chosen = scenario(model, batch, way).sharding(clusters(study, kind, model, batch, devices, way))
+        study.simulated[name] = round(chosen.speedup(), 6)
+    return study.simulated[name]
 
 
 def best(study: Study, kind: str, model: str, devices: int, way: Way) -> tuple[float, int]:
@@ -377,8 +387,9 @@ def passes(stages: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[str,
 # --- tables ---
 
 
-def tables(study: Study, stages: Mapping[str, Any], copy: float) -> str:
-    """All of them, in Markdown."""
+def page(results: dict[str, Any]) -> str:
+    """All tables, in Markdown. What has not been simulated is simulated now, and kept in the results."""
+    study, (stages, copy) = study_of(results), roofline_of()
     models = [model for model in MODELS if study.batches(model)]
     parts = [
         "# Layer sharding: measured, and simulated from that",
@@ -503,32 +514,44 @@ def _roofline_table(stages: Mapping[str, Any], copy: float) -> str:
 # --- all of it ---
 
 
-def simulate(path: Path, page: Path) -> None:
-    """Read the measured figures, measure what they lack of a step's parts, write the page, and pictures beside FILE."""
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    stages = kept.setdefault("stages", {})
+def simulate(path: Path) -> None:
+    """Measure what FILE lacks of a step's parts, simulate anew, keep that in FILE, and draw pictures beside it."""
+    results = load(path)
+    stages = results.setdefault("stages", {})
     for model in MODELS:
-        if model not in stages and any(key.startswith(f"{model} ") for key in kept["measured"]):
+        if model not in stages and any(key.startswith(f"{model} ") for key in results["measured"]):
             stages[model] = stage_parts(model)
-            path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    study = Study(kept["measured"], stages, _scheduler(ROOM / "network" / "results" / "cluster_netns.json"))
-    conv, copy = _roofline_of(stages, ROOM / "results" / "conv_stages.json")
-    page.write_text(tables(study, conv, copy), encoding="utf-8")
+            save(path, results)
+    _measure_roofs(stages)
+    results["simulated"] = {}
+    page(results)
     folder = path.with_name("figures")
     folder.mkdir(exist_ok=True)
-    for figure in (*figures(study), roofline(conv, copy)):
+    for figure in (*figures(study_of(results)), roofline(*roofline_of())):
         print(draw(figure, folder / f"{figure.name}.svg"), flush=True)
+    save(path, results)
 
 
-def _roofline_of(models: Iterable[str], path: Path) -> tuple[dict[str, Any], float]:
-    """The second convolutions' passes; the first ones' and copying, measured and kept where this is their machine."""
-    conv: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+def study_of(results: dict[str, Any]) -> Study:
+    """The measured figures, and what is simulated from them so far."""
+    simulated = results.setdefault("simulated", {})
+    return Study(results["measured"], results["stages"], _scheduler(OVER_LINKS), simulated)
+
+
+def roofline_of() -> tuple[dict[str, Any], float]:
+    """The second convolutions' passes, the first ones' where they are measured, and the bytes a second of copying."""
+    conv: dict[str, Any] = json.loads(PASSES.read_text(encoding="utf-8"))
     if "roofs" not in conv:
-        if conv["machine"]["processor"] != device_profile("cpu", 1).name:
-            return conv, COPY
-        conv["roofs"] = roofs_and_first(models)
-        path.write_text(json.dumps(conv, indent=1) + "\n", encoding="utf-8")
+        return conv, COPY
     return {**conv, "layers": conv["layers"] | conv["roofs"]["layers"]}, conv["roofs"]["copy"]
+
+
+def _measure_roofs(models: Iterable[str]) -> None:
+    """Measure copying and the first convolutions, where this is the machine of the second ones."""
+    conv = json.loads(PASSES.read_text(encoding="utf-8"))
+    if "roofs" not in conv and conv["machine"]["processor"] == device_profile("cpu", 1).name:
+        conv["roofs"] = roofs_and_first(models)
+        save(PASSES, conv)
 
 
 def _scheduler(path: Path) -> float:

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.common import Images
 from benchmarks.few_samples import measure
-from benchmarks.runs import load, save
+from benchmarks.runs import load, save, show
 from benchmarks.sooner import (
     BATCHES,
     RATES,
@@ -193,11 +193,7 @@ def main(words: Sequence[str] | None = None) -> None:
         measure_speeds(given)
         return
     given.tables = given.tables or given.page is not None
-    text = page(make(runs(given), given))
-    if given.page is None:
-        print(text)
-    else:
-        given.page.write_text(text, encoding="utf-8")
+    show(page(make(runs(given), given)), given.page)
 
 
 if __name__ == "__main__":

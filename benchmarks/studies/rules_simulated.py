@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.common import SMALLEST_NETWORK
 from benchmarks.network.simulated_workers import GIGABIT, cluster
-from benchmarks.runs import load, reached, save
+from benchmarks.runs import load, reached, save, show
 from benchmarks.sooner import EXCHANGE, FAST, THE_FASTEST, Median, Place, Run, best, by_setting, make, seconds_of
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
@@ -38,6 +38,7 @@ from daskcnn.show.renderers.drawing import draw
 from daskcnn.show.run_figures import Curve, Figure
 from daskcnn.store.split import held_out
 
+RESULTS = Path(__file__).parent / "results" / "rules_simulated.json"
 WORKERS, RATIO = (4, 8, 16, 32), 3.0
 RATES = (-5, -4, -3, -2)
 """Halves of the power of ten that is the rate."""
@@ -255,7 +256,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Make the runs that are missing, as long as the search asks for more."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", dest="cifar10", default="data/cifar10.zarr", help="the prepared data set")
-    options.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "rules_simulated.json")
+    options.add_argument("--results", type=Path, default=RESULTS)
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all of them, in turn")
     options.add_argument("--seeds", type=int, default=3, help="of the best rate; default %(default)s")
     options.add_argument("--only", nargs="+", default=[""], help="sides whose names contain one of these")
@@ -274,10 +275,7 @@ def main(words: Sequence[str] | None = None) -> None:
     results = load(given.results)
     for figure in plots(results) if given.plots else ():
         print(draw(figure, given.plots / f"{figure.name}.svg"))
-    if given.page is None:
-        print(page(results))
-    else:
-        given.page.write_text(page(results), encoding="utf-8")
+    show(page(results), given.page)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ travel as float16 and are summed in float32, as the paper has it, at the rate of
 32, and the best rate of each cell, by one seed.
 
 Errors are those of validation samples, and the rate is chosen by the same ones. Runs that FILE has are not made again.
---tables and --figures make none. Each part takes less than 20 minutes of one core.
+--tables, --page and --figures make none. Each part takes less than 20 minutes of one core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.common import TWO_CONVOLUTIONS
 from benchmarks.network.simulated_workers import GIGABIT
-from benchmarks.runs import load, save
+from benchmarks.runs import load, save, show
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
@@ -42,6 +42,15 @@ FIRST_RATE, FIRST_OF_EASGD = 0.0025, 0.01
 """Rates that are tried first. That of the table is multiplied by the number of workers."""
 ALPHAS, TAUS = (0.1, 0.25, 0.5), (1, 4, 16)
 RESULTS = Path(__file__).parent / "results" / "theano_mpi.json"
+PAPERS = {
+    (1, LARGE, "float32"): "1, batch 128: 0.01, 19.8 %, 1",
+    (2, LARGE, "float32"): "2, batch 128: 0.01, 19.8 %, 1.7",
+    (4, LARGE, "float32"): "4, batch 128: 0.01, 20.4 %, 3.4",
+    (8, LARGE, "float32"): "8, batch 128: 0.005, 20.7 %, 6.7",
+    (8, SMALL, "float32"): "8, batch 32: 0.005, 19.9 %, 4.9",
+    (8, SMALL, "float16"): "8, batch 32, float16: 0.005, 20.3 %, 5.7",
+}
+"""Rows of table 1 by workers, batch and wire here: workers and batch there, rate, AlexNet's top-5 error, speed-up."""
 SEEDS = 3
 LIMIT, VALIDATION, EPOCHS = 6000, 1500, 10
 IMAGES_PER_SECOND, EXCHANGE = 900.0, 0.0008
@@ -204,8 +213,17 @@ def kept_of(results: Mapping[str, Any], setting: Setting) -> list[Mapping[str, A
 
 def table(results: Mapping[str, Any]) -> str:
     """The rows of table 1, in Markdown: medians of the seeds, from the least to the greatest."""
-    head = ["workers, batch of each", "rate", "seeds", "top-1 error", "top-5 error", "simulated s", "speed-up"]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    head = [
+        "workers, batch of each",
+        "rate",
+        "seeds",
+        "top-1 error",
+        "top-5 error",
+        "simulated s",
+        "speed-up",
+        "the paper's row",
+    ]
+    lines = [head, ["---", *["---:"] * (len(head) - 2), "---"]]
     alone = {batch: kept_of(results, Setting(1, batch)) for batch in (LARGE, SMALL)}
     for setting in settings(["table"]):
         if kept := kept_of(results, setting):
@@ -213,8 +231,9 @@ def table(results: Mapping[str, Any]) -> str:
             one = alone[setting.batch]
             ratio = f"{median(each['seconds'] for each in one) / seconds:.1f}" if one else "–"
             errors = (_spread([each[name][-1] for each in kept]) for name in ("top1", "top5"))
+            theirs = PAPERS.get((setting.workers, setting.batch, setting.wire), "")
             rate = f"{best(results, setting.tuned_as):g}"
-            lines.append([str(setting), rate, str(len(kept)), *errors, f"{seconds:.1f}", ratio])
+            lines.append([str(setting), rate, str(len(kept)), *errors, f"{seconds:.1f}", ratio, theirs])
     return _markdown(lines)
 
 
@@ -243,6 +262,26 @@ def _markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def page(results: Mapping[str, Any]) -> str:
+    """Both tables."""
+    return "\n\n".join(
+        [
+            "# Theano-MPI's table 1 in small, and EASGD's grid of α and τ",
+            f"Made by `benchmarks/studies/theano_mpi.py` from `results/theano_mpi.json`: {len(results['parts'])} runs "
+            "with real arithmetic, in simulated time. CIFAR-10 that went through JPEG once: "
+            f"{LIMIT - VALIDATION:,} samples for training, {VALIDATION:,} for validation; {EPOCHS} epochs, two "
+            f"convolutions. Equal workers of {IMAGES_PER_SECOND:.0f} images a second on links of 1 Gb/s.",
+            "Medians of the seeds, from the least to the greatest. The rate is the best one of each row, before it is "
+            "multiplied by the number of workers. The paper's row: workers and batch of each, rate, top-5 error of "
+            "AlexNet, speed-up.",
+            table(results),
+            f"EASGD, {WORKERS[-1]} workers, batches of {LARGE}, one seed: top-1 and top-5 error at the end, and the "
+            "best rate.",
+            f"{grid(results)}\n",
+        ]
+    )
+
+
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Errors by epoch, medians of the seeds: batches of 32 as in fig. 4, with 8 by 8; batches of 8 as in fig. 5."""
     of_four = [*(Setting(workers, LARGE) for workers in WORKERS), Setting(WORKERS[-1], SMALL)]
@@ -266,15 +305,16 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
     options.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
     options.add_argument("--tables", action="store_true", help="print what FILE holds")
+    options.add_argument("--page", type=Path, metavar="PAGE", help="write what FILE holds to this page")
     options.add_argument("--figures", type=Path, metavar="FOLDER", help="draw what FILE holds")
     given = options.parse_args(words)
     results = load(given.results)
-    for each in () if given.tables or given.figures else wanted(results, given.part):
+    for each in () if given.tables or given.page or given.figures else wanted(results, given.part):
         if each.name not in results["parts"]:
             kept = results["parts"][each.name] = {"run": asdict(each), **trained(each, given.data)}
             save(given.results, results)
             print(each.name, "diverged" if "diverged" in kept else f"top-1 error {kept['top1'][-1]:.1%}", flush=True)
-    print(table(results), grid(results), sep="\n\n")
+    show(page(results), given.page)
     for figure in figures(results) if given.figures else ():
         print(draw(figure, given.figures / f"{figure.name}.svg"))
 
