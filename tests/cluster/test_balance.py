@@ -61,7 +61,7 @@ def be_calibrated_too_fast(factor: float) -> None:
     def faster(replica: Replica) -> StageSeconds:
         whole, fixed, rest = stage_seconds(replica)
         each = [{name: seconds / factor for name, seconds in part.items()} for part in (whole, fixed)]
-        return StageSeconds(*each, rest / factor)
+        return StageSeconds(each[0], each[1], rest / factor)
 
     vars(worker)["stage_seconds"] = faster
 
