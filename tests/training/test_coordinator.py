@@ -335,7 +335,7 @@ def test_a_group_loses_a_member() -> None:
     groups = {"group-0": ("cpu-0", "cpu-3"), "group-1": ("cpu-1", "cpu-2")}
     assert shell.of(orders.FormGroups) == [orders.FormGroups(groups, (), True, ("group-0", "group-1"))]
     assert shell.tell(facts.WorkerGone(("cpu-3",), "gone", 9.0)) == [
-        lost("cpu-3", 0, "cpu-3: gone"),
+        lost("cpu-3", 0, "gone"),
         orders.Dismiss("cpu-3"),
         orders.Cancel("group-0"),
         orders.Leave("group-0", 1, 1),

@@ -170,7 +170,7 @@ def test_a_group_that_stands_still_is_given_up_with_the_worker_that_it_waits_for
     assert "no report for" in gone.reason
     assert [order.worker for order in found if isinstance(order, orders.Dismiss)] == ["cpu-3"]
     assert [event.text for event in shell.of(Warned)] == [
-        f"group-0 ({gone.reason}) is formed anew of cpu-0; its round begins again"
+        f"group-0 (cpu-3: {gone.reason}) is formed anew of cpu-0; its round begins again"
     ]
     assert shell.coordinator.roster.alive.keys() == {"cpu-0", "cpu-1", "cpu-2"}
     assert shell.finish().status == "done"

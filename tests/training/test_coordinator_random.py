@@ -48,6 +48,9 @@ class Course:
             self.go: 8,
             self.lose_server: 4,
             self.get_out_of_step: 2,
+            self.leave: 6,
+            self.recall: 2,
+            self.leave_the_server: 2,
             self.hang: 6,
             self.interrupt: 0.5,
         }
@@ -97,6 +100,24 @@ class Course:
         workers = [*self.coordinator.roster.alive, *self.coordinator.roster.calibrating]
         if len(workers) > 1 or (workers and self.coordinator.settings.least):
             self.shell.tell(facts.WorkerGone((self.random.choice(workers),), "gone", self.shell.now))
+
+    def leave(self) -> None:
+        """A worker is asked to end, and has made a part of its round."""
+        workers = [*self.coordinator.roster.alive, *self.coordinator.roster.calibrating]
+        self.shell.cut = self.random.choice([0.0, 0.3, 1.0])
+        if len(workers) > 1 or (workers and self.coordinator.settings.least):
+            leaver = self.random.choice(workers)
+            self.shell.tell(facts.WorkerLeaving((leaver,), "it is shut down", self.shell.now))
+
+    def recall(self) -> None:
+        """Another run is to have some of the workers."""
+        if workers := [*self.coordinator.roster.alive, *self.coordinator.roster.calibrating]:
+            some = tuple(self.random.sample(workers, self.random.randint(1, len(workers))))
+            self.shell.tell(facts.WorkersRecalled(some, self.shell.now))
+
+    def leave_the_server(self) -> None:
+        if self.shell.server is not None:
+            self.shell.tell(facts.ServerLeaving(self.coordinator.life, "it is shut down", self.shell.now))
 
     def lose_server(self) -> None:
         if (life := self.shell.server) is not None:

@@ -73,6 +73,22 @@ def test_a_report_that_comes_before_the_news_says_that_its_worker_leaves() -> No
     assert leave(shell, "cpu-1") == []
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_worker_whose_report_is_put_off_while_another_joins_leaves_at_once(size: int) -> None:
+    shell = groups(("agwu", {})) if size == 2 else training(("agwu", {}), "cpu-0", "cpu-1")
+    replica, leaver = ("group-1", "cpu-2") if size == 2 else ("cpu-1", "cpu-1")
+    for i in range(7, 7 + size):
+        shell.tell(facts.WorkerReady(f"cpu-{i}", "cpu", shell.now))
+    for _ in range(size):
+        shell.answer_to(orders.Calibrate)
+    assert shell.answer_to(StartRound, replica) == [], "a join is under way"
+    leave(shell, leaver)
+    assert [each.worker for each in shell.of(WorkerLeft)] == [leaver]
+    assert not shell.of(EndRound)
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+
+
 def test_a_worker_whose_round_has_not_begun_leaves_with_nothing_done() -> None:
     shell = training(("sgwu", {}), "cpu-0", "cpu-1")
     leave(shell, "cpu-1")
@@ -170,18 +186,12 @@ def test_what_the_last_peer_has_is_kept_before_it_is_let_go() -> None:
     assert shell.end.status == "lost"
 
 
-def test_a_worker_that_measures_itself_is_left_out_and_one_of_a_group_goes_on() -> None:
-    shell = Shell(settings_of(("sgwu", {}), "udpa", replica_size=2))
-    for i in range(5):
+def test_a_worker_that_measures_itself_is_left_out() -> None:
+    shell = Shell(settings_of(("sgwu", {}), "udpa"))
+    for i in range(3):
         shell.tell(facts.WorkerReady(f"cpu-{i}", "cpu", 0.0))
-    leave(shell, "cpu-4")
-    assert [each.worker for each in shell.of(WorkerLeftOut)] == ["cpu-4"]
-    for _ in range(4):
-        shell.answer_to(orders.Calibrate)
-    shell.answer_to(StartServer)
-    assert leave(shell, "cpu-0") == []
-    shell.tell(facts.WorkerGone(("cpu-0",), "connection lost", shell.now))
-    assert {each.worker for each in shell.of(WorkerLost)} >= {"cpu-0"}
+    leave(shell, "cpu-2")
+    assert [each.worker for each in shell.of(WorkerLeftOut)] == ["cpu-2"]
 
 
 def test_a_worker_that_is_gone_before_it_has_reported_is_lost() -> None:
@@ -312,12 +322,152 @@ def test_a_server_moves_off_a_worker_that_is_recalled() -> None:
     assert recall(training(("sgwu", {}), "cpu-0"), "cpu-0") == []
 
 
-def test_a_worker_of_a_group_is_recalled_and_the_group_is_formed_anew() -> None:
+# --- groups ---
+
+
+def groups(rule: tuple[str, dict[str, Any]], workers: int = 4, **settings: Any) -> Shell:
+    """Groups of two whose first rounds are under way: group-0 is cpu-0 and cpu-3, group-1 is cpu-1 and cpu-2."""
+    shell = Shell(settings_of(rule, "udpa", replica_size=2, **settings))
+    shell.start(*(f"cpu-{i}" for i in range(workers)))
+    shell.answer_to(StartServer)
+    for _ in range(workers // 2):
+        shell.answer_to(orders.Join)
+    return shell
+
+
+def members(shell: Shell) -> dict[str, tuple[str, ...]]:
+    return dict(shell.of(orders.FormGroups)[-1].groups)
+
+
+@pytest.mark.parametrize("rule", EXCHANGES, ids=lambda rule: rule[0])
+@pytest.mark.parametrize("part", [0.0, 0.4, 1.0])
+def test_a_group_of_which_a_worker_leaves_ends_its_round_and_is_formed_anew(rule: Any, part: float) -> None:
+    shell = groups(rule)
+    assert members(shell) == {"group-0": ("cpu-0", "cpu-3"), "group-1": ("cpu-1", "cpu-2")}
+    shell.cut = part
+    assert leave(shell, "cpu-2") == [EndRound("group-1", 1, 1, 0)]
+    assert leave(shell, "cpu-2") == [], "it was told"
+    found = shell.answer_to(StartRound, "group-1")
+    (left,) = shell.of(WorkerLeft)
+    done = int(part * begun(shell.of(StartRound))[1].samples)
+    assert (left.worker, left.reason, left.samples_done, left.samples_moved) == ("cpu-2", REASON, done, 0)
+    assert [each.samples for each in shell.of(RoundEnded)] == [done] * (done > 0)
+    assert shell.of(orders.FormGroups)[-1].changed == ("group-1",)
+    assert members(shell)["group-1"] == ("cpu-1",)
+    assert [each.message for each in shell.of(Warned)] == [f"group-1 (cpu-2: {REASON}) is formed anew of cpu-1"]
+    joins_at_once = "group-1" in [order.replica for order in found if isinstance(order, orders.Join)]
+    assert joins_at_once != shell.settings.rule.barrier
+    assert (Leave("group-1", 1, 1) in found) != shell.settings.rule.barrier, "its push may wait at the barrier"
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+    assert not shell.of(WorkerLost)
+    assert not shell.of(orders.Cancel)
+    if rule[0] != "parallel-sgd":  # of one round
+        assert "group-1" in {round_.worker for round_ in begun(shell.of(StartRound))[2:]}
+
+
+def test_a_worker_in_no_group_takes_the_place_of_one_that_leaves() -> None:
+    shell = groups(("sgwu", {}), workers=5)
+    leave(shell, "cpu-0")
+    shell.answer_to(StartRound, "group-0")
+    assert members(shell)["group-0"] == ("cpu-3", "cpu-4")
+    leave(shell, "cpu-4")
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+    assert [each.worker for each in shell.of(WorkerLeft)] == ["cpu-0", "cpu-4"]
+
+
+@pytest.mark.parametrize("rule", ["sgwu", "agwu", "bsp"])
+def test_a_group_of_which_all_workers_leave_gives_its_samples_to_the_others(rule: str) -> None:
+    shell = groups((rule, {}))
+    leave(shell, "cpu-1")
+    leave(shell, "cpu-2")
+    shell.answer_to(StartRound, "group-1")
+    left = [(each.worker, each.samples_done, each.samples_moved) for each in shell.of(WorkerLeft)]
+    assert left == [("cpu-1", 15, 0), ("cpu-2", 15, 0), ("group-1", 15, SAMPLES // 2)]
+    assert (Leave("group-1", 1, 1) in shell.orders) != shell.settings.rule.barrier
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+    assert len(shell.of(orders.FormGroups)) == 1
+
+
+def test_no_group_is_formed_of_a_worker_that_leaves_where_another_is_lost_meanwhile() -> None:
+    """A machine with both of them may be on its way down."""
+    shell = groups(("sgwu", {}))
+    leave(shell, "cpu-1")
+    leave(shell, "cpu-2")
+    shell.tell(facts.WorkerGone(("cpu-1",), "connection lost", shell.now))
+    assert [each.worker for each in shell.of(WorkerLost)] == ["cpu-1", "group-1"]
+    assert [(each.worker, each.samples_done) for each in shell.of(WorkerLeft)] == [("cpu-2", 0)]
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+
+
+def test_a_worker_of_a_group_without_a_round_leaves_at_once() -> None:
+    shell = groups(("sgwu", {}))
+    shell.answer_to(StartRound, "group-1")
+    leave(shell, "cpu-2")
+    assert [(each.worker, each.samples_done) for each in shell.of(WorkerLeft)] == [("cpu-2", 0)]
+    assert [each.message for each in shell.of(Warned)] == [f"group-1 (cpu-2: {REASON}) is formed anew of cpu-1"]
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+
+
+def test_groups_are_formed_without_a_worker_that_leaves_while_their_server_starts() -> None:
+    shell = Shell(settings_of(("sgwu", {}), "udpa", replica_size=2))
+    shell.start(*(f"cpu-{i}" for i in range(5)))
+    leave(shell, "cpu-0")
+    assert {worker for own in members(shell).values() for worker in own} == {f"cpu-{i}" for i in (1, 2, 3, 4)}
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+
+
+@pytest.mark.parametrize("goes", [facts.WorkerGone, facts.WorkerLeaving])
+def test_the_last_group_may_lose_a_worker_while_the_server_moves_or_the_end_is_kept(goes: Any) -> None:
+    shell = groups(("sgwu", {}), workers=2)
+    shell.tell(facts.ServerLeaving(1, REASON, shell.now))
+    shell.answer_to(StartRound)
+    shell.tell(goes(("cpu-0",), "gone", shell.now))
+    shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+    shell.answer_to(orders.Calibrate)
+    while not (shell.pending and isinstance(shell.pending[0][0], orders.Save) and shell.reported == EPOCHS * SAMPLES):
+        shell.answer(0)
+    shell.tell(goes(("cpu-2",), "gone", shell.now))
+    assert shell.finish().status == "done"
+
+
+def test_what_the_last_group_has_pushed_is_kept_before_the_run_ends() -> None:
+    shell = groups(("sgwu", {}), workers=2)
+    leave(shell, "cpu-0")
+    leave(shell, "cpu-1")
+    found = [type(order) for order in shell.answer_to(StartRound)]
+    assert found.index(orders.Save) < found.index(orders.End)
+    assert shell.end.status == "lost"
+    assert shell.of(orders.Save)[-1].epoch == shell.reported / SAMPLES > 0
+
+
+@pytest.mark.parametrize("rule", ["sgwu", "agwu"])
+def test_groups_end_their_rounds_early_where_the_server_moves(rule: str) -> None:
+    shell = groups((rule, {}))
+    found = shell.tell(facts.ServerLeaving(1, REASON, shell.now))
+    assert found == [EndRound("group-0", 1, 1, 0), EndRound("group-1", 1, 1, 0)]
+    leave(shell, "cpu-2")
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+    assert [order.moved for order in shell.of(StartServer)] == [False, True]
+    assert members(shell).keys() == {"group-0"}
+    assert len(members(shell)["group-0"]) == 2
+
+
+def test_a_worker_of_a_group_is_recalled_and_its_group_is_formed_anew() -> None:
     shell = Shell(settings_of(("sgwu", {}), "udpa", replica_size=2))
     shell.start("cpu-0", "cpu-1", "cpu-2", "cpu-3")
     assert recall(shell, "cpu-0") == [], "the server starts"
     shell.answer_to(StartServer)
-    recall(shell, "cpu-0")
+    for _ in range(2):
+        shell.answer_to(orders.Join)
+    assert recall(shell, "cpu-0") == [EndRound("group-0", 1, 1, 0)]
+    shell.answer_to(StartRound, "group-0")
     assert [each.worker for each in shell.of(WorkerLeft)] == ["cpu-0"]
     assert shell.finish().status == "done"
     assert shell.reported == SAMPLES * EPOCHS

@@ -236,6 +236,73 @@ def test_a_worker_that_is_gone_before_it_is_let_in_leaves_rounds_that_end_early(
     assert shell.reported == 4 * shell.settings.samples
 
 
+# --- groups ---
+
+
+def long_rounds_of_groups(rule: str, seconds: float, workers: int = 4) -> Shell:
+    """Groups of two whose first rounds take about that many seconds."""
+    each = 1 / (1 / 0.01 + 1 / 0.02 + 1 / 0.03 + 1 / 0.04)
+    more: dict[str, Any] = {"epochs": 4, "samples": round(seconds / each), "replica_size": 2}
+    shell = Shell(settings_of((rule, {}), "udpa", **more))
+    shell.start(*(f"cpu-{i}" for i in range(workers)))
+    shell.answer_to(orders.StartServer)
+    for _ in range(workers // 2):
+        shell.answer_to(orders.Join)
+    return shell
+
+
+GROUP_BARRIERS = pytest.mark.parametrize("rule", ["sgwu", "bsp", "local-sgd", "admm"])
+
+
+@GROUP_BARRIERS
+def test_behind_a_barrier_long_rounds_of_groups_end_early_for_another_group(rule: str) -> None:
+    shell = long_rounds_of_groups(rule, 3 * FAR)
+    assert ends_of_rounds(comes(shell, "cpu-4")) == [], "one worker makes no group"
+    assert ends_of_rounds(comes(shell, "cpu-5")) == ["group-0", "group-1"]
+    assert ends_of_rounds(shell.tell(facts.Tick(shell.now + 2 * FAR))) == [], "they were told"
+    assert shell.finish().status == "done"
+    assert [event.worker for event in shell.of(WorkerJoined)] == ["group-2"]
+    assert shell.reported == 4 * shell.settings.samples
+
+
+@GROUP_BARRIERS
+def test_behind_a_barrier_a_group_that_lost_a_worker_does_not_wait_for_the_end_of_a_long_round(rule: str) -> None:
+    shell = long_rounds_of_groups(rule, 3 * FAR)
+    assert ends_of_rounds(shell.tell(facts.WorkerGone(("cpu-3",), "gone", shell.now))) == ["group-1"]
+    assert shell.finish().status == "done"
+    assert shell.reported == 4 * shell.settings.samples
+    assert {order.session for order in shell.of(orders.Join)} == {1, 2}
+
+
+@GROUP_BARRIERS
+def test_as_does_one_of_which_a_worker_has_left(rule: str) -> None:
+    shell = long_rounds_of_groups(rule, 3 * FAR)
+    assert ends_of_rounds(shell.tell(facts.WorkerLeaving(("cpu-3",), "it is shut down", shell.now))) == ["group-0"]
+    assert ends_of_rounds(shell.answer_to(orders.StartRound, "group-0")) == ["group-1"]
+    assert shell.finish().status == "done"
+    assert shell.reported == 4 * shell.settings.samples
+
+
+@pytest.mark.parametrize("rule", ["sgwu", "agwu", "parallel-sgd"])
+def test_rounds_of_groups_that_are_about_to_end_or_that_none_waits_for_end_as_planned(rule: str) -> None:
+    shell = long_rounds_of_groups(rule, 5.0 if rule == "sgwu" else 3 * FAR)
+    for worker in ("cpu-4", "cpu-5"):
+        assert ends_of_rounds(comes(shell, worker)) == []
+    assert shell.finish().status == "done"
+    assert shell.of(orders.EndRound) == []
+
+
+def test_without_a_barrier_only_the_group_that_lacks_a_worker_ends_its_round_for_one_that_comes() -> None:
+    shell = long_rounds_of_groups("agwu", 3 * FAR)
+    shell.tell(facts.WorkerGone(("cpu-3",), "gone", shell.now))
+    shell.answer_to(orders.Join)
+    assert ends_of_rounds(comes(shell, "cpu-4")) == ["group-0"]
+    shell.answer_to(orders.StartRound, "group-0")
+    assert shell.of(orders.FormGroups)[-1].groups["group-0"] == ("cpu-0", "cpu-4")
+    assert shell.finish().status == "done"
+    assert shell.reported == 4 * shell.settings.samples
+
+
 def test_a_worker_that_hangs_may_be_heard_of_again_and_one_that_does_not_fit_may_not() -> None:
     shell = begun(("sgwu", {}), least={})
     shell.tell(facts.Tick(shell.now + 1000.0))
@@ -284,6 +351,17 @@ def test_too_few_that_can_be_used_are_told_of_before_anything_starts() -> None:
     assert shell.end.status == "unusable"
     assert isinstance(shell.end.error, ClusterError)
     assert "1 usable" in str(shell.end.error)
+
+
+def test_a_server_that_leaves_while_the_run_pauses_is_kept_at_once() -> None:
+    shell = begun(("sgwu", {}))
+    shell.tell(facts.WorkerGone(("cpu-1",), "gone", shell.now))
+    drain(shell)
+    assert orders.Save in map(type, shell.tell(facts.ServerLeaving(1, "it is shut down", shell.now)))
+    drain(shell)
+    shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+    assert shell.finish().status == "done"
+    assert [order.life for order in shell.of(orders.StartServer)] == [1, 2]
 
 
 def test_a_signal_ends_a_pause() -> None:

@@ -3,6 +3,10 @@
 The server knows a group by its *home*. At a meeting the members hand in the weights of their pieces. Home joins them,
 exchanges them as a worker by itself would, and hands out pieces of the new weights. The optimizer's state stays with
 the pieces; only at a round's end home gets it, for the report.
+
+A round may end early. Home is asked beside its tasks, so that it waits for no answer of the server any more, and leaves
+with its next push. The driver adds a last meeting behind the steps that it has submitted. Those of them behind the push
+that home has left with count for nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from daskcnn.arrays import single_threaded_blas
 from daskcnn.cluster.layers.step_tasks import edges_of, install
 from daskcnn.cluster.layers.task_context import OutOfStep, StagePart, TaskContext, TaskResult, working
 from daskcnn.cluster.messages import RoundOrder
+from daskcnn.cluster.worker.farewell import RoundKey
 from daskcnn.cluster.worker.session import Counters, Session, stop_signal, stopped
 from daskcnn.cluster.worker.tasks import ServedRound, join_server
 from daskcnn.nn import OptimizerState
@@ -63,21 +68,33 @@ class SharedNetwork:
 
 
 @dataclass(frozen=True)
+class EarlyEnd:
+    """The end of a round behind this step, counted from 1. seconds: that home alone would take for a sample."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class GroupMeeting:
-    """A meeting of a group's round. score: of the steps before those whose scores come with their tasks."""
+    """A meeting of a group's round.
+
+    score: of the steps before those whose scores come with their tasks. early: the round ends with it before its time.
+    """
 
     order: RoundOrder
     last: bool
     score: Score
     lr: float
+    early: EarlyEnd | None = None
 
 
 @dataclass
 class AtHome:
-    """A round as the group's home has it, and the step of its last meeting."""
+    """A round as the group's home has it, and the step of its last meeting; True: with which it ended early."""
 
     served: ServedRound
-    met: int = -1
+    met: tuple[int, bool] = (-1, False)
 
 
 # --- at home ---
@@ -113,15 +130,17 @@ def meet(
     Raises Stopped where the driver gives the round up, and OutOfStep where the group has had this meeting.
     """
     home, replica = _home(context.session, meeting.order), context.session.replica
-    if home.met >= context.step:
+    number = context.step, meeting.early is not None
+    if home.met >= number:
         raise OutOfStep(f"step {context.step}: the group has met already; a task was run twice")
-    home.met = context.step
+    home.met = number
     with single_threaded_blas():
         weights, state = join_pieces(shared.stages(replica), replica.layout, shards, merged)
         replica.adopt(weights)
         if meeting.last:
             replica.adopt_optimizer(state)
-        home.served.trained(Trained(sum(scores, meeting.score), meeting.lr, 0.0, 0.0))
+        if home.served.goes_on:
+            _exchange(context.session, home.served, meeting, sum(scores, meeting.score))
     _lay_out(context, shared, replica, optimizer=False)
 
 
@@ -131,6 +150,7 @@ def end_round(
     """Judge the center if the order says so. Returns the whole group's report, and the counters of each member."""
     with single_threaded_blas():
         report = _home(context.session, order).served.end()
+    context.session.farewell.end(None)
     return report, dict(zip(members, counters, strict=True))
 
 
@@ -139,7 +159,22 @@ def _home(session: Session, order: RoundOrder) -> AtHome:
     home = session.kept.find(AtHome)
     if home is None or home.served.asked != order:
         home = session.kept.put(AtHome(ServedRound(order, session, stopped)))
+        session.farewell.begin(_key(order))
     return home
+
+
+def _key(order: RoundOrder) -> RoundKey:
+    assert order.round is not None, "the order of a round"
+    return order.life, order.session, order.round.number
+
+
+def _exchange(session: Session, served: ServedRound, meeting: GroupMeeting, score: Score) -> None:
+    if meeting.early is None:
+        served.trained(Trained(score, meeting.lr, 0.0, 0.0))
+    else:
+        session.farewell.ask(_key(meeting.order))
+        alone = meeting.early.seconds * score.samples  # home judges its weights alone
+        served.leave(meeting.early.step, Trained(score, meeting.lr, 0.0, alone))
 
 
 def _lay_out(context: TaskContext, shared: SharedNetwork, replica: Replica, *, optimizer: bool) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from distributed import Future
 
 from daskcnn.cluster.groups import group_tasks
-from daskcnn.cluster.groups.group_tasks import GroupMeeting, SharedNetwork
+from daskcnn.cluster.groups.group_tasks import EarlyEnd, GroupMeeting, SharedNetwork
 from daskcnn.cluster.layers import step_tasks
 from daskcnn.cluster.layers.measurements import fastest, measure_links
 from daskcnn.cluster.layers.step_graph import LayerGraph, MinibatchStep, Result
@@ -190,6 +190,8 @@ class GroupRound:
         self._graph, self._order, self._steps, self._watch, self._chain = graph, order, steps, watch, chain
         self._begun = time.monotonic()
         self._score = Score(0.0, 0, 0)  # of the steps that have ended
+        self._last: RoundStep | None = None  # that was submitted
+        self._samples = 0  # of those that were
         self._flight: dict[Any, tuple[RoundStep, Future]] = {}  # by key
         self._met: Future | None = None  # held: others hang on it
         self._settling: Future | None = None
@@ -207,7 +209,8 @@ class GroupRound:
             return [RoundDone(order.worker, order.life, order.session, self._reported(*result), now)]
         if future is self._settling:
             self._settling = None
-            self._graph.cut_chain()
+            if self._report is None:
+                self._graph.cut_chain()
         else:
             step, _ = self._flight.pop(future.key)
             if not math.isfinite(result.loss_sum):
@@ -218,10 +221,14 @@ class GroupRound:
         return [Progress(order.worker, order.life, order.session, now)]
 
     def _reported(self, own: RoundReport, counters: Mapping[str, Counters]) -> RoundReport:
-        """Return the group's report. It counts as busy while it neither exchanges, waits nor judges."""
+        """Return the group's report. It counts as busy while it neither exchanges, waits nor judges.
+
+        Of a round that ended early, as far as its samples were pushed.
+        """
         apart = own.communication + own.wait + own.evaluation
+        busy = max(time.monotonic() - self._begun - apart, 1e-9) * own.samples / self._samples
         members = tuple(GroupMember(name=name, **asdict(each)) for name, each in counters.items())
-        return own._replace(busy=max(time.monotonic() - self._begun - apart, 1e-9), members=members)
+        return own._replace(busy=busy, members=members)
 
     def advance(self) -> None:
         """Submit steps up to `STEPS_AHEAD` ahead of those that have ended."""
@@ -233,6 +240,18 @@ class GroupRound:
             else:
                 self._settling = self._graph.settle()
                 self._watch(self._order.worker, self._settling)
+
+    @property
+    def home(self) -> str:
+        """The worker that makes the round's exchanges."""
+        return self._graph.home
+
+    def end_early(self) -> None:
+        """Let the round end behind the steps submitted so far."""
+        if self._report is None and self._last is not None:
+            seconds = self._graph.context.calibrations[self.home].seconds_per_sample
+            self._meet(self._last, EarlyEnd(self._last.number + 1, seconds))
+            self._end()
 
     def cancel(self) -> None:
         """Give up all that is under way.
@@ -247,13 +266,21 @@ class GroupRound:
     def _submit(self, step: RoundStep) -> None:
         score = self._graph.submit(step)
         self._flight[score.key] = step, score
+        self._last, self._samples = step, self._samples + step.samples
         self._watch(self._order.worker, score)
         if step.meets:
-            meeting = GroupMeeting(self._order, step.last, self._score, step.pace.lr)
-            self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
+            self._meet(step)
         if step.last:
-            self._report = self._graph.end(self._order)
-            self._watch(self._order.worker, self._report)
+            self._end()
+
+    def _meet(self, step: RoundStep, early: EarlyEnd | None = None) -> None:
+        last = step.last or early is not None
+        meeting = GroupMeeting(self._order, last, self._score, step.pace.lr, early)
+        self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
+
+    def _end(self) -> None:
+        self._report = self._graph.end(self._order)
+        self._watch(self._order.worker, self._report)
 
 
 class GroupReplicas:

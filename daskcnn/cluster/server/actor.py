@@ -101,6 +101,10 @@ class ServerLink:
             time.sleep(AGAIN)
         return False
 
+    def leave_as_it_is(self, worker: str, session: int) -> None:
+        """Leave without a push: all were answered. Raises Stopped, or OSError where the server is gone."""
+        self._ask([lambda: self._actor().leave(worker, session)])
+
     def _as_sent(self, push: ps.Push) -> ps.Push:
         return push if push.payload.dtype == CODED else replace(push, payload=cast(push.payload, self._wire))
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from daskcnn.cluster.groups.replicas import GroupReplicas
+from daskcnn.cluster.groups.replicas import GroupReplicas, GroupRound
 from daskcnn.cluster.layers.task_context import OutOfStep
 from daskcnn.cluster.peers.meetings import PeerExchange
 from daskcnn.cluster.peers.pieces import OutOfTurn
@@ -20,7 +20,7 @@ from daskcnn.cluster.run.early_ends import EarlyEnds
 from daskcnn.cluster.run.exchange import PendingWork, ServerExchange, WorkerReplicas
 from daskcnn.cluster.run.probing import ServerProbes
 from daskcnn.cluster.shell.shell import Actions, Shell
-from daskcnn.cluster.worker.session import ask_to_end
+from daskcnn.cluster.worker.session import ask_to_end, await_release
 from daskcnn.errors import Diverged, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights, layout_of
@@ -109,18 +109,25 @@ class DataParallel:
                 self._shell.tell(fact)
 
     def _end_round(self, order: orders.EndRound) -> None:
-        if self._settings.peers:  # they come to the end of their round together
-            if (member := self.context.workers.alive.get(order.replica)) is not None:
-                self._shell.ask(member.address, ask_to_end, (order.life, order.session, order.number))
+        work = self._shell.work.get(order.replica)
+        if not (self._settings.peers or isinstance(work, GroupRound)):
+            self._ending[order.replica] = work
+            self._early.ask(order)
             return
-        self._ending[order.replica] = self._shell.work.get(order.replica)
-        self._early.ask(order)
+        worker = order.replica  # peers come to the end of their round together
+        if isinstance(work, GroupRound):
+            work.end_early()
+            worker = work.home
+        if (member := self.context.workers.alive.get(worker)) is not None:
+            self._shell.ask(member.address, ask_to_end, (order.life, order.session, order.number))
 
     def leaves(self, address: str) -> None:
         """Tell that a worker, or the server, is to leave."""
         workers = self.context.workers
         if workers.serves(address):
             self._shell.tell(facts.ServerLeaving(self.life, workers.leaving[address], self._shell.now))
+        if self._settings.replica_size > 1:  # tasks of its group come first
+            self._shell.ask(address, await_release)
         self._shell.tell_leaving(address)
 
     def close(self) -> None:
@@ -223,8 +230,8 @@ class DataParallel:
         if isinstance(error, OutOfStep | OutOfTurn | Stopped):
             try:
                 self.context.workers.explain(error)
-            except (OutOfStep, OutOfTurn) as still:
-                return facts.OutOfStep(self.life, str(still), self._shell.now)
+            except (OutOfStep, OutOfTurn, Stopped) as still:
+                return facts.OutOfStep(self.life, str(still) or "a task was stopped", self._shell.now)
         if isinstance(error, PushRefused) and error.code == Code.FINITE:
             error = Diverged(f"push of {error}")
         if isinstance(error, UserError):

@@ -159,7 +159,8 @@ def open_session(
         replica = Replica(job, dataset, device, clock=time.perf_counter, **slowed)
         keep_freed_memory()
         session = keep_session(run, Session(replica))
-        needed = job.train.strategy == LAYER or (job.rule is not None and job.rule.serverless)
+        serverless = job.rule is not None and job.rule.serverless
+        needed = job.train.strategy == LAYER or job.train.replica_size > 1 or serverless
         hold_end_up(run, "replica", session.farewell, tasks=needed)
         return session
 

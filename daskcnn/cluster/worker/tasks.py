@@ -32,7 +32,7 @@ from daskcnn.ps.vectors import cast
 from daskcnn.ps.wire import CODED, Feedback, Wire
 from daskcnn.store.array_index import ArrayIndex
 from daskcnn.training.cadence import Cadence, TrainSteps, steps_of_round
-from daskcnn.training.exchange_orders import Answer, Await, JudgeCenter, JudgeLocal, Order, PullCenter, Send
+from daskcnn.training.exchange_orders import Answer, Await, JudgeCenter, JudgeLocal, Order, PullCenter, Report, Send
 from daskcnn.training.gradient_parts import TellStep
 from daskcnn.training.judging import JudgedPart
 from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch
@@ -124,8 +124,8 @@ class ReplicaRound:
 class ServedRound(ReplicaRound):
     """A round of a worker that has joined the server.
 
-    A worker by itself calls `train`. A group's home calls `trained` after each stretch of the group's steps, and `end`
-    after the last.
+    A worker by itself calls `train`. A group's home calls `trained` after each stretch of the group's steps, or `leave`
+    where the round ends early, and `end` after the last.
     """
 
     def __init__(self, order: RoundOrder, session: Session, stop: Callable[[], bool]) -> None:
@@ -153,6 +153,19 @@ class ServedRound(ReplicaRound):
         self.stretch_trained(so_far)
         self._exchange()
 
+    def leave(self, step: int, so_far: Trained) -> None:
+        """End the round behind this step, and leave the server with what was gained since the last push."""
+        self.end_behind(step, so_far)
+        pushed = isinstance(self.order, Report)
+        self._exchange()
+        if pushed:
+            self._link.leave_as_it_is(self.asked.worker, self.asked.session)
+
+    @property
+    def goes_on(self) -> bool:
+        """True while steps are to be made: the round has not ended, early or not."""
+        return isinstance(self.order, TrainSteps)
+
     def _exchange(self) -> None:
         while isinstance(self.order, JudgeLocal | Send | Await):
             self.order = self._next(self.order)
@@ -173,8 +186,7 @@ class ServedRound(ReplicaRound):
         """Make these steps, or fewer if the worker leaves, and exchange; hand in replies that come meanwhile."""
         for step, so_far in enumerate(steps, order.first):
             if self._farewell.asked:
-                self.end_behind(step, so_far)
-                return self._exchange()
+                return self.leave(step, so_far)
             if step == order.step:
                 return self.trained(so_far)
             if self._calls is not None and self._calls.done():

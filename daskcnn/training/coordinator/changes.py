@@ -189,7 +189,7 @@ class Changes(Departures):
             self._out.put(orders.AskWorkers(found.wanted))
         else:
             self._given_back.add(found.leaver)
-            self._take_leave(found.leaver, "the run is about as fast without it", now, recalled=False)
+            self._take_leave(found.leaver, "the run is about as fast without it", now)
 
     def _give_back(self, workers: Iterable[str], now: float) -> None:
         """Let the cluster have workers that were left out, as far as the job's least allows."""

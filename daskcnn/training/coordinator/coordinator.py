@@ -183,7 +183,7 @@ class Coordinating(ABC):
                 continue
             may_go.append(worker)
         if may_go:
-            self._recall(facts.WorkerLeaving(tuple(may_go), RECALLED, fact.at, recalled=True))
+            self._recall(facts.WorkerLeaving(tuple(may_go), RECALLED, fact.at))
 
     def _recall(self, fact: facts.WorkerLeaving) -> None:
         """Go on without workers that another run is to have."""
@@ -207,6 +207,7 @@ class Coordinating(ABC):
         for worker in workers:
             if lost:
                 self.bench.lost(worker, now)
+            self._leaving.pop(worker, None)
             self.roster.drop(worker)
             self._unfit.setdefault(errors.told("", reason, remedy), []).append(worker)
             self._out.log(WorkerLeftOut(worker=worker, reason=reason, remedy=remedy))

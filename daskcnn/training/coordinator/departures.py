@@ -4,9 +4,13 @@ A worker that is to leave ends its round early: it pushes what it has, and repor
 is left of its round is presented in later ones. Nobody waits for it at a barrier. Where the server's worker is to
 leave, all replicas end their rounds early; then the server's state is kept, and another server goes on from it.
 
-Behind a barrier a worker that came does not wait for the end of a long round. All rounds end early, and the next ones
-begin with it. A replica that ends its round early leaves the server's barrier with its last push, so none waits for it;
-it joins anew.
+A group of which a worker is to leave ends its round early too. Then it is formed anew without that worker, and joins
+anew.
+
+Behind a barrier a worker that came, or a group that was formed anew, does not wait for the end of a long round. All
+rounds end early, and the next ones begin with it. Without a barrier only the round of a group ends early that a worker
+fills up. A replica that ends its round early leaves the server's barrier with its last push, so none waits for it; it
+joins anew.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ class Departures(Recovering):
             if worker in self.roster.calibrating or (worker in self.roster.alive and self.phase is Phase.CALIBRATING):
                 self._leave_out([worker], fact.reason, "", fact.at)
             elif worker in self.roster.alive and worker not in self._leaving and self.phase in _BEFORE_THE_END:
-                self._take_leave(worker, fact.reason, fact.at, recalled=fact.recalled)
+                self._take_leave(worker, fact.reason, fact.at)
             if self.phase is _ENDED:
                 return
 
@@ -60,41 +64,49 @@ class Departures(Recovering):
         if self._host in fact.workers:
             self._on_server_leaving(facts.ServerLeaving(self.life, fact.reason, fact.at))
 
-    def _take_leave(self, worker: str, reason: str, now: float, *, recalled: bool) -> None:
-        """Have the worker end its round; without one it goes at once. Peers end their rounds together.
-
-        A group goes on until its worker is gone; one that is recalled is taken from it.
-        """
+    def _take_leave(self, worker: str, reason: str, now: float) -> None:
+        """Have the worker's replica end its round; without one it goes at once. Peers end their rounds together."""
         life = self._present
         replica = life.teams.of(worker) if life else None
-        running = life is not None and worker in life.sessions.running
-        if self._forming or replica not in (None, worker):
-            if recalled:
-                self._lose_worker(worker, reason, done=0)
-                self._go_on_without(now)
-        elif running:
-            self._end_all_rounds() if self.settings.peers else self._end_rounds([worker])
+        if self._forming:
+            self._drop(worker, reason, done=0)
+            self._go_on_without(now)
+        elif life is not None and replica is not None and replica in life.sessions.running:
             self._leaving[worker] = reason
-        else:
+            if (held := life.sessions.take_held(replica)) is not None:
+                self._reported_early(held)
+            else:
+                self._end_all_rounds() if self.settings.peers else self._end_rounds([replica])
+        elif replica in (None, worker):
             self._depart(worker, reason, 0, now)
+        else:
+            self._lose_worker(worker, reason, done=0)
+            self._go_on_without(now)
 
     def _end_rounds(self, replicas: Iterable[str]) -> None:
         life = self._alive
         for replica in replicas:
             running = life.sessions.running[replica]
+            running.ends_early = True
             self._out.put(orders.EndRound(replica, life.number, running.session, running.round.number))
 
     def _reported_early(self, fact: facts.RoundDone) -> bool:
-        """Take the report of a replica that leaves, and let it go; return False for any other."""
-        replica, report = fact.replica, fact.report
-        if not self._alive.awaits(fact):
+        """Take the report of a replica of which workers leave, and let these go; return False for any other."""
+        life, replica, report = self._alive, fact.replica, fact.report
+        cut = report.cut is not None
+        if not (self._leaving or cut) or not life.awaits(fact):
             return False
-        if report.cut is not None and not self._alive.shortened:
+        if cut and replica in self.roster.alive and not life.sessions.running[replica].ends_early:
             self._leaving.setdefault(replica, UNTOLD)
-        if replica not in self._leaving:
+        leavers = {worker: self._leaving[worker] for worker in life.teams.members[replica] if worker in self._leaving}
+        if not leavers:
             return False
-        self._alive.take(fact, fact.at)
-        self._depart(replica, self._leaving[replica], report.samples, fact.at, left=report.cut is not None)
+        life.take(fact, fact.at)
+        if replica in leavers:
+            self._depart(replica, leavers[replica], report.samples, fact.at, left=cut)
+        else:
+            self._lose_group(replica, leavers, report.samples, left=cut)
+            self._go_on_without(fact.at)
         return True
 
     def _on_round_dropped(self, fact: facts.RoundDropped) -> None:
@@ -124,12 +136,20 @@ class Departures(Recovering):
         for worker, reason in [*self._leaving.items()]:
             self._drop(worker, reason, self._alive.samples_of(worker), 0)
 
-    # --- all rounds end early ---
+    # --- rounds end early for others ---
 
     def _end_all_rounds(self) -> None:
-        life = self._alive
-        life.shortened = True
-        self._end_rounds(replica for replica in life.sessions.running if replica not in self._leaving)
+        self._end_with(self._alive.sessions.running)
+
+    def _end_with(self, replicas: Iterable[str]) -> None:
+        """Have these replicas end their rounds, as far as they were not told to."""
+        running = self._alive.sessions.running
+        self._end_rounds([replica for replica in replicas if not running[replica].ends_early])
+
+    def _go_on_without(self, now: float) -> None:
+        super()._go_on_without(now)
+        if self.phase is _TRAINING:
+            self._let_in(now)
 
     def _on_tick(self, fact: facts.Tick) -> None:
         super()._on_tick(fact)
@@ -137,15 +157,18 @@ class Departures(Recovering):
             self._let_in(fact.at)
 
     def _let_in(self, now: float) -> None:
-        """Let workers in that came, if the rounds' end is far. One waits for others that measure themselves."""
-        life, settings = self._alive, self.settings
-        if not life.newcomers or life.shortened or life.paused or life.sessions.joining:
+        """Let newcomers in, if the end of the rounds that they wait for is far.
+
+        A worker waits for others that measure themselves.
+        """
+        life = self._alive
+        if not life.newcomers or life.paused or life.sessions.joining or self.settings.rule.swaps:
+            return  # of a rule that swaps the job counts the rounds
+        if not (waited_for := life.waited_for()):
             return
-        if settings.replica_size > 1 or settings.rule.swaps:  # of the latter the job counts the rounds
-            return
-        soon = self.roster.calibrating or life.seconds_left(now) <= FAR
+        soon = self.roster.calibrating or life.seconds_left(waited_for, now) <= FAR
         if not soon or now - min(life.newcomers.values()) > FAR:
-            self._end_all_rounds()
+            self._end_with(waited_for)
 
     # --- the server's worker leaves ---
 
@@ -155,6 +178,7 @@ class Departures(Recovering):
             self._moving = fact.reason
             self._alive.closing = True
             self._end_all_rounds()
+            self._go_on_from_reports(fact.at)  # while the run pauses no round is under way
 
     def _keep_for_the_next(self) -> None:
         """Keep the state for the next life: no round is under way."""

@@ -68,14 +68,12 @@ class WorkerGone(Fact):
 class WorkerLeaving(Fact):
     """Workers are asked to end, and will be gone in a few seconds. Until then they may end a round and report it.
 
-    reason: words that follow on a worker's name, such as "it is shut down". recalled: they stay, and only this run is
-    to go on without them.
+    reason: words that follow on a worker's name, such as "it is shut down".
     """
 
     workers: tuple[str, ...]
     reason: str
     at: float
-    recalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ counts the replicas that have joined. Reports that come meanwhile are put off.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 from daskcnn.events import SamplesAllocated, WorkerJoined
 from daskcnn.partition.allocation import Allocation
@@ -17,7 +18,8 @@ from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.records import Records
 from daskcnn.training.coordinator.roster import Roster
-from daskcnn.training.coordinator.settings import PATIENCE, STEPS_AHEAD, Settings
+from daskcnn.training.coordinator.sessions import Running, Sessions
+from daskcnn.training.coordinator.settings import STEPS_AHEAD, Settings
 from daskcnn.training.coordinator.teams import Teams
 from daskcnn.training.judging import JudgedPart, pushes_a_measurement
 
@@ -25,86 +27,12 @@ SHOWN = 8
 """A line is shown of other shares of a step once a worker has this part of its samples more or fewer."""
 
 
-@dataclass(slots=True)
-class Running:
-    """A round under way.
-
-    heard: the time of the last sign of life. expected: seconds until the next should come. ends: the time when the
-    round should end.
-    """
-
-    round: Round
-    session: int
-    heard: float
-    expected: float
-    ends: float
-
-
-class Sessions:
-    """The replicas that take part in a life, and their rounds under way.
-
-    Attributes
-    ----------
-    numbers : The number of each replica's last session.
-    joined : Replicas that hold the center and count in the barrier; an ordered set.
-    joining : Replicas that were asked to join, and since when.
-    due : Rounds that start once all who join have joined.
-    held : Reports that came meanwhile.
-    running : Rounds under way, by replica.
-    asked : True if an answer is to come to who waits for whom.
-    """
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-        self.joined: dict[str, None] = {}
-        self.joining: dict[str, float] = {}
-        self.due: list[Round] = []
-        self.held: list[facts.RoundDone] = []
-        self.running: dict[str, Running] = {}
-        self.asked = False
-
-    def begin(self, replica: str, now: float) -> int:
-        """Let the replica join; return the number of its session."""
-        self.numbers[replica] = session = self.numbers.get(replica, 0) + 1
-        self.joining[replica] = now
-        return session
-
-    def has_joined(self, replica: str, session: int) -> bool:
-        """Take the replica in; return True if it was waited for."""
-        if replica not in self.joining or session != self.numbers[replica]:
-            return False
-        del self.joining[replica]
-        self.joined[replica] = None
-        return True
-
-    # --- signs of life ---
-
-    def heard(self, replica: str, session: int, now: float) -> None:
-        """Note that the replica's round goes on."""
-        running = self.running.get(replica)
-        if running is not None and running.session == session:
-            running.heard = now
-
-    def limit(self, stall_timeout: float) -> float:
-        """Return the seconds without a sign of life after which a replica is overdue."""
-        return stall_timeout + PATIENCE * max((running.expected for running in self.running.values()), default=0.0)
-
-    def silent(self, now: float, limit: float) -> list[str]:
-        """Return the replicas whose rounds have not been heard of for longer than `limit` seconds."""
-        return [replica for replica, running in self.running.items() if now - running.heard > limit]
-
-    def validate(self) -> None:
-        """Assert the invariants between two facts."""
-        assert self.running.keys() <= self.joined.keys(), "a round of a replica that has not joined"
-        assert not self.joined.keys() & self.joining.keys()
-        assert self.joined.keys() | self.joining.keys() <= self.numbers.keys()
-
-
 class Life:
     """Gives the replicas work while all goes well.
 
-    logs: give `Log` orders for rounds. newcomers: workers calibrated in mid-run, without samples yet, and since when.
-    paused: no round is given out, as too few workers are there. shortened: all rounds under way are to end early.
+    logs: give `Log` orders for rounds. newcomers: workers calibrated in mid-run, without samples yet, for whom there is
+    a place; groups formed anew, without a round; and since when. paused: no round is given out, as too few workers are
+    there.
     """
 
     def __init__(
@@ -118,7 +46,7 @@ class Life:
         self.rounds = self._first_rounds()
         self.newcomers: dict[str, float] = {}
         self.closing = False  # no round starts any more
-        self.paused = self.shortened = False
+        self.paused = False
         self._scored: set[str] = set()  # replicas that judge the center after their round
         self._told: Allocation | None = None  # what was logged last
         self._said: dict[str, int] = {}  # samples of a step that a line was shown of
@@ -150,12 +78,22 @@ class Life:
     @property
     def over(self) -> bool:
         """True if no replica has anything left to do."""
-        waits = self.paused and not (self.rounds.ended or self._records.evaluations.stopping)
+        waits = self.paused and not (self.closing or self.rounds.ended or self._records.evaluations.stopping)
         return not (self.sessions.running or self.sessions.joining or waits)
 
-    def seconds_left(self, now: float) -> float:
-        """Return the seconds until all rounds under way should have ended."""
-        return max((running.ends - now for running in self.sessions.running.values()), default=0.0)
+    def waited_for(self) -> list[str]:
+        """Return the replicas whose rounds have to end before newcomers have samples, or a round."""
+        running, teams = self.sessions.running, self.teams
+        if self._settings.replica_size == 1:
+            return [*running] if self.newcomers else []
+        if self._barrier:
+            formed_anew = self.newcomers.keys() & teams.members.keys() - running.keys()
+            return [*running] if formed_anew or teams.lacks_free else []
+        return [replica for replica in running if teams.short(replica)] if teams.free else []
+
+    def seconds_left(self, replicas: Iterable[str], now: float) -> float:
+        """Return the seconds until these rounds under way should have ended."""
+        return max((self.sessions.running[replica].ends - now for replica in replicas), default=0.0)
 
     # --- rounds are given out ---
 
@@ -186,22 +124,27 @@ class Life:
 
         These join anew.
         """
-        teams, rounds, newcomers = self.teams, self.rounds, self.newcomers
-        self.newcomers = {}
-        for worker in newcomers:
-            teams.add(worker, (worker,))
-        for replica in [*newcomers, *self._new_groups()]:
+        teams, rounds = self.teams, self.rounds
+        for replica in self._new_replicas() if self._settings.replica_size == 1 else self._new_groups():
             rounds.join(replica, teams.seconds[replica])
             self._out.log(WorkerJoined(worker=replica, samples=rounds.allocation.size(replica)))
 
+    def _new_replicas(self) -> list[str]:
+        new, self.newcomers = [*self.newcomers], {}
+        for worker in new:
+            self.teams.add(worker, (worker,))
+        return new
+
     def _new_groups(self) -> list[str]:
-        if self._settings.replica_size == 1 or not self.teams.free:
-            return []
-        for replica in [each for each in self.teams.members if each not in self.rounds.running]:
-            if self.teams.short(replica) and self.teams.free:
-                self._leave(replica)
-                self.teams.regroup(replica)
-        return self.teams.new_groups()
+        teams = self.teams
+        for replica in [each for each in teams.members if each not in self.rounds.running] if teams.free else ():
+            if teams.short(replica) and teams.free:
+                if replica in self.sessions.joined:
+                    self._leave(replica)
+                teams.regroup(replica)
+        found, free = teams.new_groups(), teams.free
+        self.newcomers = {worker: since for worker, since in self.newcomers.items() if worker in free}
+        return found
 
     def _log_allocation(self, sizes: dict[str, int]) -> None:
         step, said = self._settings.step_parts(sizes, self._records.growth.samples), self._said
@@ -231,7 +174,6 @@ class Life:
         records, alive = self._records, self._roster.alive
         scale = self._settings.rate_scale(len(self.rounds.running)) * records.divergence.scale * records.growth.rate
         self._scored.update(scored)
-        self.shortened = False
         for round_ in due:
             worker, session = round_.worker, self.sessions.numbers[round_.worker]
             ends = now + round_.samples * self.rounds.seconds[worker]
@@ -387,15 +329,20 @@ class Life:
         self.teams.drop(replica)
         self._give_up(replica)
 
-    def reform(self, replica: str) -> bool:
-        """Form a group anew that has lost workers; its round is given out again. Returns False without any worker."""
+    def reform(self, replica: str, now: float, *, left: bool = False) -> bool:
+        """Form a group anew that has lost workers, and give up its round. Returns False without any worker.
+
+        left: as for `give_away`.
+        """
         if not (self.teams.left(replica) or self.teams.free):
             return False
         self._give_up(replica)
         if replica in self.rounds.running:
             self.rounds.dropped(replica)
-        self._leave(replica)
+        if not (left and self._barrier):
+            self._leave(replica)
         self.teams.regroup(replica)
+        self.newcomers[replica] = now
         return True
 
     def _give_up(self, replica: str) -> None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from daskcnn.errors import Lost, UserError
-from daskcnn.events import WorkerLost
+from daskcnn.events import WorkerLeft, WorkerLost
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.choosing import Choice, Choosing
@@ -150,20 +151,34 @@ class Recovering(Coordinating):
             self._drop(worker, reason, life.samples_of(worker), done)
             self._lose_replica(replica)
         else:
-            self._lose_group(replica, f"{worker}: {reason}", (worker,), done)
+            self._lose_group(replica, {worker: reason}, done)
 
-    def _lose_group(self, replica: str, reason: str, workers: Iterable[str], done: int | None = None) -> None:
-        """Go on without these workers. The group is formed anew of who is left, or of others that are free."""
-        for worker in workers:
+    def _lose_group(
+        self, replica: str, workers: Mapping[str, str], done: int | None = None, *, left: bool = False
+    ) -> None:
+        """Go on without these workers. The group is formed anew of who is left, or of others that are free.
+
+        workers: by name, the reasons. done: as for `_drop`. left: as for `Life.give_away`.
+        """
+        life = self._alive
+        under_way = replica in life.rounds.running
+        leavers = {name: self._leaving[name] for name in life.teams.members[replica] if name in self._leaving}
+        for worker, reason in workers.items():
             self._drop(worker, reason, done=done)
+        for worker in leavers.keys() - workers.keys():  # none of them goes into the new group
+            self._drop(worker, leavers[worker], done=0)
         if self.phase in (_ENDED, Phase.CALIBRATING):
             return
-        if self.phase is _TRAINING and self._alive.reform(replica):
-            names = ", ".join(self._alive.teams.members[replica])
-            self._out.warn(f"{replica} ({reason}) is formed anew of {names}; its round begins again")
+        told = "; ".join(f"{worker}: {reason}" for worker, reason in workers.items())
+        if self.phase is _TRAINING and life.reform(replica, self._now, left=left):
+            names, again = ", ".join(life.teams.members[replica]), "; its round begins again" if under_way else ""
+            self._out.warn(f"{replica} ({told}) is formed anew of {names}{again}")
+        elif self.phase is not _TRAINING and (rest := life.teams.left(replica)):  # it has no round any more
+            life.teams.add(replica, rest)
         else:
-            self._out.log(WorkerLost(worker=replica, reason=reason, samples_moved=self._alive.samples_of(replica)))
-            self._lose_replica(replica, f"{replica} ({reason}): it was the last group of the run")
+            gone: dict[str, Any] = {"worker": replica, "reason": told, "samples_moved": life.samples_of(replica)}
+            self._out.log(WorkerLost(**gone) if done is None else WorkerLeft(**gone, samples_done=done))
+            self._lose_replica(replica, f"{replica} ({told}): it was the last group of the run", left=left)
 
     def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
         if self._present and worker in self._present.newcomers:
@@ -270,7 +285,7 @@ class Recovering(Coordinating):
             if stuck == (replica,):
                 self._lose_worker(replica, reason)
             else:
-                self._lose_group(replica, f"{reason}, waiting for {', '.join(stuck)}", stuck)
+                self._lose_group(replica, dict.fromkeys(stuck, reason))
             if self.phase is _ENDED:
                 return
         self._go_on_without(now)

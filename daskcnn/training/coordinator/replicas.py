@@ -11,8 +11,8 @@ ends it.
 
 A worker that becomes ready in mid-run is calibrated, and takes its share of samples at the next boundary: at once under
 an asynchronous rule, between two rounds behind a barrier, which may end early for it. A group that loses a worker is
-formed anew of who is left of it, and of workers that are in none; its round begins again. Workers that come fill up
-such groups, or make new ones.
+formed anew of who is left of it, and of workers that are in none; its round begins again, unless the worker leaves in
+good order. Workers that come fill up such groups, or make new ones.
 
 Where a run chooses its strategy, workers and links are measured before the first life. `Changes` decides how it goes
 on otherwise, which workers it asks its cluster for, and which it gives back.
@@ -86,8 +86,13 @@ class Coordinator(Changes):
         if self.phase is _TRAINING:
             self._alive.paused = self._is_short(now)
             self._alive.issue(now)
-        if self._present and self._present.teams.of(worker) is None:
-            size = self.settings.replica_size
+        life, size = self._present, self.settings.replica_size
+        if life is None or life.teams.of(worker) is not None:
+            return
+        if self.phase is _TRAINING and life.teams.lacks_free:
+            life.newcomers[worker] = now
+            self._let_in(now)
+        else:
             self._out.warn(f"worker {worker} waits until a group lacks one, or {size} workers make another group")
 
     def _begin(self, now: float) -> None:
@@ -260,5 +265,9 @@ class Coordinator(Changes):
         """Assert every invariant that holds between two facts."""
         self.roster.validate()
         assert not any(self.roster.knows(worker) for worker in self.bench.waiting), "it has a place"
+        assert self._leaving.keys() <= self.roster.alive.keys()
+        if self._present and self.phase is _TRAINING and not self.settings.peers:
+            teams, running = self._present.teams, self._present.sessions.running
+            assert all(teams.of(worker) in running for worker in self._leaving), "it leaves, and nothing holds it up"
         if self._present and self.phase not in (Phase.ENDED, Phase.CALIBRATING):
             self._present.validate(training=self.phase is _TRAINING)

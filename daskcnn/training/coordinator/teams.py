@@ -74,6 +74,12 @@ class Teams:
         used = {worker for own in self.members.values() for worker in own}
         return sorted(self._roster.alive.keys() - used, key=lambda worker: (self._roster.alive[worker].seconds, worker))
 
+    @property
+    def lacks_free(self) -> bool:
+        """True if free workers could fill up a group, or make another one."""
+        free = len(self.free)
+        return free >= self._size or (free > 0 and any(map(self.short, self.members)))
+
     def short(self, replica: str) -> bool:
         """Return True if a group has fewer workers than it is to have."""
         return len(self.members[replica]) < self._size
