@@ -13,6 +13,7 @@ import pytest
 from daskcnn.errors import DataError, Diverged
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.departures import FAR
 from daskcnn.training.coordinator.settings import Settings
 from tests.training.coordinator_shell import Shell, name_of
 from tests.training.test_coordinator_machine import EPOCHS, EXCHANGES, SAMPLES, STALL, settings_of
@@ -79,6 +80,32 @@ def one_leaves(shell: Shell) -> str | None:
     return worker
 
 
+def one_has_left(shell: Shell) -> str | None:
+    """A worker has handed in what it had made of its round; its group is formed anew."""
+    replica = one_leaves(shell)
+    if replica is None:
+        return None
+    shell.answer_to(orders.StartRound, replica)
+    while any(isinstance(order, orders.Calibrate) for order, _ in shell.pending):  # of those left out until now
+        shell.answer_to(orders.Calibrate)
+    return next(name for order, _ in shell.pending if (name := name_of(order)))
+
+
+def rounds_end_early(shell: Shell) -> str | None:
+    """Workers have come that waited for the end of rounds behind a barrier, which ends them."""
+    replica = under_way(orders.StartRound)(shell)
+    if replica is None:
+        return None
+    for worker in ("cpu-7", "cpu-8"):
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+        shell.answer_to(orders.Calibrate)
+    shell.now += FAR + 1.0
+    ended = {order.replica for order in shell.tell(facts.Tick(shell.now)) if isinstance(order, orders.EndRound)}
+    rule = shell.settings.rule
+    assert bool(ended) == (rule.barrier and not rule.swaps) or rule.chooses_workers, "it may leave them out"
+    return replica
+
+
 def one_comes(shell: Shell) -> str | None:
     """A worker has come in mid-run, and measures itself."""
     if under_way(orders.StartRound)(shell) is None:
@@ -96,6 +123,8 @@ POINTS: Mapping[str, Callable[[Shell], str | None]] = {
     "while a checkpoint is written": under_way(orders.Save),
     "while the last state is kept": closing,
     "in a leave": one_leaves,
+    "behind a leave": one_has_left,
+    "while rounds end early for others": rounds_end_early,
     "while a worker joins in mid-run": one_comes,
 }
 

@@ -173,8 +173,8 @@ class ActorHere:
             request = replace(request, payload=request.payload.copy())
         return self._called("handle", request, noted=request)
 
-    def leave(self, worker: str, session: int) -> Future[Any]:
-        return self._called("leave", worker, session, noted=Leave(worker, session))
+    def leave(self, worker: str, session: int, last: int = 0) -> Future[Any]:
+        return self._called("leave", worker, session, last, noted=Leave(worker, session, last=last))
 
     def snapshot(self) -> Future[Any]:
         return self._called("snapshot")
@@ -322,6 +322,13 @@ class ResultsHere(Results):
         return {future for future in futures if not future.done()}
 
 
+class ShellHere(Shell):
+    """Calls workers, whose addresses are their names, beside their tasks."""
+
+    def ask(self, address: str, function: Callable[..., Any], *args: Any) -> None:
+        asyncio.run(function(f"{NAME}@{address}", *args, dask_worker=SimpleNamespace(address="")))
+
+
 class RunHere:
     """One run of a resolved job.
 
@@ -336,7 +343,10 @@ class RunHere:
     ----------
     heard : facts, and the orders that they led to.
     saved : states in the order in which they were saved.
+    shell : of the last time that it was trained.
     """
+
+    shell: Shell
 
     def __init__(
         self,
@@ -372,7 +382,8 @@ class RunHere:
             patch.setattr(pieces, "end_of", lambda peers, name, other, *_: EndHere(peers.desk(other)))
             try:
                 strategy = DataParallel(context, resumed)
-                state = Shell(context, strategy, self._hear).train()
+                self.shell = ShellHere(context, strategy, self._hear)
+                state = self.shell.train()
             finally:
                 threads.close()
                 for session in dispatch.sessions:

@@ -57,6 +57,10 @@ class SlowLink:
         self.server.handle(Leave(last.worker, last.session, last=last.seq))
         return self.server.counts(last.worker, last.session, last.seq)
 
+    def leave_as_it_is(self, worker: str, session: int) -> None:
+        self.left.append((0, False))
+        self.server.handle(Leave(worker, session))
+
 
 SIZE = 10
 
@@ -109,6 +113,10 @@ class Worker:
         return self.link
 
     def train(self, steps: int, session: int = 1) -> Any:
+        return self.begun(steps, session).train()
+
+    def begun(self, steps: int, session: int = 1) -> ServedRound:
+        """A round of this many steps."""
         server = SimpleNamespace(secret="", stream=lambda *_: None, link=self._linked)
         self.session.farewell.begin((0, session, 0))
         round_ = Round("a", 0, ((0, SIZE * steps),), SIZE * steps, (0.0, 1.0))
@@ -126,7 +134,7 @@ class Worker:
         )
         self.link.answers.release()
         join_server(order, self.session, lambda: False)
-        return ServedRound(order, self.session, lambda: False).train()
+        return ServedRound(order, self.session, lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +231,24 @@ def test_a_worker_that_is_to_leave_pushes_what_it_has_and_waits_for_nobody(strat
     assert push.accuracy == {"sgwu": 3 / 8, "agwu": 1.0, "local-sgd": 1.0}[strategy]
     worker.link.server.handle(Push(0, "b", 1, 1, 0, np.full(3, 3.0), 30, push.accuracy))
     assert worker.link.server.snapshot().merged == 2
+
+
+@pytest.mark.parametrize(("more", "left"), [(0, (0, False)), (2, (2, False))])
+def test_a_group_s_home_leaves_the_barrier_where_nothing_is_to_be_pushed_too(more: int, left: tuple[int, bool]) -> None:
+    """Its driver tells it when the round ends: here right behind a meeting, or two steps after it."""
+    worker = Worker("local-sgd", {"every": 4}, overlap=False)
+    round_ = worker.begun(8)
+    worker.link.answers.release()
+    round_.trained(Trained(Score(4.0, 40, 40), 0.1, 0.0, 0.0))
+    assert round_.goes_on
+    worker.session.farewell.ask((0, 1, 0))
+    samples = 40 + SIZE * more
+    round_.leave(4 + more, Trained(Score(4.0, samples, samples), 0.1, 0.0, 0.0))
+    assert not round_.goes_on
+    assert worker.link.left == [left]
+    assert round_.end().cut == samples
+    worker.link.server.handle(Join(0, "b", 1))
+    assert worker.link.server.handle(Push(0, "b", 1, 1, 1 + (more > 0), np.full(3, 3.0), 30, 1.0)), "it waits for none"
 
 
 def test_a_worker_leaves_while_it_waits_for_others() -> None:

@@ -114,6 +114,24 @@ def test_a_server_whose_host_is_asked_to_end_moves_and_nothing_is_done_again(
         assert "ps" not in addresses_of(workers[0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("act", [terminated, retired])
+def test_a_worker_of_a_group_that_is_asked_to_end_stays_until_its_group_has_pushed_what_it_has(
+    workers: Workers, synthetic: str, runs: str, act: Any
+) -> None:
+    """The group is formed anew of the other; nobody is lost."""
+    train = {"strategy": "sgwu", "epochs": 4, "partition": "udpa", "replica_size": 2, "kernel_shares": "speeds"}
+    watch = trained(workers, small_job(synthetic, runs, train=train), act(workers, "b"))
+    assert not watch.of("worker-lost")
+    (left,) = watch.of("worker-left")
+    assert left["worker"] == "b"
+    (cut,) = [event["samples"] for event in watch.of("round") if event["samples"] == left["samples_done"]]
+    assert 0 < cut < 800
+    assert [[*group["members"]] for event in watch.of("groups") for group in event["groups"]][-1] == ["a"]
+    assert watch.of("server")[-1]["merged"] == sum(event["pushes"] for event in watch.of("round"))
+    assert watch.of("server")[-1]["server"] == 1, "no state was gone back to"
+
+
 ASA = {"exchange": "asa"}
 
 

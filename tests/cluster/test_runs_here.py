@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -10,21 +12,34 @@ import pytest
 
 from daskcnn.arrays import Device
 from daskcnn.errors import DataError, Diverged, Interrupted
-from daskcnn.events import EpochEnded, GroupsFormed, KernelsSharded, RoundEnded, SamplesAllocated, ServerCounted, Warned
+from daskcnn.events import (
+    EpochEnded,
+    GroupsFormed,
+    KernelsSharded,
+    RoundEnded,
+    SamplesAllocated,
+    ServerCounted,
+    Warned,
+    WorkerLeft,
+    WorkerLost,
+)
 from daskcnn.job.network import layout_of, optimizer_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job, Schedule
-from daskcnn.ps import RULES, Join, Local, ParameterServer, Pull, Push
+from daskcnn.ps import RULES, Join, Leave, Local, ParameterServer, Pull, Push
 from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.ps.vectors import cast
 from daskcnn.ps.wire import Feedback, bytes_of
 from daskcnn.runs.state import to_checkpoint, to_state
 from daskcnn.store import Dataset
 from daskcnn.training import judging
+from daskcnn.training.cadence import steps_of_round
 from daskcnn.training.coordinator.evaluations import guessing_on
+from daskcnn.training.coordinator.facts import Fact, Progress, RoundDone, ServerLeaving, WorkerLeaving
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.replica import Replica
+from daskcnn.training.round_report import RoundReport
 from tests.cluster.references import trained_in_rounds
 from tests.cluster.run_here import RunHere, assert_same
 from tests.cluster.sharded_networks import NORMALISED
@@ -298,6 +313,94 @@ def test_a_reproducible_run_is_resumed_with_the_same_parts(dataset: Dataset, mon
     assert {event.q_samples for event in run.of(RoundEnded)} != {30}
     before = next(state for state in run.saved if state.epoch == 2)
     assert_same(RunHere(job, dataset, 2).train(before), undisturbed)
+
+
+def disturbed(job: Job, dataset: Dataset, workers: int, *told: Callable[[float], Fact], after: int = 1) -> RunHere:
+    """A run of groups that is told facts once that many steps of a group have ended; it makes every presentation."""
+    steps = count(1)
+
+    def hears(fact: Fact, _: Any) -> None:
+        if isinstance(fact, Progress) and next(steps) == after:
+            for each in told:
+                run.shell.tell(each(fact.at))
+
+    run = RunHere(job, dataset, workers, heard=hears)
+    run.train()
+    assert presented(run) == job.train.epochs * SAMPLES
+    assert not run.of(WorkerLost)
+    assert_replayed(Coordinator(Settings.of(job, SAMPLES, guessing_on(job, dataset))), run.heard)
+    return run
+
+
+def leaves(worker: str) -> Callable[[float], Fact]:
+    return lambda at: WorkerLeaving((worker,), "it is shut down", at)
+
+
+def the_server_leaves(at: float) -> Fact:
+    return ServerLeaving(1, "it is shut down", at)
+
+
+def early(run: RunHere) -> list[RoundReport]:
+    """The reports of rounds that ended early."""
+    return [fact.report for fact, _ in run.heard if isinstance(fact, RoundDone) and fact.report.cut is not None]
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_group_of_which_a_worker_leaves_pushes_what_it_has_and_goes_on_with_its_state(
+    dataset: Dataset, leaver: int, optimizer: str
+) -> None:
+    """What it pushes is what a worker by itself has after as many steps; so is the optimizer's state."""
+    job = grouped(job_of("sgwu", model=WHOLE, train={"optimizer": optimizer}))
+    run = disturbed(job, dataset, 2, leaves(f"cpu-{leaver}"), after=3)
+    (cut,) = early(run)
+    assert cut.cut is not None
+    assert 30 <= cut.cut < SAMPLES
+    assert [(each.worker, each.samples_done) for each in run.of(WorkerLeft)] == [(f"cpu-{leaver}", cut.cut)]
+    assert [[*group.members] for formed in run.of(GroupsFormed) for group in formed.groups] == [
+        ["cpu-0", "cpu-1"],
+        [f"cpu-{1 - leaver}"],
+    ]
+    alone = Replica(job, dataset, Device(), clock=lambda: 0.0)
+    local = Local(alone.weights, alone.weights)
+    alone.adopt(alone.host_weights().astype(np.float32))
+    assert job.rule is not None
+    for trained_so_far in steps_of_round(alone, job.rule, cut.round, local):
+        if trained_so_far.score.samples == cut.cut:
+            break
+    push = next(request for request in run.requests if isinstance(request, Push))
+    np.testing.assert_allclose(push.payload, alone.host_weights(), rtol=1e-6, atol=1e-7)
+    assert cut.optimizer is not None
+    np.testing.assert_allclose(cut.optimizer.vectors, alone.host_optimizer().vectors, rtol=1e-9, atol=1e-12)
+    assert push.n_samples == cut.cut
+    whole = next(request for request in run.requests if isinstance(request, Push) and request.worker == cut.worker)
+    assert Leave(cut.worker, 1, last=whole.seq) in run.requests
+
+
+@pytest.mark.parametrize("leavers", [("cpu-1",), ("cpu-0", "cpu-2"), ("cpu-3", "the server")], ids=len)
+@pytest.mark.parametrize(
+    ("strategy", "rule"),
+    [
+        ("bsp", {"combine": "average"}),
+        ("bsp", {"every": 3, "combine": "sum"}),
+        ("sgwu", {}),
+        ("agwu", {"max_staleness": 1}),
+        ("easgd", {"tau": 3}),
+        ("downpour", {"n_push": 2, "n_fetch": 3}),
+    ],
+)
+def test_no_presentation_is_lost_where_a_worker_of_a_group_leaves(
+    dataset: Dataset, strategy: str, rule: dict[str, Any], leavers: tuple[str, ...]
+) -> None:
+    """Nor where a worker of each leaves, or the server as well: then all groups end their rounds."""
+    told = [the_server_leaves if leaver == "the server" else leaves(leaver) for leaver in leavers]
+    job = grouped(job_of(strategy, rule=rule, train={"batch_size": 5}))
+    run = disturbed(job, dataset, 4, *told, after=3)
+    workers = {each.worker for each in run.of(WorkerLeft) if each.worker in run.names}
+    assert workers == {*leavers} - {"the server"}
+    assert early(run)
+    assert run.of(ServerCounted)[-1].refused == {}
+    assert {each.server for each in run.of(ServerCounted)} == ({1, 2} if "the server" in leavers else {1})
 
 
 def test_who_is_in_no_group_is_named(dataset: Dataset) -> None:

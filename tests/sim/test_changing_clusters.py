@@ -209,11 +209,23 @@ def test_a_group_that_loses_a_worker_goes_on_and_takes_one_that_comes(strategy: 
     events = groups({}, {}, {}, {how: 60.0}, {"arrives": 90.0}, strategy=strategy)
     assert [sorted(each) for each in members(events)] == [[2, 2], [1, 2], [2, 2]]
     assert sum(event.samples for event in of(RoundEnded, events)) == 6000
-    assert [event.worker for event in of(WorkerLost, events)] == ["w3"]
+    lost, left = ([event.worker for event in of(kind, events)] for kind in (WorkerLost, WorkerLeft))
+    assert (lost, left) == ((["w3"], []) if how == "dies" else ([], ["w3"]))
+
+
+def test_a_group_of_which_a_worker_leaves_keeps_what_it_has_trained() -> None:
+    """It ends its round, and those of the others end early when another worker fills it up."""
+    leaves, dies = (groups({}, {}, {}, {how: 60.0}, {"arrives": 90.0}) for how in ("leaves", "dies"))
+    (left,) = of(WorkerLeft, leaves)
+    assert 0 < left.samples_done < 500
+    assert 60.0 < (left.at or 0.0) < 63.0
+    assert of(RunEnded, leaves)[0].at < of(RunEnded, dies)[0].at - 10.0
 
 
 def test_two_workers_that_come_make_another_group_and_shorten_the_run() -> None:
-    four, six = groups({}, {}, {}, {}), groups({}, {}, {}, {}, {"arrives": 60.0}, {"arrives": 60.0})
+    four, six = groups({}, {}, {}, {}), groups({}, {}, {}, {}, {"arrives": 50.0}, {"arrives": 50.0})
     assert members(six) == [[2, 2], [2, 2, 2]]
+    (joined,) = of(WorkerJoined, six)
+    assert 50.0 < joined.at < 54.0, "the rounds under way end early for it"
     assert of(RunEnded, six)[0].at < of(RunEnded, four)[0].at
     assert sum(event.samples for event in of(RoundEnded, six)) == 6000

@@ -303,6 +303,19 @@ def test_without_a_barrier_only_the_group_that_lacks_a_worker_ends_its_round_for
     assert shell.reported == 4 * shell.settings.samples
 
 
+@pytest.mark.parametrize("goes", [facts.WorkerGone, facts.WorkerLeaving])
+@pytest.mark.parametrize("rule", ["sgwu", "bsp"])
+def test_workers_that_wait_for_the_end_of_a_round_take_over_where_the_last_that_train_go(rule: str, goes: Any) -> None:
+    shell = long_rounds((rule, {}), 3 * FAR)
+    comes(shell)
+    for worker in ("cpu-0", "cpu-1"):
+        shell.tell(goes((worker,), "gone", shell.now))
+    assert shell.finish().status == "done"
+    assert [event.worker for event in shell.of(WorkerJoined)] == ["cpu-2"]
+    assert shell.reported == 4 * shell.settings.samples
+    assert len(shell.of(orders.StartServer)) == 1
+
+
 def test_a_worker_that_hangs_may_be_heard_of_again_and_one_that_does_not_fit_may_not() -> None:
     shell = begun(("sgwu", {}), least={})
     shell.tell(facts.Tick(shell.now + 1000.0))

@@ -98,6 +98,7 @@ class Changes(Departures):
             self._alive.paused = self._is_short(now)
             self._alive.issue(now)
             self._let_in(now)
+            self._go_on_from_reports(now)  # where the run has paused, and all train in another way from now on
 
     # --- between two rounds of all ---
 

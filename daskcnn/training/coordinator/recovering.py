@@ -203,9 +203,12 @@ class Recovering(Coordinating):
         """Give the replica's samples to the others. left: as for `Life.give_away`."""
         if self.phase in (_ENDED, Phase.CALIBRATING):
             return
-        self._alive.lose(replica)
-        if self._alive.teams.members:
-            self._alive.give_away(replica, left=left)
+        life = self._alive
+        life.lose(replica)
+        if self.phase is _TRAINING and not (life.teams.members or self.settings.peers):
+            life.take_in()  # workers that came, and wait for the end of its round
+        if life.teams.members:
+            life.give_away(replica, left=left)
         else:
             self._lost_last(Lost(last or f"{replica}: it was the last of the run"))
 
