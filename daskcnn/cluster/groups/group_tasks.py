@@ -68,7 +68,7 @@ class SharedNetwork:
 
 
 @dataclass(frozen=True)
-class EarlyEnd:
+class CutShort:
     """The end of a round behind this step, counted from 1. seconds: that home alone would take for a sample."""
 
     step: int
@@ -86,7 +86,7 @@ class GroupMeeting:
     last: bool
     score: Score
     lr: float
-    early: EarlyEnd | None = None
+    early: CutShort | None = None
 
 
 @dataclass

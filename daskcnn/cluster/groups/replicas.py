@@ -20,7 +20,7 @@ from typing import Any
 from distributed import Future
 
 from daskcnn.cluster.groups import group_tasks
-from daskcnn.cluster.groups.group_tasks import EarlyEnd, GroupMeeting, SharedNetwork
+from daskcnn.cluster.groups.group_tasks import CutShort, GroupMeeting, SharedNetwork
 from daskcnn.cluster.layers import step_tasks
 from daskcnn.cluster.layers.measurements import fastest, measure_links
 from daskcnn.cluster.layers.step_graph import LayerGraph, MinibatchStep, Result
@@ -250,7 +250,7 @@ class GroupRound:
         """Let the round end behind the steps submitted so far."""
         if self._report is None and self._last is not None:
             seconds = self._graph.context.calibrations[self.home].seconds_per_sample
-            self._meet(self._last, EarlyEnd(self._last.number + 1, seconds))
+            self._meet(self._last, CutShort(self._last.number + 1, seconds))
             self._end()
 
     def cancel(self) -> None:
@@ -273,7 +273,7 @@ class GroupRound:
         if step.last:
             self._end()
 
-    def _meet(self, step: RoundStep, early: EarlyEnd | None = None) -> None:
+    def _meet(self, step: RoundStep, early: CutShort | None = None) -> None:
         last = step.last or early is not None
         meeting = GroupMeeting(self._order, last, self._score, step.pace.lr, early)
         self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
