@@ -12,21 +12,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from benchmarks import conv_gemm
-from daskcnn.arrays import device_profile
+from daskcnn.arrays import Device, device_profile, keep_freed_memory
 from daskcnn.job.tables import Job, Model, Train
 from daskcnn.nn.models import MODELS as MODELS_BY_NAME
 from daskcnn.nn.models import model_spec
+from daskcnn.store import Batch
+from daskcnn.training.replica import Replica
+from daskcnn.training.worker_calibration import tune_convolutions
 
 K = TypeVar("K")
 T = TypeVar("T")
 Work = Callable[[], Any]
 
+LR = 1e-5
 IMAGE, CLASSES = (32, 32, 3), 10
 MODELS = ("50:500", "150:800", "300:1000", "500:1500", "quick", "lenet5")
 VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
@@ -60,6 +67,7 @@ DECISIVE = ("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "ONEDNN_", "DNNL_", "A
 """Variables that decide how fast libraries are: OPENBLAS_CORETYPE alone may halve ours."""
 TURN = 0.2
 """Least seconds of a turn."""
+NO_TORCH = "this compares with PyTorch, which is missing: pip install 'daskcnn[bench]'"
 SLOW = 20.0
 """Seconds of a turn from which one measured round is enough."""
 
@@ -196,12 +204,26 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
         return process.submit(function, *arguments).result()
 
 
+def start(c: Configuration) -> tuple[Replica, Batch]:
+    """Our side of a configuration, its convolutions planned as for a run, and a batch of noise.
+
+    The process keeps freed memory as a worker's does, PyTorch's too.
+    """
+    keep_freed_memory()
+    replica = Replica(c.job, c.images, Device.of("cpu", threads=c.threads), clock=time.perf_counter)
+    tune_convolutions(replica)
+    rng = np.random.default_rng(0)
+    H, W, C = c.images.shape
+    x = rng.standard_normal((H, W, c.batch, C), dtype=np.float32)
+    return replica, Batch(x, rng.integers(0, len(c.images.classes), c.batch), np.arange(c.batch, dtype=np.uint64))
+
+
 def machine() -> dict[str, Any]:
     """What the figures were taken on."""
     return {
         **conv_gemm.machine(),
         "memory_GiB": round(device_profile("cpu", 1).memory / 2**30),
-        "torch": version("torch"),
+        "torch": version("torch") if find_spec("torch") else None,
         "compiler": _compiler(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(DECISIVE)},
     }

@@ -20,12 +20,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from benchmarks.common import (
     CLASSES,
     IMAGE,
+    NO_TORCH,
     Budget,
     Configuration,
     Results,
@@ -40,6 +39,12 @@ from daskcnn.conv.tuner import tune
 from daskcnn.job.network import convolutions
 from daskcnn.nn import build_model, sequential_from_spec
 from daskcnn.training.worker_calibration import TUNING
+
+try:
+    import torch
+    from torch import nn
+except ModuleNotFoundError as missing:
+    raise SystemExit(NO_TORCH) from missing
 
 Calls = dict[str, Callable[[], Any]]
 """By direction."""

@@ -42,11 +42,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
-from torch import distributed, multiprocessing, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common import Configuration, Results
+from benchmarks.common import NO_TORCH, Configuration, Results
 from benchmarks.step_vs_torch import WARM_UPS, sgd_of, twin, verdict
 from daskcnn.arrays import Device, keep_freed_memory
 from daskcnn.cluster.link.connect import MEMORY
@@ -58,6 +55,13 @@ from daskcnn.store import BatchPlan, batches, open_dataset
 from daskcnn.store.augmentation import Augment
 from daskcnn.store.loader import batch_edges, presentation_order
 from daskcnn.training.replica import EVALUATION_BATCH, Replica
+
+try:
+    import torch
+    from torch import distributed, multiprocessing, nn
+    from torch.nn.parallel import DistributedDataParallel
+except ModuleNotFoundError as missing:
+    raise SystemExit(NO_TORCH) from missing
 
 WORKERS = 2
 DDP = "ddp"

@@ -27,10 +27,8 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
-from benchmarks.common import Budget, Results, in_fresh_process, take_turns
+from benchmarks.common import NO_TORCH, Budget, Results, in_fresh_process, take_turns
 from benchmarks.step_vs_torch import OURS, WARM_UPS, check_losses, compare, twin
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.datasets.job_dataset import find_dataset
@@ -45,6 +43,12 @@ from daskcnn.runs.log import read_events
 from daskcnn.store import Batch, BatchPlan, Dataset, batches
 from daskcnn.training.replica import EVALUATION_BATCH, Replica
 from daskcnn.training.worker_calibration import tune_convolutions
+
+try:
+    import torch
+    from torch import nn
+except ModuleNotFoundError as missing:
+    raise SystemExit(NO_TORCH) from missing
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "fast.toml"
 WORKERS = 2

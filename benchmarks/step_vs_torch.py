@@ -27,32 +27,37 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from benchmarks.common import (
+    LR,
+    NO_TORCH,
     Budget,
     Configuration,
     Results,
     configurations,
     in_fresh_process,
     parser,
+    start,
     take_turns,
 )
-from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
+from daskcnn.arrays import single_threaded_blas
 from daskcnn.job.tables import Train
 from daskcnn.nn import Context, Layer, Params, Sequential, StepPace, layers, predict
 from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
-from daskcnn.training.worker_calibration import tune_convolutions
+
+try:
+    import torch
+    from torch import nn
+except ModuleNotFoundError as missing:
+    raise SystemExit(NO_TORCH) from missing
 
 Step = Callable[[], float]
 """Train on the batch once; the loss before it."""
 Make = Callable[[str, Replica, Batch], Step]
 
 OURS, MODES = "ours", ("eager", "channels_last", "compiled", "compiled_channels_last")
-LR = 1e-5
 ALIKE = 1e-4
 """How far the losses of the first steps may be apart, relatively. A network without its LRN is 5e-4 away at once."""
 STUB = Configuration("1:1", 2, 1)
@@ -90,20 +95,6 @@ def bar(c: Configuration) -> float | None:
 
 
 # --- the two sides ---
-
-
-def start(c: Configuration) -> tuple[Replica, Batch]:
-    """Our side of a configuration, its convolutions planned as for a run, and a batch of noise.
-
-    The process keeps freed memory as a worker's does, PyTorch's too.
-    """
-    keep_freed_memory()
-    replica = Replica(c.job, c.images, Device.of("cpu", threads=c.threads), clock=time.perf_counter)
-    tune_convolutions(replica)
-    rng = np.random.default_rng(0)
-    H, W, C = c.images.shape
-    x = rng.standard_normal((H, W, c.batch, C), dtype=np.float32)
-    return replica, Batch(x, rng.integers(0, len(c.images.classes), c.batch), np.arange(c.batch, dtype=np.uint64))
 
 
 def make_step(mode: str, replica: Replica, batch: Batch) -> Step:

@@ -31,7 +31,7 @@ import numpy as np
 from distributed import Client
 
 import daskcnn
-from benchmarks.common import PHOTOGRAPHS, Budget, Configuration, in_fresh_process, take_turns
+from benchmarks.common import PHOTOGRAPHS, Budget, Configuration, in_fresh_process, start, take_turns
 from benchmarks.runs import kept_in, save
 from benchmarks.sharded_steps import BATCHES, MODELS, Sharded, alone_on, opened
 from daskcnn.arrays import backend, cpu_count, device_profile
@@ -166,7 +166,7 @@ def torch_seconds(model: str, batch: int, threads: int, seconds: float) -> dict[
     """Seconds of a step in each layout, by device: of those that PyTorch has."""
     import torch
 
-    from benchmarks.step_vs_torch import WARM_UPS, start, torch_step
+    from benchmarks.step_vs_torch import WARM_UPS, torch_step
 
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     devices = {"PyTorch, processors": "cpu"} | ({"PyTorch, GPU": "cuda"} if torch.cuda.is_available() else {})

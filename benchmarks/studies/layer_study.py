@@ -280,7 +280,10 @@ def figures(study: Study) -> Iterator[Figure]:
         for number, kind in ((11, "unequal CPUs"), (12, "unequal GPUs")):
             for letter, end in zip("ab", ENDS, strict=True):
                 yield _by_link(study, kind, largest, batch, end, f"Marques et al. fig. {number} {letter}")
-        like = {"CPUs": "no figure of theirs: equal devices", "mobile GPUs": "Marques et al. fig. 13"}
+        like = {
+            "CPUs": "Marques et al. fig. 11 and 12, which are of unequal devices",
+            "mobile GPUs": "Marques et al. fig. 13",
+        }
         like["GPUs"] = like["CPUs"]
         for kind, counts in COUNTS.items():
             yield _speedups(study, kind, largest, batch, counts, like[kind])
@@ -299,7 +302,13 @@ def _measured_steps(study: Study) -> Iterator[Figure]:
         rest = study.rest(model, common[-1])
         bars[f"{model}\n2"] = (max(0.0, found["step"] - found["shards"] - rest), found["shards"], rest)
     title = f"A step's parts measured, batches of {common[-1]}"
-    yield stacked("layer-measured", title, "thesis, fig. 5.1 to 5.5", "network and workers of one thread", bars)
+    yield stacked(
+        "layer-measured",
+        title,
+        f"thesis, fig. 5.{1 + BATCHES.index(common[-1])}",
+        "network and workers of one thread",
+        bars,
+    )
 
 
 def _simulated_steps(study: Study, kind: str, model: str, batch: int, like: str) -> Iterator[Figure]:

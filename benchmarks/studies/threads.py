@@ -21,8 +21,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from benchmarks.common import Configuration, Results, configurations, in_fresh_process, parser
-from benchmarks.step_vs_torch import LR, start
+from benchmarks.common import LR, Configuration, Results, configurations, in_fresh_process, parser, start
 from daskcnn.arrays import Pool, single_threaded_blas
 from daskcnn.nn import StepPace
 

@@ -80,7 +80,7 @@ def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
         by_epoch[strategy] = [event.epoch for event, judged in seen if judged], accuracies
         by_time[strategy] = [event.at or 0.0 for event, judged in seen if judged], accuracies
     title, y = "Accuracy of the center on made-up points", "validation accuracy, %"
-    yield Figure("accuracy-by-epoch", title, "axes of BPT-CNN fig. 11", "epoch", y, by_epoch)
+    yield Figure("accuracy-by-epoch", title, "BPT-CNN fig. 11 in its axes alone", "epoch", y, by_epoch)
     yield Figure("accuracy-by-time", title, "", "seconds", y, by_time)
 
 
@@ -150,7 +150,7 @@ def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
         yield Figure(
             f"layer-speedup-{kind}",
             f"Speed-up by sharded kernels, devices like {pattern.name}",
-            "Marques et al. fig. 11 to 13, of equal devices",
+            "Marques et al. fig. 11 to 13, which are of unequal devices",
             f"{kind} devices",
             "speed-up",
             curves,

@@ -103,7 +103,7 @@ def run_figures(reports: Reports) -> tuple[Figure, ...]:
 def _accuracies(reports: Reports) -> Iterator[Figure]:
     axes: list[tuple[str, str, str, str, Callable[[EvaluationRow], float]]] = [
         ("time", "time", "", "seconds", lambda look: look.at),
-        ("epoch", "epoch", "BPT-CNN fig. 11", "epoch", lambda look: look.epoch),
+        ("epoch", "epoch", "BPT-CNN fig. 11 in its axes", "epoch", lambda look: look.epoch),
         ("bytes", "traffic", "", "MB sent and received by all workers", lambda look: look.moved / MEGA),
     ]
     tests = [report.test.accuracy for report in reports.values() if report.test]
@@ -124,7 +124,7 @@ def _losses(reports: Reports) -> Iterator[Figure]:
         yield Figure(f"loss-by-{by}", title, "", x, what, curves, top=top, counted=by == "epoch")
     curves = _looks(reports, lambda look: look.epoch, "auc")
     title = "Area under the ROC curve, of validation"
-    yield Figure("auc-by-epoch", title, "BPT-CNN fig. 11", "epoch", "validation AUC", curves, counted=True)
+    yield Figure("auc-by-epoch", title, "BPT-CNN fig. 11 in its axes", "epoch", "validation AUC", curves, counted=True)
 
 
 def _judged(reports: Reports, what: str) -> str:
@@ -213,7 +213,7 @@ def _rounds(reports: Reports) -> Iterator[Figure]:
     balance = {"balance" if one else clean(name): _of_rounds(r, lambda b: b.balance) for name, r in several.items()}
     pooled = [r.balance.balance for r in several.values() if r.balance and r.balance.balance is not None]
     levels = {"of all rounds": pooled[0]} if one and pooled else {}
-    title, like = "Balance of the rounds (mean busy by longest)", "BPT-CNN fig. 15 b, by round"
+    title, like = "Balance of the rounds (mean busy by longest)", "BPT-CNN fig. 15 b, which has it by workers"
     yield Figure("balance-by-round", title, like, "round", "balance", balance, levels=levels, counted=True)
     wait: dict[str, Curve] = {}
     for name, report in several.items():
