@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -169,6 +170,32 @@ def test_worker_that_advertises_two_kinds_trains_as_the_first_with_a_warning(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_run_whose_scheduler_is_started_anew_is_told_what_to_do_and_goes_on_there(
+    tmp_path: Path, synthetic: str
+) -> None:
+    """It has another port, and its file is read anew."""
+    job, kept = job_file(tmp_path, synthetic, train={"epochs": 400}, run={"name": "it"}), tmp_path / "runs/it"
+    with (
+        hand_made_cluster(tmp_path, ["CPU=1"]) as (file, there),
+        process(*daskcnn_run(job, "--scheduler-file", file)) as run,
+    ):
+        wait_for_checkpoint(kept, run)
+        there.kill()
+        there.wait()
+        with hand_made_cluster(tmp_path, ["CPU=1"]):
+            _, told = run.communicate(timeout=100)
+            assert run.returncode == 5, told
+            assert "start it and its workers again, then go on" in told
+            before = max(kept.glob("checkpoints/step-*"))
+            with process(*daskcnn_run("--resume", str(kept))) as again:
+                deadline = time.monotonic() + 60
+                while max(kept.glob("checkpoints/step-*")) == before:
+                    assert again.poll() is None, again.communicate()
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+
+
 def test_killed_scheduler_ends_the_job_resumably(tmp_path: Path, synthetic: str) -> None:
     job = job_file(tmp_path, synthetic, train={"epochs": 400}, run={"name": "it"})
     with (

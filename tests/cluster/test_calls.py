@@ -129,6 +129,13 @@ class NeverAnswers:
         raise TimeoutError
 
 
+def test_a_scheduler_that_is_gone_is_named_with_what_to_do_first() -> None:
+    with fake_client({}) as client:
+        client.status = "closed"
+        with pytest.raises(Lost, match="if it has ended, start it and its workers again, then go on"):
+            connection.Connection(client, lambda: None).workers()
+
+
 def test_a_scheduler_that_hangs_is_named() -> None:
     with (
         fake_client(there(A), hang={"scheduler"}) as client,

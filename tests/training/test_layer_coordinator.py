@@ -258,6 +258,8 @@ def test_a_worker_that_hangs_while_it_calibrates_is_left_out() -> None:
     assert shell.then(facts.Tick, after=290.0) == []
     out = shell.then(facts.Tick, after=20.0)
     assert kinds(out)[:3] == [WorkerLeftOut, orders.Dismiss, WorkersCalibrated]
+    remedy = "is it busy with other tasks, such as predictions? Let them end, or raise cluster.stall_timeout"
+    assert shell.events(WorkerLeftOut)[0].remedy == remedy
     assert shell.then(facts.Calibrated, "b", 1.0, row_of("b", 1.0)) == [], "too late"
 
 
