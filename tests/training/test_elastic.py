@@ -304,16 +304,27 @@ def test_without_a_barrier_only_the_group_that_lacks_a_worker_ends_its_round_for
 
 
 @pytest.mark.parametrize("goes", [facts.WorkerGone, facts.WorkerLeaving])
-@pytest.mark.parametrize("rule", ["sgwu", "bsp"])
-def test_workers_that_wait_for_the_end_of_a_round_take_over_where_the_last_that_train_go(rule: str, goes: Any) -> None:
-    shell = long_rounds((rule, {}), 3 * FAR)
+@pytest.mark.parametrize("which", [("sgwu", {}), ("bsp", {}), PEERS], ids=str)
+def test_workers_that_wait_for_the_end_of_a_round_take_over_where_the_last_that_train_go(which: Any, goes: Any) -> None:
+    """Peers that leave have their center kept first."""
+    shell = long_rounds(which, 3 * FAR)
     comes(shell)
     for worker in ("cpu-0", "cpu-1"):
         shell.tell(goes((worker,), "gone", shell.now))
     assert shell.finish().status == "done"
-    assert [event.worker for event in shell.of(WorkerJoined)] == ["cpu-2"]
     assert shell.reported == 4 * shell.settings.samples
-    assert len(shell.of(orders.StartServer)) == 1
+    last = max(order.life for order in shell.of(orders.Join))
+    assert {order.replica for order in shell.of(orders.Join) if order.life == last} == {"cpu-2"}
+
+
+def test_a_worker_that_came_takes_over_where_the_only_one_is_lost_while_the_server_starts() -> None:
+    shell = Shell(settings_of(("sgwu", {}), "udpa"))
+    shell.start("cpu-0")
+    shell.tell(facts.WorkerReady("cpu-1", "cpu", shell.now))
+    shell.answer_to(orders.Calibrate)
+    shell.tell(facts.WorkerGone(("cpu-0",), "gone", shell.now))
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
 
 
 def test_a_worker_that_hangs_may_be_heard_of_again_and_one_that_does_not_fit_may_not() -> None:

@@ -105,12 +105,18 @@ class Changes(Departures):
     @property
     def _rule(self) -> UpdateRule:
         """The rule by which all are to train: that of the life that begins next, if it is known."""
-        return self.settings.rule if self._turn is None else self._turn.rule
+        return self.settings.rule if (turn := self._next_turn) is None else turn.rule
+
+    @property
+    def _next_turn(self) -> Choice | None:
+        """The way that was chosen for the life that begins next, if those that it was chosen for are there."""
+        turn = self._turn
+        return turn if turn is not None and turn.workers <= self.roster.alive.keys() else None
 
     @property
     def _way(self) -> WayToTrain:
         """The way in which all are to train."""
-        life, out = self._alive, self._turn.left_out if self._turn else {}
+        life, out = self._alive, turn.left_out if (turn := self._next_turn) else {}
         return self._choosing.way(self._rule, {*life.teams.members, *life.newcomers} - out.keys())
 
     @property
@@ -146,8 +152,8 @@ class Changes(Departures):
         """Train in the way that was chosen for the life that begins now, if those that it was chosen for are there."""
         for worker in [name for name in self._choosing.spared.again if name in self.roster.alive]:
             self._leave_out_again(worker)
-        turn, self._turn = self._turn, None
-        if turn is None or not turn.workers <= self.roster.alive.keys():
+        turn, self._turn = self._next_turn, None
+        if turn is None:
             return
         if turn.event is not None:
             self._out.log(turn.event)

@@ -119,7 +119,7 @@ class Departures(Recovering):
         """Go on without a worker that leaves. done: the samples of its last round. left: as for `Life.give_away`."""
         self._choosing.spared.recall([worker], self.roster, self._out, now)
         life = self._present
-        if life and self.settings.peers and self.phase is _TRAINING and len(self.roster.alive) == 1:
+        if life and self.settings.peers and self.phase is _TRAINING and life.teams.members.keys() == {worker}:
             self._keep_last()  # before it goes: it alone has the center
         replica = life.teams.of(worker) if life else None
         self._drop(worker, reason, life.samples_of(worker) if life else 0, done)

@@ -104,7 +104,7 @@ class Life:
         """
         rounds, joined = self.rounds, self.sessions.joined
         if not (self._barrier and rounds.running):
-            self.take_in()
+            self._take_in()
         due = [] if self._records.evaluations.stopping or self.closing or self.paused else rounds.due()
         if rounds.allocation is not self._told and not rounds.ended:  # given out, or left by a replica that is lost
             self._told = rounds.allocation
@@ -119,7 +119,7 @@ class Life:
         elif due:
             self._start(due, now)
 
-    def take_in(self) -> None:
+    def _take_in(self) -> None:
         """Let workers that came, and groups of them, take their share from the others; fill up groups without a round.
 
         These join anew.

@@ -186,29 +186,29 @@ class Recovering(Coordinating):
         super()._drop(worker, reason, samples, done)
 
     def _lost_last(self, error: Lost) -> None:
-        """Begin anew with workers that were left out, or that come while the run pauses; without any the run ends.
+        """Begin anew after the last replica is lost; without any other worker the run ends.
 
-        What the server has is kept first.
+        There may be workers that waited for the end of its round, that were left out, or that come while the run
+        pauses. What the server has is kept first.
         """
         if self.phase in (Phase.TRAINING, Phase.JUDGING) and not self.settings.peers:
             self._keep_last()
-        spared = self._choosing.compares and self.roster.calibrating
-        if not (self._least or spared) or self._interrupted is not None or self.phase is Phase.CLOSING:
+        others = self._least or self.roster.alive or (self._choosing.compares and self.roster.calibrating)
+        if not others or self._interrupted is not None or self.phase in (Phase.CLOSING, Phase.STOPPING):
             self._give_up(error)
             return
         self._out.put(orders.CancelAll())
         self._await_workers()
+        if not self._records.saving:
+            self._begin_if_calibrated(self._now)
 
     def _lose_replica(self, replica: str, last: str = "", *, left: bool = False) -> None:
         """Give the replica's samples to the others. left: as for `Life.give_away`."""
         if self.phase in (_ENDED, Phase.CALIBRATING):
             return
-        life = self._alive
-        life.lose(replica)
-        if self.phase is _TRAINING and not (life.teams.members or self.settings.peers):
-            life.take_in()  # workers that came, and wait for the end of its round
-        if life.teams.members:
-            life.give_away(replica, left=left)
+        self._alive.lose(replica)
+        if self._alive.teams.members:
+            self._alive.give_away(replica, left=left)
         else:
             self._lost_last(Lost(last or f"{replica}: it was the last of the run"))
 

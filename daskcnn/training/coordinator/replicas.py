@@ -230,6 +230,8 @@ class Coordinator(Changes):
             self._close()
         elif self.phase is Phase.MOVING and not self._records.saving:
             self._restart(fact.at)
+        elif self.phase is Phase.CALIBRATING and not self._records.saving:
+            self._begin_if_calibrated(fact.at)
 
     # --- the end ---
 
