@@ -78,8 +78,18 @@ class Spent(Fields):
 ALONE = "alone"
 """The strategy of a worker that trains by itself."""
 SURE = 1.2
-"""A strategy that does not make the steps of one machine has to be expected to be this many times sooner: the samples
-that it needs are measured with one network, and after the same epochs it is less accurate."""
+"""Sharded layers and groups have to be expected to be this many times sooner: not all of their seconds are measured."""
+APART = 1.15
+"""Local steps have to be expected to be this many times sooner: the samples that they need are measured with other
+networks, and after the same epochs they are less accurate."""
+
+
+def asked_of(needed: float, *, estimated: bool) -> float:
+    """Return how many times sooner a strategy has to be expected to be than one that makes the steps of one machine.
+
+    needed: samples that it needs for the progress of one sample there. estimated: not all of its seconds are measured.
+    """
+    return APART if needed != 1 else SURE if estimated else 1.0
 
 
 class CalibratedWorker(Fields):

@@ -26,6 +26,7 @@ from daskcnn.event_base import PricedStep as PricedStep
 from daskcnn.event_base import Spent as Spent
 from daskcnn.event_base import UnknownEvent as UnknownEvent
 from daskcnn.event_base import WorkerGain as WorkerGain
+from daskcnn.event_base import asked_of as asked_of
 from daskcnn.event_base import step_time as step_time
 
 _REMEDY = "remove that line to read the rest, or give the log of a run of this version"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from daskcnn.events import ALONE, SURE, PricedStep, StrategyChosen, WorkerGain, step_time
+from daskcnn.events import ALONE, SURE, PricedStep, StrategyChosen, WorkerGain, asked_of, step_time
 from daskcnn.show.text import TextTable, aligned, clean, count, percent
 
 _MOST = 12  # rows of the table
@@ -68,7 +68,8 @@ def _apart(each: PricedStep) -> str:
     """The reading of a strategy that does not make one machine's steps."""
     made = count(round(each.needed / each.seconds))
     needs = f"is expected to need {each.needed:.2f} times as many as one machine"
-    return f"{each.strategy} makes {made} images/s and {needs}: it is taken where it is {SURE:g} times as fast"
+    asked = asked_of(each.needed, estimated=each.estimated)
+    return f"{each.strategy} makes {made} images/s and {needs}: it is taken where it is {asked:g} times as fast"
 
 
 def _longer(chosen: PricedStep) -> str:

@@ -20,6 +20,8 @@ from daskcnn.training.strategy_prices import (
 
 PAYS = 0.05
 """A worker pays if it shortens the run by this part or more."""
+EXCHANGES = 0.45
+"""The part of a shared step's computing that its exchange has to take for local steps to be compared at all."""
 _EQUAL = 1e-9  # part of a time within which two are equal
 _WORTH_NAMING = 0.99  # of the seconds, for which another worker is named
 _FASTEST_LINK = 1e6  # times the present one
@@ -90,12 +92,12 @@ def choose(
 def priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrategy]:
     """Return all candidates, the least seconds first; of equal ones that with the fewest workers first.
 
-    Local steps are for slow links: they are none where the best shared step computes for longer than it exchanges.
+    Local steps are none where the best shared step exchanges for less than `EXCHANGES` of its computing.
     """
     found = [each for pricer in pricers for each in pricer(problem)]
     steps = (each for each in found if each.strategy == SHARED and each.group is None)
     shared = min(steps, key=lambda each: each.seconds, default=None)
-    if shared is not None and shared.exchange <= shared.compute:
+    if shared is not None and shared.exchange <= EXCHANGES * shared.compute:
         found = [each for each in found if each.strategy != LOCAL]
     equal = min(each.compared for each in found) * (1 + _EQUAL)
     return sorted(found, key=lambda each: (max(each.compared, equal), len(each.samples), each.compared))

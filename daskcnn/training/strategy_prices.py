@@ -38,7 +38,7 @@ from itertools import pairwise
 from math import ceil, inf, log
 from typing import Any, TypeAlias
 
-from daskcnn.events import ALONE, SURE, CalibratedWorker, PricedStep
+from daskcnn.events import ALONE, CalibratedWorker, PricedStep, asked_of
 from daskcnn.partition.proportions import proportional
 from daskcnn.partition.step_shares import LEAST
 from daskcnn.sharded.balance import FREE, WorkerLink
@@ -48,7 +48,7 @@ _LEAST_EACH = 1e-12
 WAY_BACK = 0.6
 """The part of a step's computing in which gradients are found."""
 _MOST_FIXED = 0.999  # part of a step
-_APART = {1: 1.0, 2: 1.2, 4: 1.7, 8: 4.5}
+_APART = {1: 1.0, 2: 1.2, 4: 2.0, 8: 4.5}
 """Samples that equal replicas need with steps of their own, of those of one alone, by their number."""
 _MOST_APART = 16
 """The most of them that are compared: from about four on, another one needs more samples than it makes."""
@@ -213,8 +213,8 @@ class PricedStrategy:
 
     @property
     def compared(self) -> float:
-        """The seconds by which it is compared: `SURE` times those that go by figures of other networks or clusters."""
-        return self.seconds * (1 if self.needed == 1 and not self.estimated else SURE)
+        """The seconds by which it is compared: longer where they go by figures of other networks or clusters."""
+        return self.seconds * asked_of(self.needed, estimated=self.estimated)
 
     def like(self, other: PricedStrategy) -> bool:
         """Return True if it is the same strategy on the same workers."""

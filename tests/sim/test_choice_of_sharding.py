@@ -106,7 +106,7 @@ def test_what_is_not_measured_is_estimated_from_convolutions_and_said() -> None:
     assert "about: an estimate" in choice_text(found.event())
     unknown = {name: row.model_copy(update={"conv_seconds": {}}) for name, row in rows.items()}
     found = choose(problem_of(chosen), [*STRATEGIES, *prices.pricers(unknown)])
-    assert {each.strategy for each in found.candidates} == {"alone", "bsp"}
+    assert {each.strategy for each in found.candidates} == {"alone", "bsp", "local-sgd"}
 
 
 def convolutions_of(row: CalibratedWorker) -> CalibratedWorker:

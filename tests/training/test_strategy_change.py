@@ -15,8 +15,9 @@ from daskcnn.events import ALONE
 from daskcnn.sharded.balance import FREE, WorkerLink
 from daskcnn.training.strategy_change import CHANGE, SURER, MeasuredSteps, WayToTrain, at_speeds, better, with_links
 from daskcnn.training.strategy_choice import priced
-from daskcnn.training.strategy_prices import LOCAL, SHARED, PricedStrategy, StepProblem, WorkerCost
+from daskcnn.training.strategy_prices import LOCAL, SHARED, PricedStrategy, StepProblem, WorkerCost, shared_steps
 from daskcnn.training.strategy_prices import STRATEGIES as ALL
+from daskcnn.training.strategy_prices import alone as by_itself
 
 LONG = 1e9  # samples: whatever a change takes, the rest of the run pays for it
 CHANCE = 0.1
@@ -80,7 +81,7 @@ def test_another_strategy_has_to_be_so_much_sooner() -> None:
     for factor, sooner in ((SURER * 0.99, False), (SURER * 1.01, True)):
         # the second worker shortens the step by this factor
         overhead = 64 / 1000 / factor - 32 / 1000
-        found = better(replace(two, overhead=overhead), alone, LONG)
+        found = better(replace(two, overhead=overhead), alone, LONG, (by_itself, shared_steps))
         assert (found is not None) == sooner
 
 

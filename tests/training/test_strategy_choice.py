@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daskcnn.event_base import APART
 from daskcnn.events import ALONE
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.strategy_choice import choose
@@ -94,12 +95,12 @@ def test_a_worker_that_costs_more_than_it_brings_is_left_out_by_name_with_figure
     assert all(part.with_it < part.without for part in used)
 
 
-def test_a_gpu_whose_steps_are_nearly_all_fixed_is_not_helped_by_processors() -> None:
+def test_processors_cannot_share_the_steps_of_a_gpu_that_are_nearly_all_fixed() -> None:
     """An H100 makes 9,144 images/s of `quick` by itself; one processor of 1,900 beside it made it 5,200, and so did
     six."""
     gpu, cpu = WorkerCost("gpu", 6.9e-3, 1e-6, GIGABIT), WorkerCost("cpu", 1e-3, 1 / 1900, GIGABIT)
     for number in (1, 6):
-        found = choose(StepProblem((gpu, *named([cpu] * number)), 64, QUICK))
+        found = choose(StepProblem((gpu, *named([cpu] * number)), 64, QUICK), EXACT)
         assert found.chosen.workers == ("gpu",)
         assert 64 / found.chosen.step_seconds == pytest.approx(9144, rel=0.01)
         assert len(found.left_out) == number
@@ -131,7 +132,7 @@ def test_a_slow_link_makes_meetings_rare() -> None:
 
 
 def test_gradients_that_go_ahead_make_shared_steps_the_choice_on_a_slower_link() -> None:
-    problem = desks(2400, 2400, link=WorkerLink(7e7, 2e-4))
+    problem = desks(2400, 2400, link=WorkerLink(1.2e8, 2e-4))
     whole, ahead = choose(problem), choose(replace(problem, ahead=0.97))
     assert (whole.chosen.strategy, ahead.chosen.strategy) == ("local-sgd", "bsp")
     slow = replace(desks(2400, 2400, link=WorkerLink(5e6, 2e-4)), ahead=0.97)
@@ -175,7 +176,7 @@ def test_a_worker_that_costs_more_than_it_brings_is_left_out_of_local_steps_too(
 @given(problem=problems)
 def test_steps_that_are_not_those_of_one_machine_are_taken_only_where_much_sooner(problem: StepProblem) -> None:
     found = choose(problem).chosen
-    assert found.needed == 1 or found.seconds * 1.2 <= least(problem) * (1 + 1e-9)
+    assert found.needed == 1 or found.seconds * APART <= least(problem) * (1 + 1e-9)
 
 
 # --- what holds of every choice ---
