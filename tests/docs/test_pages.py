@@ -56,6 +56,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(goal), f"{name(page)}: {target}: no such heading"
 
 
+def test_no_page_has_marks_of_a_merge() -> None:
+    marked = [name(page) for page in PAGES if re.search(r"^(<{7}|>{7}) ", page.read_text("utf-8"), re.MULTILINE)]
+    assert not marked
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_paths_that_a_page_names_exist(page: Path) -> None:
     for path in paths(page):
