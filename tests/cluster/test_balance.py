@@ -19,6 +19,7 @@ from tests.cluster.cluster_jobs import (
     addresses_of,
     counted_seconds,
     run,
+    set_throttle,
     small_job,
 )
 from tests.cluster.references import reference
@@ -58,6 +59,8 @@ def be_calibrated_too_fast(factor: float) -> None:
     """On a worker: it trains slower, by this factor, than when it was calibrated."""
     from daskcnn.cluster.worker import tasks as worker
 
+    set_throttle(factor)
+
     def faster(replica: Replica) -> StageSeconds:
         whole, fixed, rest = stage_seconds(replica)
         each = [{name: seconds / factor for name, seconds in part.items()} for part in (whole, fixed)]
@@ -71,6 +74,7 @@ def be_as_before() -> None:
     from daskcnn.cluster.worker import tasks as worker
 
     vars(worker)["stage_seconds"] = stage_seconds
+    set_throttle(1.0)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link import calls, members
 from daskcnn.cluster.link import client as connection
@@ -23,6 +24,7 @@ from daskcnn.cluster.link.calls import (
     ask_scheduler,
     ask_workers,
     begin,
+    cancel,
     silent_among,
 )
 from daskcnn.cluster.link.members import Members, advertised, chosen
@@ -344,3 +346,15 @@ def test_a_signal_is_heeded_while_the_scheduler_hangs(ask: Callable[[RunContext]
         check.append(interrupted_after(0.2))
         with pytest.raises(Interrupted):
             ask(context)
+
+
+def test_nothing_is_left_to_cancel_where_the_client_is_closed() -> None:
+    """The scheduler is gone then, and all that was under way: the run has to be told so, and not of its client."""
+
+    def refuse() -> None:
+        raise ClosedClientError("Client is closed. Can't send cancel-keys message.")
+
+    asked = list[str]()
+    there: list[Any] = [SimpleNamespace(cancel=lambda: asked.append("a")), SimpleNamespace(cancel=refuse)]
+    cancel(there)
+    assert asked == ["a"]

@@ -11,12 +11,14 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import Future as Pending
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
-from distributed import Client
+from distributed import Client, Future
+from distributed.client import ClosedClientError
 
 from daskcnn.errors import PushRefused, UserError
 
@@ -73,6 +75,13 @@ _GIVEN_UP: WeakSet[Client] = WeakSet()
 def give_up(client: Client) -> None:
     """Wait no longer than a moment for anything through this client's scheduler, which does not answer any more."""
     _GIVEN_UP.add(client)
+
+
+def cancel(tasks: Iterable[Future]) -> None:
+    """Cancel these tasks. Where the client is closed the scheduler is gone, and all that was under way."""
+    with suppress(ClosedClientError):
+        for task in tasks:
+            task.cancel()
 
 
 class Unanswered(TimeoutError):

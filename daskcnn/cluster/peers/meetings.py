@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.link.calls import WorkersLost, ask_workers
+from daskcnn.cluster.link.calls import WorkersLost, ask_workers, cancel
 from daskcnn.cluster.peers import meeting_tasks
 from daskcnn.cluster.peers.pieces import Peers
 from daskcnn.cluster.run.context import RunContext
@@ -200,5 +200,4 @@ class PeerRound:
 
     def cancel(self) -> None:
         """Cancel the tasks: training stops at its next step, and a wait for others ends."""
-        for task in self._tasks.values():
-            task.cancel()
+        cancel(self._tasks.values())

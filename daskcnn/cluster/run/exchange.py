@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from distributed import Future
 
-from daskcnn.cluster.link.calls import ServerLost, WorkersLost, answer_of_actor
+from daskcnn.cluster.link.calls import ServerLost, WorkersLost, answer_of_actor, cancel
 from daskcnn.cluster.messages import RoundOrder
 from daskcnn.cluster.run.context import Dispatch, Name, RunContext
 from daskcnn.cluster.run.server_hosts import Hosted, host_server, ready_host
@@ -54,7 +54,7 @@ class TaskWork:
 
     def cancel(self) -> None:
         """Cancel the task."""
-        self._future.cancel()
+        cancel([self._future])
 
 
 Watch: TypeAlias = Callable[[Name, Future], None]

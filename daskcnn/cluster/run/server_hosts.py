@@ -12,7 +12,7 @@ from typing import Any
 
 from distributed import Actor, Client, Future
 
-from daskcnn.cluster.link.calls import WorkersLost
+from daskcnn.cluster.link.calls import WorkersLost, cancel
 from daskcnn.cluster.link.client import bound_to
 from daskcnn.cluster.link.sent import sent
 from daskcnn.cluster.link.streams import PROTOCOLS
@@ -65,8 +65,7 @@ class Hosted:
 
     def close(self) -> None:
         """Cancel the server's actors."""
-        for future in self.futures:
-            future.cancel()
+        cancel(self.futures)
 
 
 def ready_host(context: RunContext) -> Future:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from distributed import Future
 from distributed.client import ClosedClientError
 
-from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost, begin
+from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost, begin, cancel
 from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, refused, submit_calibration
 from daskcnn.cluster.run.context import Name, RunContext
 from daskcnn.cluster.run.exchange import PendingWork
@@ -258,8 +258,7 @@ class Shell:
 
     def _give_up_calibrating(self, worker: str) -> None:
         if (future := self._calibrating.pop(worker, None)) is not None:
-            with suppress(ClosedClientError):
-                future.cancel()
+            cancel([future])
 
     def give_up(self, name: Name) -> None:
         """Stop waiting for what is under way under this name."""

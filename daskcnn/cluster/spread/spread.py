@@ -19,7 +19,7 @@ from uuid import uuid4
 from dask.utils import funcname
 from distributed import Client, Future
 
-from daskcnn.cluster.link.calls import TURN, Check, ask_scheduler, begin, no_check
+from daskcnn.cluster.link.calls import TURN, Check, ask_scheduler, begin, cancel, no_check
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.leases import in_words, leases_on
@@ -229,7 +229,6 @@ class _Spread:
     def _cancel(self, worker: _SpreadWorker) -> None:
         if worker.sending is not None:
             worker.sending.cancel()
-        if worker.futures:
-            self.connection.client.cancel([future for _, future in worker.futures.values()])
+        cancel(future for _, future in worker.futures.values())
         if worker.function is not None:
             worker.function.release()
