@@ -27,7 +27,7 @@ settings.register_profile("every-change", deadline=None, max_examples=30)
 settings.load_profile("every-change")
 
 
-MANY, SHARE = 24, 3
+MANY, SHARE = 16, 4
 """Of a function with more cases than this, one in so many is run at every change."""
 
 
