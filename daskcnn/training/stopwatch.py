@@ -42,11 +42,14 @@ class Stopwatch:
         return self.since(begun)
 
     def median_seconds(self, work: Callable[[], Any], times: int) -> float:
-        """Return the median seconds of the work, throttled, without the first time: of `times`, or of `ENOUGH`."""
+        """Return the median seconds of the work, throttled, measured as `rounds` does."""
         return median(seconds for (seconds,) in self.rounds([work], times))
 
     def rounds(self, works: Sequence[Callable[[], Any]], times: int) -> list[list[float]]:
-        """Return the seconds of each work, in turns, throttled, without the first turn: of `times`, or of `ENOUGH`."""
+        """Return the seconds of each work in each turn, throttled, without a first turn that warms up.
+
+        There are `times` turns, or fewer once they have taken `ENOUGH` seconds.
+        """
         for work in works:
             self.seconds(work)
         found: list[list[float]] = []

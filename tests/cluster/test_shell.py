@@ -13,6 +13,7 @@ from daskcnn.cluster.run.context import Results
 from daskcnn.cluster.shell import shell as shell_module
 from daskcnn.cluster.shell.shell import Shell
 from daskcnn.errors import Interrupted, Lost
+from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
 
 GONE = Lost("scheduler tcp://s: connection lost")
@@ -112,6 +113,33 @@ def test_nothing_is_left_to_give_up_where_the_scheduler_is_gone() -> None:
     shell.work["a"] = there
     shell.give_up("a")
     assert shell.work == {}
+
+
+def test_a_round_is_told_to_end_early_once_it_has_begun() -> None:
+    """Other orders come before the rounds that begin with them."""
+    done = list[str]()
+    shell, _ = shell_of()
+    note: dict[Any, Any] = {
+        orders.StartRound: lambda started: done.extend(order.round.worker for order in started),
+        orders.EndRound: lambda order: done.append(f"end {order.replica}"),
+        orders.Cancel: lambda order: done.append(f"cancel {order.replica}"),
+    }
+    shell._actions = {**shell._actions, **note}
+    begins = orders.StartRound(1, 1, Round("a", 0, ((0, 8),), 8, (0.0, 1.0)), None, None, 1.0)
+    shell._carry_out([begins, orders.EndRound("a", 1, 1, 0), orders.EndRound("b", 1, 1, 0), orders.Cancel("c")])
+    assert done == ["end b", "cancel c", "a", "end a"]
+
+
+def test_a_scheduler_that_is_lost_as_a_worker_leaves_is_told() -> None:
+    shell, strategy = shell_of()
+    shell.context.workers.leavers.append("tcp://a")
+
+    def leaves(address: str) -> None:
+        raise GONE
+
+    strategy.leaves = leaves  # type: ignore[attr-defined]
+    shell.train()
+    assert facts.SchedulerGone.match(error=GONE) in [*strategy.told, *shell._facts]
 
 
 def test_the_time_in_which_the_driver_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:

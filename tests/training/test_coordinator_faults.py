@@ -201,6 +201,35 @@ def test_a_group_that_loses_a_member_is_formed_anew_and_its_round_begins_again(s
     assert {order.round.worker for order in shell.of(orders.StartRound)} == {"group-0", "group-1"}
 
 
+def test_a_group_that_is_formed_anew_while_others_join_does_not_wait_for_the_end_of_their_rounds() -> None:
+    shell = Shell(settings_of(("agwu", {}), "udpa", **GROUPS))
+    shell.start(*(f"cpu-{i}" for i in range(4)))
+    shell.answer_to(orders.StartServer)
+    shell.answer_to(orders.Join, "group-0")
+    found = shell.tell(facts.WorkerGone(("cpu-2",), "gone", shell.now))
+    assert [order.round.worker for order in found if isinstance(order, orders.StartRound)] == ["group-0"]
+    assert orders.Join("group-1", 1, 2) in found
+    assert shell.finish().status == "done"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_a_replica_has_pushed_counts_where_it_is_lost_and_its_report_was_put_off(size: int) -> None:
+    """One worker of each group is lost: both are formed anew, and go on."""
+    shell = Shell(settings_of(("agwu", {}), "udpa", replica_size=size))
+    shell.start(*(f"cpu-{i}" for i in range(size)))
+    shell.answer_to(orders.StartServer)
+    shell.answer_to(orders.Join)
+    for worker in ("cpu-2", "cpu-3"):
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+        shell.answer_to(orders.Calibrate)
+    shell.answer_to(orders.StartRound)
+    shell.tell(facts.WorkerGone(("cpu-0", "cpu-2"), "gone", shell.now))
+    assert shell.finish().status == "done"
+    assert shell.reported == EPOCHS * SAMPLES
+    assert shell.coordinator.rounds is not None
+    assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
+
+
 def test_a_group_takes_a_worker_that_was_left_out_for_one_that_it_lost() -> None:
     """It is the only group: the run goes on with the server's center."""
     shell = training("sgwu", workers=3, **GROUPS)

@@ -9,6 +9,7 @@ import pytest
 from daskcnn.partition import PARTITIONERS
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.coordinator import Phase
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator_machine import EPOCHS, EXCHANGES, SAMPLES, STALL, settings_of
 
@@ -48,6 +49,7 @@ class Course:
             self.pass_time: 2,
             self.go: 8,
             self.lose_server: 4,
+            self.lose_what_is_kept: 4,
             self.get_out_of_step: 2,
             self.leave: 6,
             self.recall: 2,
@@ -124,6 +126,18 @@ class Course:
         if (life := self.shell.server) is not None:
             self.shell.server = None
             self.shell.tell(facts.ServerGone(life, self.shell.now))
+
+    def lose_what_is_kept(self) -> None:
+        """The last of those that trained is gone, and the center with it, before the next life begins from it."""
+        kept = [each for each in self.shell.pending if isinstance(each[0], orders.Save)]
+        if not kept or self.coordinator.phase is not Phase.CALIBRATING:
+            return
+        self.shell.pending = [each for each in self.shell.pending if each not in kept]
+        now, gone = self.shell.now, "a worker that was let go"
+        peers = self.coordinator.settings.peers
+        self.shell.tell(
+            facts.WorkerGone((gone,), "gone", now) if peers else facts.ServerGone(self.coordinator.life, now)
+        )
 
     def get_out_of_step(self) -> None:
         if self.shell.server is not None:

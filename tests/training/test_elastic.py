@@ -317,6 +317,38 @@ def test_workers_that_wait_for_the_end_of_a_round_take_over_where_the_last_that_
     assert {order.replica for order in shell.of(orders.Join) if order.life == last} == {"cpu-2"}
 
 
+@pytest.mark.parametrize(("which", "goes"), [(("sgwu", {}), facts.WorkerGone), (PEERS, facts.WorkerLeaving)], ids=str)
+def test_they_take_over_from_the_state_before_where_the_last_is_lost_with_what_it_had(which: Any, goes: Any) -> None:
+    """It held the server as well; or it was the last peer, which is gone before its center is kept."""
+    shell = long_rounds(which, 3 * FAR)
+    comes(shell)
+    shell.tell(goes(("cpu-0",), "gone", shell.now))
+    shell.tell(goes(("cpu-1",), "gone", shell.now))
+    while not shell.of(orders.Save):
+        shell.answer_to(orders.StartRound)
+    shell.pending = [each for each in shell.pending if not isinstance(each[0], orders.Save)]
+    peers, now = shell.settings.peers, shell.now
+    shell.tell(facts.WorkerGone(("cpu-1",), "connection lost", now) if peers else facts.ServerGone(1, now))
+    made = shell.reported
+    assert shell.finish().status == "done"
+    assert shell.reported - made == 4 * shell.settings.samples
+    last = max(order.life for order in shell.of(orders.Join))
+    assert {order.replica for order in shell.of(orders.Join) if order.life == last} == {"cpu-2"}
+
+
+def test_no_life_begins_before_the_state_is_kept_that_it_is_to_begin_from() -> None:
+    shell = long_rounds(("sgwu", {}), 3 * FAR)
+    for worker in ("cpu-2", "cpu-3"):
+        comes(shell, worker)
+    shell.tell(facts.WorkerGone(("cpu-0", "cpu-1"), "gone", shell.now))
+    shell.tell(facts.WorkerLeaving(("cpu-3",), "it is shut down", shell.now))
+    assert len(shell.of(orders.StartServer)) == 1
+    shell.answer_to(orders.Save)
+    assert len(shell.of(orders.StartServer)) == 2
+    assert shell.finish().status == "done"
+    assert shell.reported == 4 * shell.settings.samples
+
+
 def test_a_worker_that_came_takes_over_where_the_only_one_is_lost_while_the_server_starts() -> None:
     shell = Shell(settings_of(("sgwu", {}), "udpa"))
     shell.start("cpu-0")

@@ -173,7 +173,8 @@ class Shell:
             if workers.look_round() and self.now >= self._awake:
                 self.tell(facts.Tick(self.now))
         while workers.leavers:
-            self.strategy.leaves(workers.leavers.pop(0))
+            with self._losses_told():
+                self.strategy.leaves(workers.leavers.pop(0))
         if workers.left:
             gone, workers.left = tuple(workers.left), []
             self.tell(facts.WorkerGone(gone, "connection lost", self.now))
@@ -204,15 +205,26 @@ class Shell:
     # --- orders ---
 
     def _carry_out(self, found: list[Order]) -> None:
-        """Do what was ordered, in turn. Rounds that are ordered together start together: peers meet each other."""
+        """Do what was ordered, in turn. Rounds that are ordered together start together: peers meet each other.
+
+        They start behind all else, but for the order to end one of them early.
+        """
         started = [order for order in found if isinstance(order, orders.StartRound)]
+        begun, ends = {order.round.worker for order in started}, list[orders.EndRound]()
         for order in found:
-            if not isinstance(order, orders.StartRound):
-                with self._losses_told():
-                    self._actions[type(order)](order)
+            if isinstance(order, orders.EndRound) and order.replica in begun:
+                ends.append(order)
+            elif not isinstance(order, orders.StartRound):
+                self._act(order)
         if started and self.end is None:
             with self._losses_told():
                 self._actions[orders.StartRound](started)
+            for order in ends:
+                self._act(order)
+
+    def _act(self, order: Order) -> None:
+        with self._losses_told():
+            self._actions[type(order)](order)
 
     def _free_unused(self, worker: str) -> None:
         """Let other runs have a worker that is of no use now, if this run has a hold on it since it was here before."""

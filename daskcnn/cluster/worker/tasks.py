@@ -156,9 +156,9 @@ class ServedRound(ReplicaRound):
     def leave(self, step: int, so_far: Trained) -> None:
         """End the round behind this step, and leave the server with what was gained since the last push."""
         self.end_behind(step, so_far)
-        pushed = isinstance(self.order, Report)
+        all_pushed = isinstance(self.order, Report)
         self._exchange()
-        if pushed:
+        if all_pushed:
             self._link.leave_as_it_is(self.asked.worker, self.asked.session)
 
     @property

@@ -249,7 +249,7 @@ class Life:
         for report in held:
             if self._records.ruined is None:
                 self.round_done(report, now)
-        if not due and not held:
+        if not held:  # a group that was formed anew meanwhile may have no round
             self.issue(now)
 
     def round_done(self, fact: facts.RoundDone, now: float) -> None:
@@ -257,7 +257,8 @@ class Life:
         if not self.awaits(fact):
             return
         if self.sessions.joining:
-            self.sessions.held.append(fact)
+            if all(report.replica != fact.replica for report in self.sessions.held):  # it may come twice
+                self.sessions.held.append(fact)
             return
         self.take(fact, now)
         if self._records.ruined is not None:  # the run goes back: nothing starts any more
@@ -390,3 +391,4 @@ class Life:
             assert sessions.running or sessions.joining or self.paused, "nobody goes on"
             assert bool(sessions.due) == bool(sessions.joining), f"{sessions.due} wait for {sessions.joining}"
             assert not sessions.held or sessions.joining, "a report waits for nobody"
+            assert all(report.replica in sessions.running for report in sessions.held), "of a round that was given up"

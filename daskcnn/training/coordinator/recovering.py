@@ -116,12 +116,25 @@ class Recovering(Coordinating):
         """Go on from the state kept last once enough workers are there."""
         self._present, self._anew, self.phase = None, True, Phase.CALIBRATING
 
+    def _begin_if_calibrated(self, now: float) -> None:
+        """Begin the run, or go on, once the state is kept that is being kept: the next life begins from it."""
+        if not self._records.saving:
+            super()._begin_if_calibrated(now)
+
+    def _is_not_kept(self, now: float) -> None:
+        """Go on from the state that was kept before: those that are being kept are lost."""
+        self._records.saving.clear()
+        self._begin_if_calibrated(now)
+
     def _give_up(self, error: UserError) -> None:
         self._end("lost", error)
 
     # --- workers go ---
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
+        keeps = self.settings.peers and self.phase is Phase.CALIBRATING and self._records.saving
+        if keeps and not all(map(self.roster.knows, fact.workers)):  # the last of those that trained had the center
+            self._is_not_kept(fact.at)
         self._leave_out_lost(fact)
         self._choosing.spared.recall(fact.workers, self.roster, self._out, fact.at)
         lost, life = [worker for worker in fact.workers if worker in self.roster.alive], self._present
@@ -148,6 +161,7 @@ class Recovering(Coordinating):
         if life is None or replica is None:
             self._drop(worker, reason, done=done)
         elif replica == worker:
+            self._take_held(replica)
             self._drop(worker, reason, life.samples_of(worker), done)
             self._lose_replica(replica)
         else:
@@ -161,6 +175,7 @@ class Recovering(Coordinating):
         workers: by name, the reasons. done: as for `_drop`. left: as for `Life.give_away`.
         """
         life = self._alive
+        self._take_held(replica)
         under_way = replica in life.rounds.running
         leavers = {name: self._leaving[name] for name in life.teams.members[replica] if name in self._leaving}
         for worker, reason in workers.items():
@@ -179,6 +194,11 @@ class Recovering(Coordinating):
             gone: dict[str, Any] = {"worker": replica, "reason": told, "samples_moved": life.samples_of(replica)}
             self._out.log(WorkerLost(**gone) if done is None else WorkerLeft(**gone, samples_done=done))
             self._lose_replica(replica, f"{replica} ({told}): it was the last group of the run", left=left)
+
+    def _take_held(self, replica: str) -> None:
+        """Take the replica's report that was put off, before the replica is given up: its pushes are merged."""
+        if self.phase is _TRAINING and (held := self._alive.sessions.take_held(replica)) is not None:
+            self._alive.take(held, self._now)
 
     def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
         if self._present and worker in self._present.newcomers:
@@ -199,8 +219,7 @@ class Recovering(Coordinating):
             return
         self._out.put(orders.CancelAll())
         self._await_workers()
-        if not self._records.saving:
-            self._begin_if_calibrated(self._now)
+        self._begin_if_calibrated(self._now)
 
     def _lose_replica(self, replica: str, last: str = "", *, left: bool = False) -> None:
         """Give the replica's samples to the others. left: as for `Life.give_away`."""
@@ -238,6 +257,7 @@ class Recovering(Coordinating):
     def _on_rescued(self, fact: facts.Rescued) -> None:
         if self.phase is not Phase.RESCUING:
             return
+        self._records.saving.clear()  # a worker was lost that had what was to be kept
         if fact.version is not None:
             self._records.rescued(fact.version, self._alive.rounds, self.life)
         if self._interrupted is None:

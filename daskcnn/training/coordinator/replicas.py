@@ -150,7 +150,11 @@ class Coordinator(Changes):
             self._end_stopped()
         elif self.phase is not Phase.CALIBRATING:
             self._moved_from = self._records.version - self.kept.step
+            self._records.saving.clear()
             self._restart(fact.at)
+        elif self._records.saving:  # it was lost with the last of the workers that trained
+            self._moved_from = self._records.version - self.kept.step
+            self._is_not_kept(fact.at)
 
     def _on_out_of_step(self, fact: facts.OutOfStep) -> None:
         if self._is_training(fact.life):
@@ -230,7 +234,7 @@ class Coordinator(Changes):
             self._close()
         elif self.phase is Phase.MOVING and not self._records.saving:
             self._restart(fact.at)
-        elif self.phase is Phase.CALIBRATING and not self._records.saving:
+        elif self.phase is Phase.CALIBRATING:
             self._begin_if_calibrated(fact.at)
 
     # --- the end ---
