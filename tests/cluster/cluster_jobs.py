@@ -192,13 +192,12 @@ for session in module._sessions.values() if module else ():
 """On a worker: the steps of its runs take twenty times as long. A function would have this module imported."""
 FOUR_SLOW_SECONDS = """
 import sys, time
-def slowed(seconds, end=time.monotonic() + 4.0):
-    rest = 0.5 if time.monotonic() < end else 0.0
-    time.sleep(rest)
-    return seconds + rest
+def since(begun, end=time.monotonic() + 4.0):
+    time.sleep(0.5 if time.monotonic() < end else 0.0)
+    return time.perf_counter() - begun[0]
 module = sys.modules.get("daskcnn.cluster.worker.session")
 for session in module._sessions.values() if module else ():
-    session.replica.watch.slowed = slowed
+    session.replica.watch.since = since
 """
 """On a worker: for four seconds the steps of its runs take half a second, on whatever machine."""
 

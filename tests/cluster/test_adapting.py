@@ -36,7 +36,7 @@ def test_a_run_asks_for_a_worker_that_pays_and_gives_it_back_in_the_end(
             raise Stop
 
     with (
-        LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         result = train_job(resolve(job), client=client, on_event=until_the_second_trains)
@@ -52,7 +52,7 @@ def test_a_run_asks_for_a_worker_that_pays_and_gives_it_back_in_the_end(
 def test_a_cluster_that_cannot_be_asked_is_refused_before_anything_starts(synthetic: str, runs: str) -> None:
     job = small_job(synthetic, runs, cluster={"workers": {"cpu": "1..2"}, "adapt": True})
     with (
-        LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
         Client(cluster.scheduler_address, set_as_default=False) as client,
     ):
         with pytest.raises(ClusterError, match="no cluster object that could be asked") as told:

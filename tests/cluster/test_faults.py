@@ -101,13 +101,12 @@ def test_lost_worker_leaves_its_samples_and_one_that_comes_takes_its_share(
 
 SLOW_UNTIL = """
 import os, sys, time
-def slowed(seconds):
-    rest = 0.0 if os.path.exists({file!r}) else 1.0
-    time.sleep(rest)
-    return seconds + rest
+def since(begun):
+    time.sleep(0.0 if os.path.exists({file!r}) else 1.0)
+    return time.perf_counter() - begun[0]
 module = sys.modules.get("daskcnn.cluster.worker.session")
 for session in module._sessions.values() if module else ():
-    session.replica.watch.slowed = slowed
+    session.replica.watch.since = since
 """
 """On a worker: until this file is there the steps of its runs take a second more."""
 
