@@ -103,7 +103,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def kept_in(path: Path | None, on: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file of measurements has so far. Raises SystemExit where that is of another machine than this one."""
+    """The measurements that a file has so far. Raises SystemExit where they are of another machine than this one."""
     kept = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
     if not kept.get("machine", {}).items() <= on.items():
         raise SystemExit(f"{path}: its figures are of another machine, {kept['machine']}; give another file")
@@ -136,6 +136,6 @@ def show(page: str, path: Path | None) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
+    """The machine: its processor, cores and memory."""
     cpu = device_profile("cpu", cpu_count())
     return {"processor": cpu.name, "cores": cpu.threads, "memory_GiB": round(cpu.memory / 2**30)}

@@ -28,7 +28,7 @@ settings.load_profile("every-change")
 
 
 MANY, SHARE = 16, 4
-"""Of a function with more cases than this, one in so many is run at every change."""
+"""A function with more than `MANY` cases has one in `SHARE` of them run at every change."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -39,12 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             functions[item.nodeid.partition("[")[0]].append(item)
-    left_out = {case for cases in functions.values() if len(cases) > MANY for case in _but_a_share(cases)}
+    left_out = {case for cases in functions.values() if len(cases) > MANY for case in but_a_share(cases)}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
 
-def _but_a_share(cases: Sequence[pytest.Function]) -> Iterator[pytest.Function]:
+def but_a_share(cases: Sequence[pytest.Function]) -> Iterator[pytest.Function]:
     """Yield the cases to leave out: the same at each change. One stays with each value of which several cases are."""
     names = cases[0].callspec.indices
     few = [name for name in names if SHARE * len({case.callspec.indices[name] for case in cases}) <= len(cases)]

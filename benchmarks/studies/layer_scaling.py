@@ -27,7 +27,7 @@ from daskcnn.job.tables import Cluster, Workers
 
 BARS = {"50:500": 1.45, "150:800": 1.65, "300:1000": 1.75, "500:1500": 1.85}
 OF_CEILING = 0.92
-"""Of the machine's own ceiling, where the bar is higher than that."""
+"""The part of the machine's own ceiling that is asked for where that is less than the bar."""
 TINY = "8:8"
 """A network that computes next to nothing: what a step takes is Dask's."""
 RESULTS = Path(__file__).parent / "results" / "layer_scaling.json"
@@ -73,7 +73,7 @@ def measure(
 
 
 def bar(model: str, found: dict[str, Any]) -> float:
-    """What the speed-up is to be."""
+    """The speed-up that is asked for."""
     return min(BARS.get(model, 0.0), OF_CEILING * found["ceiling"])
 
 

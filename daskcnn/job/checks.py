@@ -221,7 +221,7 @@ def _of_reproducing(train: Train) -> Iterator[str]:
     if train.strategy in RULES and not RULES[train.strategy].barrier:
         reason = f"strategy {train.strategy!r} merges what is pushed in the order in which it comes"
         yield f"train.reproducible = true: {reason}; remove it, or use one of {known}"
-    if train.strategy == LAYER or train.replica_size > 1:
+    if train.shards_kernels:
         who = f"strategy {LAYER!r}" if train.strategy == LAYER else "a group (train.replica_size)"
         reason = f"{who} shards kernels by measured speeds"
         yield f"train.reproducible = true: {reason}; remove it, or use replicas of one worker with one of {known}"
@@ -279,7 +279,7 @@ def _of_growth(job: Job) -> Iterator[str]:
         if train.largest_batch == "memory"
         else f"train.largest_batch = {train.largest_batch}"
     )
-    if train.strategy == LAYER or train.replica_size > 1:
+    if train.shards_kernels:
         who = "groups" if train.replica_size > 1 else f"strategy {LAYER!r}"
         yield f"{given}: {who} cut each step by their shards, which stays as it is; give a number, or use 'bsp'"
     elif rule is not None and not (rule.merges_gradients and rule.shares_steps):

@@ -262,6 +262,11 @@ class Train(Options):
         raise ValueError("input should be 'memory' or a whole number from 1")
 
     @property
+    def shards_kernels(self) -> bool:
+        """True if workers share a replica by sharding its kernels: all of them, or those of each group."""
+        return self.strategy == LAYER or self.replica_size > 1
+
+    @property
     def hands_back(self) -> CheckpointChoice:
         """Weights that the run's result has, and that a trained network has by default, wherever it is loaded."""
         best = self.early_stopping is not None if self.restore_best is None else self.restore_best

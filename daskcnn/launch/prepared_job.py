@@ -13,7 +13,7 @@ from daskcnn.job import prepared as checks
 from daskcnn.job.dataset import doubts, on_data
 from daskcnn.job.network import layout_of, loss_of, network_of, training_samples
 from daskcnn.job.prepared import Prepared
-from daskcnn.job.tables import LAYER, Job
+from daskcnn.job.tables import Job
 from daskcnn.nn import walk
 from daskcnn.nn.layers import Auxiliary, BatchNorm
 from daskcnn.nn.losses import USUAL
@@ -106,9 +106,8 @@ def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:
     if numbers < job.cluster.ps_shards:
         yield f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {numbers} numbers; lower it"
     network = network_of(job, dataset)
-    sharded = job.train.strategy == LAYER or job.train.replica_size > 1
     inside = list(walk(network, dataset.shape, composite=True))
-    if heads := [path for path, layer, _ in inside if sharded and isinstance(layer, Auxiliary)]:
+    if heads := [path for path, layer, _ in inside if job.train.shards_kernels and isinstance(layer, Auxiliary)]:
         yield (
             f"model: {', '.join(heads)}: a step that shards kernels trains by the last layer's scores alone; "
             "remove such heads, or train whole replicas"
@@ -119,7 +118,7 @@ def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:
             f"train.sub_batches = {job.train.sub_batches}: {', '.join(names)} takes the mean of a whole minibatch; "
             "use 1, or a network without batch normalising"
         )
-    if sharded:
+    if job.train.shards_kernels:
         try:
             stages_of(network)
         except ValueError as reason:

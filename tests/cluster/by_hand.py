@@ -26,7 +26,7 @@ def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def scheduler(file: str) -> list[str]:
-    options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+    options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
     return [*DASK, "scheduler", "--scheduler-file", file, *options]
 
 

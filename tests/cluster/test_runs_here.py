@@ -350,7 +350,7 @@ def early(run: RunHere) -> list[RoundReport]:
 def test_a_group_of_which_a_worker_leaves_pushes_what_it_has_and_goes_on_with_its_state(
     dataset: Dataset, leaver: int, optimizer: str
 ) -> None:
-    """What it pushes is what a worker by itself has after as many steps; so is the optimizer's state."""
+    """A worker by itself has the same weights, and the same state of the optimizer, after as many steps."""
     job = grouped(job_of("sgwu", model=WHOLE, train={"optimizer": optimizer}))
     run = disturbed(job, dataset, 2, leaves(f"cpu-{leaver}"), after=3)
     (cut,) = early(run)

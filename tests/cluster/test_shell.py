@@ -10,6 +10,7 @@ from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.run.context import Results
+from daskcnn.cluster.run.exchange import TaskWork
 from daskcnn.cluster.shell import shell as shell_module
 from daskcnn.cluster.shell.shell import Shell
 from daskcnn.errors import Interrupted, Lost
@@ -110,7 +111,7 @@ def test_nothing_is_left_to_give_up_where_the_scheduler_is_gone() -> None:
 
     shell, _ = shell_of()
     there: Any = SimpleNamespace(cancel=cancel)
-    shell.work["a"] = there
+    shell.work["a"] = TaskWork(there, lambda result, now: facts.Tick(now))
     shell.give_up("a")
     assert shell.work == {}
 

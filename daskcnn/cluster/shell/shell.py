@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 from distributed import Future
-from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost, begin, cancel
 from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, refused, submit_calibration
@@ -275,8 +274,7 @@ class Shell:
     def give_up(self, name: Name) -> None:
         """Stop waiting for what is under way under this name."""
         if (work := self.work.pop(name, None)) is not None:
-            with suppress(ClosedClientError):  # the scheduler is gone, and all that was under way
-                work.cancel()
+            work.cancel()
 
     def _cancel_all(self) -> None:
         """Tasks stop at their next step once they are cancelled. Workers that measure themselves go on with that."""

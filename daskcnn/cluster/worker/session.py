@@ -26,7 +26,7 @@ from daskcnn.cluster.worker.farewell import Farewell, RoundKey
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.dataset import opened
 from daskcnn.job.network import check_vectors
-from daskcnn.job.tables import LAYER, Job
+from daskcnn.job.tables import Job
 from daskcnn.ps.wire import Feedback
 from daskcnn.store import BatchPlan
 from daskcnn.store.array_index import ArrayChanged, ArrayIndex
@@ -154,13 +154,13 @@ def open_session(
         device = Device.of(kind, threads=threads, workspace_limit=limit, **how)
         device.warm(job.model.dtype, compiling)
         throttle = float(os.environ.get(THROTTLE, "1"))
+        # a GPU's work, and that of other threads, takes none of this thread's time
         own = time.thread_time if kind == "cpu" and threads == 1 else None
         slowed: dict[str, Any] = {"throttle": throttle, "pause": time.sleep, "own": own}
         replica = Replica(job, dataset, device, clock=time.perf_counter, **slowed)
         keep_freed_memory()
         session = keep_session(run, Session(replica))
-        serverless = job.rule is not None and job.rule.serverless
-        needed = job.train.strategy == LAYER or job.train.replica_size > 1 or serverless
+        needed = job.train.shards_kernels or (job.rule is not None and job.rule.serverless)
         hold_end_up(run, "replica", session.farewell, tasks=needed)
         return session
 

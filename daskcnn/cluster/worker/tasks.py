@@ -23,7 +23,7 @@ from daskcnn.cluster.worker.ending import end_in_time
 from daskcnn.cluster.worker.session import Session, check_dataset, open_session, session_of, stop_signal, stopped
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError
-from daskcnn.job.tables import LAYER, Job
+from daskcnn.job.tables import Job
 from daskcnn.nn import StepPace
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
@@ -315,7 +315,7 @@ def _calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Ar
 
         tune_convolutions(session.replica, begun=tell_spec)
         fixed, rest = dict[str, float](), None
-        if job.train.strategy == LAYER or job.train.replica_size > 1:  # shares go by whole stages
+        if job.train.shards_kernels:  # shares go by whole stages
             teller.tell("the layers that are sharded")
             stages = stage_seconds(session.replica)
             convs, fixed, rest = dict(stages.whole), dict(stages.fixed), stages.rest
