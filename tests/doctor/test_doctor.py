@@ -425,6 +425,14 @@ def test_a_worker_without_the_package(cluster: Callable[..., list[Finding]]) -> 
     assert "does not have daskcnn" in found.seen
 
 
+def test_a_driver_that_has_the_package_by_its_path_alone(
+    cluster: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "version_of", lambda _: admission.MISSING)
+    found = of(cluster({"a": {"CPU": 1}}), "scheduler")
+    assert (found.ok, "is not installed" in found.seen, "pip install" in found.remedy) == (False, True, True)
+
+
 def test_a_data_set_that_is_not_there(cluster: Callable[..., list[Finding]]) -> None:
     found = of(cluster({"a": {"CPU": 1}}, Wanted(data="/no/such.zarr")), "data")
     assert not found.ok

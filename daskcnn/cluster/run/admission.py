@@ -224,10 +224,14 @@ def versions_by_value() -> Any:
 
 def require_same(where: str, found: Mapping[str, str]) -> None:
     """Raise ClusterError naming a place that lacks this package or runs other versions than the driver."""
+    mine = versions()
+    if mine["daskcnn"] == MISSING:  # found by PYTHONPATH, say: then its version cannot be compared
+        folder = Path(__file__).parents[3]
+        reason = f"daskcnn is imported from {folder} here, and is not installed"
+        raise ClusterError(reason=reason, remedy=f"python -m pip install {folder}, here and on every machine")
     if found["daskcnn"] == MISSING:
         remedy = "pip install it there, the same version as here"
         raise ClusterError(reason=f"{where} does not have daskcnn", remedy=remedy)
-    mine = versions()
     wrong = [name for name in mine if found[name] != mine[name]]
     # a Python that differs in its last number runs the same pickles
     if "python" in wrong and found["python"].rpartition(".")[0] == mine["python"].rpartition(".")[0]:
