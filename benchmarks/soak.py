@@ -35,6 +35,7 @@ import psutil
 from distributed import Client
 
 from benchmarks.network.netns import Host, Network, network, run, signals_end_it
+from benchmarks.runs import command, machine
 
 WORKERS, SERVERS = 3, 2
 LOOK = 2.0
@@ -319,34 +320,57 @@ def soak(given: argparse.Namespace) -> dict[str, Any]:
         first = finished(job_command(given, folder, "first", 1))
         epochs = given.epochs or max(2, round(40 * given.minutes / max(first["seconds"], 0.1)))
         print(f"{epochs} epochs of {first['seconds']:.1f} s", flush=True)
-        undisturbed = finished(job_command(given, folder, "undisturbed", epochs)) if given.compare else None
         code, said, summary, watch = disturbed(given, cluster, epochs)
-        made, samples, repeated = presentations(folder / "disk" / "soak")
         if given.picture:
             draw_picture(watch, given.picture)
-    found: dict[str, Any] = {"exit": code, "epochs": epochs, "presentations": made, "repeated": repeated}
-    found |= {"samples": samples, "faults": len(watch.faults), "seconds": round(watch.now, 1)}
-    found["wrong"] = wrong(code, said, summary, epochs, undisturbed, watch)
-    if not code and (made < epochs * samples or (made > epochs * samples and kill_server.__name__ not in watch.names)):
-        found["wrong"].append(f"{made:,} presentations, {epochs * samples:,} are those of the job")
-    found["accuracy"] = summary.get("test") and summary["test"]["accuracy"]
-    found["seen"] = {
-        name: [round(v) for _, v in values[:: max(1, len(values) // 50)]] for name, values in watch.seen.items()
-    }
+        found = figures(folder / "disk" / "soak", code, said, summary, epochs, watch)
+        keep(given, found)
+        if given.compare and not code:
+            usual = finished(job_command(given, folder, "undisturbed", epochs))["test"]["accuracy"]
+            found["undisturbed"] = usual
+            if found["accuracy"] < usual - POINTS:
+                found["wrong"].append(f"accuracy {found['accuracy']}, undisturbed {usual}")
+            keep(given, found)
     return found
 
 
-def wrong(
-    code: int, said: str, summary: dict[str, Any], epochs: int, undisturbed: dict[str, Any] | None, watch: Watch
-) -> list[str]:
+def figures(
+    run_folder: Path, code: int, said: str, summary: dict[str, Any], epochs: int, watch: Watch
+) -> dict[str, Any]:
+    """What the run under faults came to, and what was wrong with it."""
+    made, samples, repeated = presentations(run_folder)
+    faults = wrong(code, said, summary, epochs, watch)
+    if not code and (made < epochs * samples or (made > epochs * samples and kill_server.__name__ not in watch.names)):
+        faults.append(f"{made:,} presentations, {epochs * samples:,} are those of the job")
+    return {
+        "machine": machine(),
+        "command": command(),
+        "exit": code,
+        "epochs": epochs,
+        "presentations": made,
+        "repeated": repeated,
+        "samples": samples,
+        "faults": len(watch.faults),
+        "seconds": round(watch.now, 1),
+        "wrong": faults,
+        "accuracy": summary.get("test") and summary["test"]["accuracy"],
+        "seen": {name: [round(v) for _, v in own[:: max(1, len(own) // 50)]] for name, own in watch.seen.items()},
+    }
+
+
+def keep(given: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Write what was found to the file that was asked for. The run without faults takes long: first without it."""
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def wrong(code: int, said: str, summary: dict[str, Any], epochs: int, watch: Watch) -> list[str]:
     """The faults that were found, a line each."""
     if code:
         return [f"the run ended with {code}: {said[-1500:]}"]
     found = [f"grown: {each}" for each in watch.grown()]
     if summary["status"] != "done" or summary["epochs"] != epochs:
         found.append(f"{summary['status']} after {summary['epochs']} epochs of {epochs}")
-    if undisturbed and summary["test"]["accuracy"] < undisturbed["test"]["accuracy"] - POINTS:
-        found.append(f"accuracy {summary['test']['accuracy']}, undisturbed {undisturbed['test']['accuracy']}")
     return found
 
 
@@ -373,8 +397,6 @@ def main() -> int:
     given = options.parse_args()
     given.data = str(Path(given.data).resolve())
     found = soak(given)
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps({key: value for key, value in found.items() if key != "seen"}, indent=2))
     return int(bool(found["wrong"]))
 

@@ -386,6 +386,34 @@ def test_a_worker_that_is_lost_again_and_again_is_left_out_for_a_growing_while()
     assert len(told) == 3
 
 
+def _often_lost(shell: Shell, worker: str) -> None:
+    """The worker is lost twice and back, so that it is left out."""
+    for _ in range(2):
+        shell.tell(facts.WorkerGone((worker,), "gone", shell.now))
+        if orders.Calibrate(worker) in shell.tell(facts.WorkerReady(worker, "cpu", shell.now)):
+            shell.answer_to(orders.Calibrate)
+    assert shell.coordinator.bench.waiting
+
+
+@every_rule
+def test_a_run_that_pauses_leaves_nobody_out_for_its_losses(which: Any) -> None:
+    shell = begun(which, 3)
+    _often_lost(shell, "cpu-2")
+    shell.tell(facts.WorkerGone(("cpu-1",), "gone", shell.now))
+    drain(shell)
+    assert [paused.workers for paused in shell.of(RunPaused)] == [1]
+    assert orders.Calibrate("cpu-2") in shell.tell(facts.Tick(shell.now))
+    assert shell.finish().status == "done"
+
+
+@every_rule
+def test_the_last_worker_that_is_there_is_not_left_out_for_its_losses(which: Any) -> None:
+    shell = begun(which, least={})
+    _often_lost(shell, "cpu-1")
+    assert orders.Calibrate("cpu-1") in shell.tell(facts.WorkerGone(("cpu-0",), "gone", shell.now))
+    assert shell.finish().status == "done"
+
+
 def test_losses_of_long_ago_are_forgotten() -> None:
     bench = Bench()
     for at in (0.0, 10.0):

@@ -123,7 +123,7 @@ class Coordinating(ABC):
         """Have the worker measure itself, at once or as soon as it has a place."""
         if self.roster.knows(fact.worker):
             return
-        closed, barred, full = self._closed(), self.bench.barred(fact.worker, fact.at), self.roster.full(fact.kind)
+        closed, barred, full = self._closed(), self._barred(fact.worker, fact.at), self.roster.full(fact.kind)
         if (refusal := closed or barred or full) is None:
             self._let_measure(fact.worker, fact.kind, fact.at)
             return
@@ -141,8 +141,17 @@ class Coordinating(ABC):
     def _call_up(self, now: float) -> None:
         """Have workers measure themselves that waited for a place, or were left out for a while."""
         for worker, kind in [*self.bench.waiting.items()]:
-            if not (self._closed() or self.bench.barred(worker, now) or self.roster.full(kind)):
+            if not (self._closed() or self._barred(worker, now) or self.roster.full(kind)):
                 self._let_measure(worker, kind, now)
+
+    def _barred(self, worker: str, now: float) -> Refusal | None:
+        """Return the refusal of a worker that is lost again and again. A run that lacks workers refuses none."""
+        return None if self._lacks_workers else self.bench.barred(worker, now)
+
+    @property
+    def _lacks_workers(self) -> bool:
+        """True while the run pauses, or has begun and has lost all that trained."""
+        return self._paused is not None or bool(self.life and not self.roster.alive)
 
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
         if fact.worker in self.roster.calibrating:

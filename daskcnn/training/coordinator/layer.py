@@ -128,6 +128,7 @@ class LayerCoordinator(LayerSegments):
 
     def _lost_last(self, error: Lost) -> None:
         """Begin anew with workers that came, or that come while the run pauses; without any the run ends."""
+        self._call_up(self._now)
         if (self.roster.calibrating or self._least) and self._interrupted is None:
             self._out.put(orders.CancelAll())
             self._enter(Phase.CALIBRATING)

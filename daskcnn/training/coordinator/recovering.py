@@ -208,12 +208,13 @@ class Recovering(Coordinating):
     def _lost_last(self, error: Lost) -> None:
         """Begin anew after the last replica is lost; without any other worker the run ends.
 
-        There may be workers that waited for the end of its round, that were left out, or that come while the run
-        pauses. What the server has is kept first.
+        There may be workers that waited for the end of its round, that were left out, that measure themselves, or that
+        come while the run pauses. What the server has is kept first.
         """
         if self.phase in (Phase.TRAINING, Phase.JUDGING) and not self.settings.peers:
             self._keep_last()
-        others = self._least or self.roster.alive or (self._choosing.compares and self.roster.calibrating)
+        self._call_up(self._now)
+        others = self._least or self.roster.alive or self.roster.calibrating
         if not others or self._interrupted is not None or self.phase in (Phase.CLOSING, Phase.STOPPING):
             self._give_up(error)
             return
