@@ -65,6 +65,7 @@ from daskcnn.store.split import held_out
 THE_FASTEST, DEFAULT, DDP, GROWING = "alone", "default", "ddp", "bsp-auto"
 EVERY = " every="
 """Between a rule of the papers and the steps after which it pushes. A side may also have a partition and parameters."""
+SIDES = (*RULES, GROWING, DEFAULT, DDP)
 AS_GIVEN = ("bsp", "local-sgd")
 """Rules with their own defaults: the others meet as often as in rules.py."""
 PAPERS = ("sgwu", "agwu")
@@ -439,10 +440,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument(
         "--strategies",
         nargs="*",
-        choices=[*RULES, GROWING, DEFAULT, DDP],
+        type=side,
         default=["bsp", DEFAULT],
         metavar="NAME",
-        help=f"sides beside `alone`, of {', '.join([*RULES, GROWING, DEFAULT, DDP])}; default: bsp default",
+        help=f"sides beside `alone`, of {', '.join(SIDES)}; with parameters: 'local-sgd every=6'; default: bsp default",
     )
     options.add_argument("--every", nargs="*", type=int, default=(), metavar="H", help="steps; default: none")
     options.add_argument("--ratios", nargs="+", type=float, metavar="R", help="default: 1 3, or simulated 1 3 10")
@@ -460,6 +461,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     name = "sooner_simulated.json" if given.simulated else "sooner.json"
     given.results = given.results or RESULTS / name
     return given
+
+
+def side(text: str) -> str:
+    """A side that was asked for."""
+    if text.split()[:1] and text.split()[0] in SIDES:
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} does not begin with one of {', '.join(SIDES)}")
 
 
 def add_options(options: argparse.ArgumentParser, *, batches: Sequence[int], rates: Sequence[float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from daskcnn.nn import SGD
 from daskcnn.ps import RULES, Join, Local, ParameterServer, Push, UpdateRule, Vector
-from daskcnn.ps.local_sgd import steps_between
+from daskcnn.ps.local_sgd import GROWS, steps_between
 from daskcnn.ps.messages import PAST
 from daskcnn.ps.server import CenterRange
 from daskcnn.ps.split import joined_snapshot, spans, split_snapshot
@@ -582,12 +583,28 @@ def test_local_sgd_does_not_depend_on_which_worker_is_which(order: list[int]) ->
 
 @pytest.mark.parametrize(("samples", "momentum"), [([7, 7], 0.5), ([5] * 4, 0.75), ([30, 10], 0.375)])
 def test_local_sgd_s_usual_momentum_goes_by_the_parts_of_the_samples(samples: list[int], momentum: float) -> None:
+    """It has all of it behind the first meetings of a run."""
     start, *gains = vectors(len(samples) + 1, dtype="float64")
     usual, given_ = (
-        _meetings(ParameterServer(rule_of("local-sgd", **how), start), [gains] * 3, samples)
+        _meetings(_later(rule_of("local-sgd", **how), start, GROWS), [gains] * 3, samples)
         for how in ({}, {"outer_momentum": momentum})
     )
     np.testing.assert_allclose(usual, given_, rtol=1e-12)
+
+
+@given(version=st.integers(0, 2 * GROWS))
+def test_local_sgd_s_usual_momentum_grows_within_the_first_meetings(version: int) -> None:
+    start, velocity, gain = vectors(3, dtype="float64")
+    pushes = [push("a", gain, samples=10), push("b", gain, samples=10)]
+    merged = rule_of("local-sgd").merge(start, {"velocity": velocity}, pushes, view(version, {}))
+    momentum = 0.5 * min(1.0, version / GROWS)
+    np.testing.assert_allclose(merged.state["velocity"], momentum * velocity + gain, rtol=1e-12)
+    np.testing.assert_allclose(merged.center, start + gain + momentum * merged.state["velocity"], rtol=1e-12)
+
+
+def _later(rule: UpdateRule, center: Vector, version: int) -> ParameterServer:
+    """A server that has merged this often."""
+    return ParameterServer.restore(rule, replace(ParameterServer(rule, center).snapshot(), version=version))
 
 
 @pytest.mark.parametrize("options", [{}, NO_MOMENTUM, {"outer_lr": 0.5, "outer_momentum": 0.9}])
