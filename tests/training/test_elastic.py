@@ -407,6 +407,25 @@ def test_a_run_that_pauses_leaves_nobody_out_for_its_losses(which: Any) -> None:
 
 
 @every_rule
+def test_a_worker_that_is_lost_wherever_it_begins_ends_the_run(which: Any) -> None:
+    """A run that had come no farther since it paused the last time leaves workers out for their losses."""
+    shell = Shell(settings_of(which, "udpa", wanted={"cpu": 1}, least={"cpu": 1}, wait=10.0))
+    shell.start("cpu-0")
+    for _ in range(20):
+        shell.tell(facts.WorkerGone(("cpu-0",), "out of memory", shell.now))
+        drain(shell)
+        if shell.coordinator.ended:
+            break
+        shell.tell(facts.WorkerReady("cpu-0", "cpu", shell.now))
+        for _ in range(30):
+            if any(isinstance(order, orders.Calibrate) for order, _ in shell.pending):
+                shell.answer_to(orders.Calibrate)
+            shell.now += 1.0
+            shell.tell(facts.Tick(shell.now))
+    assert shell.end.status in ("lost", "unusable")  # the latter before anything was trained
+
+
+@every_rule
 def test_the_last_worker_that_is_there_is_not_left_out_for_its_losses(which: Any) -> None:
     shell = begun(which, least={})
     _often_lost(shell, "cpu-1")

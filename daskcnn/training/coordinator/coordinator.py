@@ -65,6 +65,7 @@ class Coordinating(ABC):
         self._kept_workers = settings.least or settings.wanted  # it gives up none of these
         self._leaving: dict[str, str] = {}  # why, of workers that are to leave as soon as what they do has ended
         self._paused: float | None = None  # the time since when too few workers are there
+        self._lacked_at, self._came_on = -1, True  # how far the run was then; whether farther than the time before
         self.phase = Phase.CALIBRATING
         self.life = 0
         self._interrupted: errors.Interrupted | None = None
@@ -145,13 +146,22 @@ class Coordinating(ABC):
                 self._let_measure(worker, kind, now)
 
     def _barred(self, worker: str, now: float) -> Refusal | None:
-        """Return the refusal of a worker that is lost again and again. A run that lacks workers refuses none."""
-        return None if self._lacks_workers else self.bench.barred(worker, now)
+        """Return the refusal of a worker that is lost again and again. A run that lacks workers refuses none.
 
-    @property
-    def _lacks_workers(self) -> bool:
-        """True while the run pauses, or has begun and has lost all that trained."""
-        return self._paused is not None or bool(self.life and not self.roster.alive)
+        It lacks them while it pauses, or once it has lost all that trained. If it had come no farther since it lacked
+        some before, it leaves workers out all the same: one that is lost wherever it begins ends no run else.
+        """
+        lacks = self._paused is not None or (self.life and not self.roster.alive)
+        return None if lacks and self._came_on else self.bench.barred(worker, now)
+
+    def _note_lack(self) -> None:
+        """Note how far the run has come as it begins to lack workers."""
+        before, self._lacked_at = self._lacked_at, self._progress()
+        self._came_on = self._lacked_at > before
+
+    @abstractmethod
+    def _progress(self) -> int:
+        """Return how far the run has come; it goes back after losses."""
 
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
         if fact.worker in self.roster.calibrating:
@@ -252,6 +262,7 @@ class Coordinating(ABC):
         missing = self.roster.missing(self._least, self._spared())
         if missing and self._paused is None:
             self._paused = now
+            self._note_lack()
             self._out.log(RunPaused(workers=len(self.roster.alive), missing=missing, wait=self._wait))
         elif not missing and self._paused is not None:
             self._out.log(RunContinued(workers=len(self.roster.alive), seconds=now - self._paused))

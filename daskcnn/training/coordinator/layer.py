@@ -126,9 +126,14 @@ class LayerCoordinator(LayerSegments):
             self._out.warn(f"back to the snapshot of step {self.snapshot.step}, on {count} workers")
             self._go_back()
 
+    def _progress(self) -> int:
+        return self.snapshot.step
+
     def _lost_last(self, error: Lost) -> None:
         """Begin anew with workers that came, or that come while the run pauses; without any the run ends."""
-        self._call_up(self._now)
+        if not self._least:
+            self._note_lack()
+            self._call_up(self._now)
         if (self.roster.calibrating or self._least) and self._interrupted is None:
             self._out.put(orders.CancelAll())
             self._enter(Phase.CALIBRATING)

@@ -68,6 +68,9 @@ class Recovering(Coordinating):
         assert self._present is not None, "begun"
         return self._present
 
+    def _progress(self) -> int:
+        return self.rounds.done if self.rounds else 0
+
     def _is_training(self, life: int) -> bool:
         """Return True if rounds are given out in this life."""
         return self.phase is _TRAINING and life == self.life
@@ -213,7 +216,9 @@ class Recovering(Coordinating):
         """
         if self.phase in (Phase.TRAINING, Phase.JUDGING) and not self.settings.peers:
             self._keep_last()
-        self._call_up(self._now)
+        if not self._least:
+            self._note_lack()
+            self._call_up(self._now)
         others = self._least or self.roster.alive or self.roster.calibrating
         if not others or self._interrupted is not None or self.phase in (Phase.CLOSING, Phase.STOPPING):
             self._give_up(error)
