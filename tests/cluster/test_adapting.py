@@ -11,6 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskcnn import Stop
+from daskcnn.cluster.link.members import present
 from daskcnn.cluster.link.scaled import ScaledCluster
 from daskcnn.cluster.worker.session import THROTTLE
 from daskcnn.errors import ClusterError
@@ -44,7 +45,7 @@ def test_a_run_asks_for_a_worker_that_pays_and_gives_it_back_in_the_end(
         (asked,) = (event for event in seen if isinstance(event, WorkersAsked))
         assert (asked.workers, asked.wanted) == (1, 2)
         deadline = time.monotonic() + 20.0
-        while cluster.plan or client.scheduler_info()["workers"]:
+        while cluster.plan or present(client):
             assert time.monotonic() < deadline, "it has them still"
             time.sleep(0.05)
 

@@ -15,6 +15,7 @@ from distributed import Client, LocalCluster
 from daskcnn.batch.desk import ServiceEnd
 from daskcnn.cluster.link.calls import ask_scheduler
 from daskcnn.cluster.link.leases import holding
+from daskcnn.cluster.link.members import present
 from daskcnn.dashboard.feed import LiveFeed, fed
 from daskcnn.dashboard.live_run import LiveRun, Message
 from daskcnn.dashboard.site import NAME, _not_closed_early
@@ -93,7 +94,7 @@ def test_a_session_has_the_figures_of_the_latest_run(client: Client, said: list[
 def test_a_session_says_which_run_has_which_worker(client: Client, said: list[str]) -> None:
     from bokeh.client import pull_session
 
-    first = min(client.scheduler_info()["workers"].items(), key=lambda item: str(item[1]["name"]))[0]
+    first = min(present(client).items(), key=lambda item: str(item[1]["name"]))[0]
     with holding(client, "2026-bsp") as hold:
         assert hold.take([first])
         session = pull_session(url=url(client))

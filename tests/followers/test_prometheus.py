@@ -9,6 +9,7 @@ from urllib.request import urlopen
 import pytest
 from distributed import Client, LocalCluster
 
+from daskcnn.cluster.link.members import present
 from daskcnn.cluster.link.metrics_port import KEPT, RunFigures, RunsCollector
 from daskcnn.errors import ClusterError
 from daskcnn.followers import prometheus_metrics
@@ -102,7 +103,7 @@ def client() -> Iterator[Client]:
 
 
 def test_the_scheduler_s_port_serves_them(client: Client, tmp_path: Any, path: str) -> None:
-    (address,) = client.scheduler_info()["workers"]
+    (address,) = present(client)
     log = a_run()
     calibrated = log[1].model_copy(update={"workers": (log[1].workers[0].model_copy(update={"address": address}),)})  # type: ignore[attr-defined]
     with followed(tmp_path, path, client, prometheus=True) as run:
