@@ -33,7 +33,7 @@ SAMPLES = 50_000
 
 
 class Late:
-    """Hands out each gradient so many steps after it came, and none before."""
+    """Returns each gradient a number of steps after it was given; zeros until then."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._kept = steps, deque[Array]()

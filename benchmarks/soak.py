@@ -324,7 +324,7 @@ def soak(given: argparse.Namespace) -> dict[str, Any]:
         if given.picture:
             draw_picture(watch, given.picture)
         found = figures(folder / "disk" / "soak", code, said, summary, epochs, watch)
-        keep(given, found)
+        keep(given, found)  # the run to compare with takes as long again, and may be broken off
         if given.compare and not code:
             usual = finished(job_command(given, folder, "undisturbed", epochs))["test"]["accuracy"]
             found["undisturbed"] = usual
@@ -337,11 +337,11 @@ def soak(given: argparse.Namespace) -> dict[str, Any]:
 def figures(
     run_folder: Path, code: int, said: str, summary: dict[str, Any], epochs: int, watch: Watch
 ) -> dict[str, Any]:
-    """What the run under faults came to, and what was wrong with it."""
+    """The figures of the run under faults; `wrong` has the lines of what should not have been."""
     made, samples, repeated = presentations(run_folder)
-    faults = wrong(code, said, summary, epochs, watch)
+    found = wrong(code, said, summary, epochs, watch)
     if not code and (made < epochs * samples or (made > epochs * samples and kill_server.__name__ not in watch.names)):
-        faults.append(f"{made:,} presentations, {epochs * samples:,} are those of the job")
+        found.append(f"{made:,} presentations, {epochs * samples:,} are those of the job")
     return {
         "machine": machine(),
         "command": command(),
@@ -352,14 +352,14 @@ def figures(
         "samples": samples,
         "faults": len(watch.faults),
         "seconds": round(watch.now, 1),
-        "wrong": faults,
+        "wrong": found,
         "accuracy": summary.get("test") and summary["test"]["accuracy"],
         "seen": {name: [round(v) for _, v in own[:: max(1, len(own) // 50)]] for name, own in watch.seen.items()},
     }
 
 
 def keep(given: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Write what was found to the file that was asked for. The run without faults takes long: first without it."""
+    """Write what was found to --json."""
     if given.json:
         given.json.write_text(json.dumps(found, indent=2) + "\n")
 

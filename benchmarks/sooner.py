@@ -465,7 +465,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def side(text: str) -> str:
     """A side that was asked for."""
-    if text.split()[:1] and text.split()[0] in SIDES:
+    if text.partition(" ")[0] in SIDES:
         return text
     raise argparse.ArgumentTypeError(f"{text!r} does not begin with one of {', '.join(SIDES)}")
 

@@ -21,7 +21,7 @@ PART = 0.15
 GROWS = 15
 """Meetings at the beginning of a run within which the usual momentum grows from 0 to what the parts of the samples ask
 for. The first gains point in ever other directions: full momentum from the start costs two workers 2 points of accuracy
-at the end of a short run of `quick` on CIFAR-10, and four workers 4 (benchmarks/README.md)."""
+at the end of a short run of `quick` on CIFAR-10, and four workers 3.5 (benchmarks/README.md)."""
 
 
 def steps_between(step: float, exchange: float, part: float = PART) -> int:

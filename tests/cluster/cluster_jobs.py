@@ -193,6 +193,7 @@ for session in module._sessions.values() if module else ():
 FOUR_SLOW_SECONDS = """
 import sys, time
 def since(begun, end=time.monotonic() + 4.0):
+    # each step is half a second longer for four seconds: the run must see a slow worker that is fast again
     time.sleep(0.5 if time.monotonic() < end else 0.0)
     return time.perf_counter() - begun[0]
 module = sys.modules.get("daskcnn.cluster.worker.session")

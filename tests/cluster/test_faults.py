@@ -102,6 +102,7 @@ def test_lost_worker_leaves_its_samples_and_one_that_comes_takes_its_share(
 SLOW_UNTIL = """
 import os, sys, time
 def since(begun):
+    # steps take a second until the test writes the file: it needs a round that is under way for as long as it looks
     time.sleep(0.0 if os.path.exists({file!r}) else 1.0)
     return time.perf_counter() - begun[0]
 module = sys.modules.get("daskcnn.cluster.worker.session")

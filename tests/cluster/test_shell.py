@@ -138,7 +138,7 @@ def test_a_scheduler_that_is_lost_as_a_worker_leaves_is_told() -> None:
     def leaves(address: str) -> None:
         raise GONE
 
-    strategy.leaves = leaves  # type: ignore[attr-defined]
+    strategy.leaves = leaves  # type: ignore[attr-defined] # the fake strategy has no leavers of its own
     shell.train()
     assert facts.SchedulerGone.match(error=GONE) in [*strategy.told, *shell._facts]
 

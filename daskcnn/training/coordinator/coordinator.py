@@ -149,7 +149,7 @@ class Coordinating(ABC):
         """Return the refusal of a worker that is lost again and again. A run that lacks workers refuses none.
 
         It lacks them while it pauses, or once it has lost all that trained. If it had come no farther since it lacked
-        some before, it leaves workers out all the same: one that is lost wherever it begins ends no run else.
+        some before, it leaves workers out all the same: one that is lost wherever it begins would be taken for ever.
         """
         lacks = self._paused is not None or (self.life and not self.roster.alive)
         return None if lacks and self._came_on else self.bench.barred(worker, now)
@@ -158,6 +158,12 @@ class Coordinating(ABC):
         """Note how far the run has come as it begins to lack workers."""
         before, self._lacked_at = self._lacked_at, self._progress()
         self._came_on = self._lacked_at > before
+
+    def _call_up_last(self) -> None:
+        """Have those measure themselves that wait, as the last that trained is lost; a run that pauses does it then."""
+        if not self._least:
+            self._note_lack()
+            self._call_up(self._now)
 
     @abstractmethod
     def _progress(self) -> int:

@@ -131,9 +131,7 @@ class LayerCoordinator(LayerSegments):
 
     def _lost_last(self, error: Lost) -> None:
         """Begin anew with workers that came, or that come while the run pauses; without any the run ends."""
-        if not self._least:
-            self._note_lack()
-            self._call_up(self._now)
+        self._call_up_last()
         if (self.roster.calibrating or self._least) and self._interrupted is None:
             self._out.put(orders.CancelAll())
             self._enter(Phase.CALIBRATING)

@@ -216,9 +216,7 @@ class Recovering(Coordinating):
         """
         if self.phase in (Phase.TRAINING, Phase.JUDGING) and not self.settings.peers:
             self._keep_last()
-        if not self._least:
-            self._note_lack()
-            self._call_up(self._now)
+        self._call_up_last()
         others = self._least or self.roster.alive or self.roster.calibrating
         if not others or self._interrupted is not None or self.phase in (Phase.CLOSING, Phase.STOPPING):
             self._give_up(error)

@@ -149,12 +149,16 @@ class Coordinator(Changes):
         if self.phase is Phase.STOPPING:  # the state kept last stands
             self._end_stopped()
         elif self.phase is not Phase.CALIBRATING:
-            self._moved_from = max(0, self._records.version - self.kept.step)  # what is kept may be the newest
+            self._note_moved()
             self._records.saving.clear()
             self._restart(fact.at)
         elif self._records.saving:  # it was lost with the last of the workers that trained
-            self._moved_from = max(0, self._records.version - self.kept.step)  # what is kept may be the newest
+            self._note_moved()
             self._is_not_kept(fact.at)
+
+    def _note_moved(self) -> None:
+        """Note the merges that are done again. None are, where what was kept is newer than what was last told."""
+        self._moved_from = max(0, self._records.version - self.kept.step)
 
     def _on_out_of_step(self, fact: facts.OutOfStep) -> None:
         if self._is_training(fact.life):
