@@ -5,8 +5,9 @@
 
 Every host is a network namespace whose link is limited both ways (`tc tbf`; needs root, `ip` and `tc`): two workers of
 one thread, the server, and the driver. "whole" sends a step's gradients in one message, once the step is computed, as
-before; "parts" sends what the way back has found while it goes on, and "float16" does so in that type. "alone" is one
-of the workers, which meets nobody. Ways and links take turns; medians of rounds, milliseconds a step.
+before; "parts" sends what the way back has found while it goes on; "usual" tries both, as a run does, and "float16"
+does so in that type. "alone" is one of the workers, which meets nobody. Ways and links take turns; medians of rounds,
+milliseconds a step.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from distributed import Client
 
@@ -32,22 +34,24 @@ from daskcnn.launch.training import train_job
 from daskcnn.runs.log import read_events
 
 LINKS = ["100 Mb/s", "1 Gb/s", "unlimited"]
-WAYS = ("alone", "whole", "parts", "float16")
+WAYS = ("alone", "whole", "parts", "usual", "float16")
 
 
 # --- on the driver's host ---
 
 
-def send_in_parts(least: int) -> None:
-    """On a worker: set the least bytes of a part, for the runs that follow."""
-    from daskcnn.training import gradient_parts
+def send(way: str) -> None:
+    """On the server's worker: have gradients sent in this way, in the runs that follow."""
+    from daskcnn.ps.parts_trial import PartsTrial
 
-    gradient_parts.LEAST = least
+    found: Any = PartsTrial
+    found.usual = getattr(found, "usual", found.sends)
+    found.sends = {"whole": lambda *_: False, "parts": lambda *_: True}.get(way, found.usual)
 
 
 def train(client: Client, given: argparse.Namespace, way: str) -> dict[str, float]:
     """Train one epoch; the slower worker's milliseconds of a step, by what they went into."""
-    client.run(send_in_parts, 1 << 60 if way == "whole" else 64 << 10)
+    client.run(send, way)
     workers = 1 if way == "alone" else 2
     with tempfile.TemporaryDirectory() as runs:
         job = {

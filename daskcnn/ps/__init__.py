@@ -29,6 +29,7 @@ from daskcnn.ps.messages import (
     Vector,
 )
 from daskcnn.ps.parallel_sgd import ParallelSGD
+from daskcnn.ps.parts_trial import PartsTrial
 from daskcnn.ps.rule import AccuracyWeighted, Action, Asynchronous, Local, Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Sequencer
 from daskcnn.ps.server import ParameterServer
@@ -64,6 +65,7 @@ __all__ = [
     "NoiseScale",
     "Pace",
     "ParameterServer",
+    "PartsTrial",
     "Pull",
     "Push",
     "PushPart",

@@ -144,7 +144,8 @@ class Reply:
     attenuation γ of the push; 1 where the rule has none. waited: seconds between the push and its merge. more, since:
     samples that the worker's minibatches have more from this step of its round on; 0 where nothing changes. ahead: the
     weights from this number on were given by `CenterPart`s that hold; None: none of them. noise: of the gradients that
-    were merged so far, once it is known. last: the round of all peers ends with this meeting.
+    were merged so far, once it is known. last: the round of all peers ends with this meeting. parts: of the next push
+    may go ahead of it.
     """
 
     life: int
@@ -164,6 +165,7 @@ class Reply:
     ahead: int | None = None
     noise: NoiseScale | None = None
     last: bool = False
+    parts: bool = False
 
 
 @frozen

@@ -257,7 +257,7 @@ def test_nothing_is_taken_for_a_driver_that_is_gone() -> None:
 def test_workers_with_fewer_servers_of_others_come_first() -> None:
     workers = there("d1", "d2", "d3", s={"PS": 1.0}, t={"PS": 1.0})
     with fake_client(workers) as client, holding(client, "a") as one, holding(client, "b") as two:
-        one.serve(["tcp://d1", "tcp://s"])
+        one.serve(["tcp://d1", "tcp://s"], 0)
         found = taken(client, two, cpu=2)
         assert (names_of(found), found.server.name) == (["d2", "d3"], "t")
 
@@ -302,7 +302,7 @@ def test_the_place_for_a_server_is_taken_with_the_workers_or_none_of_it() -> Non
         assert not two.take(["tcp://d2"], **place)
         assert [lease.worker for lease in leases_on(client.dask_scheduler)] == ["tcp://d1", "tcp://s0"]
         assert one.take(["tcp://d3"])
-        one.serve(["tcp://s0"])
+        one.serve(["tcp://s0"], 400)
         two.look()
         assert two.served["tcp://s0"] == 400
 
@@ -461,6 +461,75 @@ def test_those_left_over_are_news_to_a_run_that_grows_unless_they_hang() -> None
         assert by_their_names(workers) == []
         client.workers["tcp://d2"]["last_seen"] = client.workers["tcp://s"]["last_seen"] = 5.0
         assert by_their_names(workers) == ["d2"]
+
+
+# --- hosts of servers ---
+
+
+def hosts_come(workers: RunWorkers) -> list[bool]:
+    """True for those that the server should go to at once."""
+    workers.look_round()
+    found, workers.new_hosts = workers.new_hosts, []
+    return [workers.add_host(member) for member in found]
+
+
+def apart(*names: str, limit: int = 0) -> dict[str, dict[str, Any]]:
+    """What the scheduler says of workers set apart for servers."""
+    hosts = {name: {"PS": 1.0} for name in names}
+    return {address: {**info, "memory_limit": limit} for address, info in there(**hosts).items()}
+
+
+def test_a_host_that_comes_has_the_server_once_its_own_is_gone() -> None:
+    with fake_client(there("d1") | apart("s")) as client, holding(client, "a") as one:
+        workers, _ = running(client, one)
+        workers.needs_server = True
+        client.workers |= apart("t")
+        assert hosts_come(workers) == [False], "it has a worker of its own"
+        client.workers = there("d1") | apart("t")
+        assert workers.new_host().name == "t"
+        assert workers.members.server_alone
+
+
+def test_a_server_leaves_a_worker_that_trains_for_a_host_that_comes_unless_it_was_lost_with_one_of_that_name() -> None:
+    with fake_client(there("d1") | apart("s")) as client, holding(client, "a") as one:
+        workers, _ = running(client, one)
+        workers.needs_server = True
+        client.workers = there("d1")
+        assert workers.new_host().name == "d1"
+        assert not workers.members.server_alone
+        client.workers = there("d1") | {"tcp://new": apart("s")["tcp://s"]} | apart("t")
+        assert hosts_come(workers) == [False, True]
+        assert workers.new_host().called == "s", "those set apart come before those that train"
+
+
+def test_a_host_that_hangs_is_asked_again_when_the_server_has_to_move() -> None:
+    with fake_client(there("d1") | apart("s", "t")) as client, holding(client, "a") as one:
+        workers, _ = running(client, one)
+        client.hang = {"tcp://s", "tcp://t"}
+        assert workers.new_host().name == "d1"
+        client.hang = {}
+        assert workers.new_host().name == "s"
+
+
+def test_a_server_goes_to_no_host_that_the_servers_of_others_fill() -> None:
+    with fake_client(there("d1") | apart("s", limit=1000)) as client, holding(client, "a") as one:
+        workers, _ = running(client, one)
+        one.server, workers.needs_server = (100, 100), True
+        with holding(client, "b") as two:
+            client.workers |= apart("t", limit=1000)
+            two.serve(["tcp://t"], 401)
+            assert hosts_come(workers) == [False]
+            client.workers = there("d1") | apart("t", limit=1000)
+            assert workers.new_host().name == "d1"
+            two.serve(["tcp://t"], 400)
+            assert workers.new_host().name == "t"
+            workers.serve(["tcp://t"])
+            two.look()
+            assert two.served["tcp://t"] == 200, "others see what it takes"
+            client.workers = there("d1")
+            workers.serve([workers.new_host().address])
+            two.look()
+            assert not two.served.total(), "a worker that trains has no room set apart"
 
 
 def test_an_unused_worker_that_is_gone_is_told_of() -> None:

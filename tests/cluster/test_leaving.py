@@ -21,7 +21,7 @@ from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
-from tests.cluster.by_hand import process, scheduler, wait_for, worker
+from tests.cluster.by_hand import hand_made_cluster, process, scheduler, wait_for, worker
 from tests.cluster.cluster_jobs import FOUR_SLOW_SECONDS, Watch, addresses_of, in_mid_round, run, small_job
 from tests.cluster.references import reference
 from tests.replays import assert_replayed
@@ -61,9 +61,9 @@ def presented(watch: Watch) -> int:
     return sum(event["samples"] for event in watch.of("round"))
 
 
-def trained(workers: Workers, job: dict[str, Any], act: Callable[[], None]) -> Watch:
+def trained(workers: Workers, job: dict[str, Any], act: Callable[[], Any], slow: str = FOUR_SLOW_SECONDS) -> Watch:
     """Run the job, with this in mid-round. The recorded facts lead to the same orders without a cluster."""
-    watch, heard = Watch(), in_mid_round(workers[0], act, after=1.0, slow=FOUR_SLOW_SECONDS)
+    watch, heard = Watch(), in_mid_round(workers[0], act, after=1.0, slow=slow)
     result = run(workers[0], job, watch, heard=heard)
     assert result.summary["status"] == "done"
     assert presented(watch) == job["train"]["epochs"] * 800
@@ -112,6 +112,24 @@ def test_a_server_whose_host_is_asked_to_end_moves_and_nothing_is_done_again(
     assert not watch.of("worker-lost")
     if act is retired:
         assert "ps" not in addresses_of(workers[0])
+
+
+@pytest.mark.slow
+def test_a_server_leaves_a_worker_that_trains_once_a_host_comes(tmp_path: Path, synthetic: str, runs: str) -> None:
+    with hand_made_cluster(tmp_path, ["CPU=1", "CPU=1"]) as (file, _), ExitStack() as stack:
+        client = stack.enter_context(Client(scheduler_file=file, set_as_default=False))
+        client.wait_for_workers(2, timeout=60)
+        command = [*worker(file, tmp_path / "late", "PS=1"), "--name", "late"]
+        watch = trained(
+            (client, {}),
+            small_job(synthetic, runs, train={"strategy": "agwu", "epochs": 4, "partition": "udpa"}),
+            lambda: stack.enter_context(process(*command)),
+            FOUR_SLOW_SECONDS.replace("4.0", "20.0"),  # it has to start meanwhile
+        )
+    before, moved, *_ = [event["message"] for event in watch.of("warning")]
+    assert before.startswith("no worker is set apart for the parameter server")
+    assert moved == "the parameter server moves to late, as that one is set apart for it"
+    assert not watch.of("worker-lost")
 
 
 @pytest.mark.slow

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
+from daskcnn.cluster.link.calls import WorkersLost
+from daskcnn.cluster.run import exchange
+from daskcnn.cluster.run.server_hosts import Hosted, host_server
 from daskcnn.errors import DataError, Diverged, Interrupted
 from daskcnn.events import (
     EpochEnded,
@@ -530,6 +533,23 @@ def test_a_new_server_goes_on_in_int8_with_what_pushes_have_lost(
         rest.tobytes() for rest in first.rests.values()
     }
     assert np.abs(weights - undisturbed).max() < 0.1 * np.abs(undisturbed - first.weights).max()
+
+
+def test_a_worker_that_is_lost_as_a_server_is_to_start_keeps_none_from_it(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker that hangs while it is sent what the server begins with."""
+    lost = [WorkersLost(["cpu-1"])]
+
+    def hosted(*args: Any, **options: Any) -> Hosted:
+        if lost:
+            raise lost.pop()
+        return host_server(*args, **options)
+
+    monkeypatch.setattr(exchange, "host_server", hosted)
+    _, run = trained(job_of("bsp", model=WHOLE), dataset, 2)
+    assert [event.worker for event in run.of(WorkerLost)] == ["cpu-1"]
+    assert {event.worker for event in run.of(RoundEnded)} == {"cpu-0"}
 
 
 @pytest.mark.parametrize("strategy", ["agwu", "downpour"])

@@ -53,9 +53,8 @@ def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
             raise found[0]
         return True
 
-    workers = SimpleNamespace(
-        look_round=look, alive={}, left=[], leavers=[], came=list, recalled=tuple, members=SimpleNamespace(workers=())
-    )
+    none: dict[str, Any] = {"left": [], "leavers": [], "new_hosts": [], "came": list, "recalled": tuple}
+    workers = SimpleNamespace(look_round=look, alive={}, members=SimpleNamespace(workers=()), **none)
     connection = SimpleNamespace(ignore_signals=found.clear)
     context: Any = SimpleNamespace(workers=workers, connection=connection, calibrations={}, emit=None, ends=None)
     context.results = Results(context.workers, 1.0)

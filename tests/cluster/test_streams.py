@@ -444,7 +444,9 @@ def test_every_field_of_a_push_and_of_its_reply_travels() -> None:
     send_request(pipe, push, never)
     assert read_request(pipe, "a", PushMemory(range(5, 6), push.payload.dtype), never) == push
     numbers = np.arange(5, dtype=np.float32)
-    reply = Reply(1, "a", 2, 3, numbers, 8, 4, 3, 0.5, 0.75, 6, 1.5, more=-9, since=10, noise=NoiseScale(250.0, 12.5))
+    reply = Reply(
+        1, "a", 2, 3, numbers, 8, 4, 3, 0.5, 0.75, 6, 1.5, more=-9, since=10, parts=True, noise=NoiseScale(250.0, 12.5)
+    )
     reply = replace(reply, last=True)
     plain = [each for each in fields(Reply) if each.default is not MISSING and each.name != "ahead"]
     assert all(getattr(reply, each.name) != each.default for each in plain), "this would not show what is left out"

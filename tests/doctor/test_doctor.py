@@ -315,7 +315,7 @@ def test_workers_of_runs_are_named_and_a_job_would_wait_for_them(cluster: Callab
     def begin(client: Any) -> None:
         hold = Hold(client, "2026-bsp")
         hold.take(["tcp://10.0.0.2:4000"])
-        hold.serve(["tcp://10.0.0.2:4002"])
+        hold.serve(["tcp://10.0.0.2:4002"], 0)
 
     workers: dict[str, dict[str, float]] = {"a": {"CPU": 1}, "b": {"CPU": 1}, "s": {"PS": 1}}
     findings = cluster(workers, Wanted(Workers(cpu=2)), begin=begin)

@@ -238,9 +238,7 @@ def test_a_server_moves_in_good_order_and_nothing_is_done_again(rule: str) -> No
     shell.answer_to(orders.Save)
     assert [(order.life, order.moved) for order in shell.of(StartServer)] == [(1, False), (2, True)]
     shell.answer_to(StartServer)
-    assert [each.message for each in shell.of(Warned)] == [
-        f"the parameter server moves to ps, as its worker leaves: {REASON}"
-    ]
+    assert [each.message for each in shell.of(Warned)] == [f"the parameter server moves to ps, as {REASON}"]
     assert shell.coordinator.rounds is not None
     assert shell.coordinator.rounds.done == made > 0
     assert shell.finish().status == "done"

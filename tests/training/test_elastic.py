@@ -8,6 +8,7 @@ import pytest
 
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.events import RunContinued, RunPaused, WorkerIgnored, WorkerJoined, WorkerLeft
+from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.bench import FIRST, FORGIVEN, Bench
 from daskcnn.training.coordinator.departures import FAR
@@ -465,6 +466,22 @@ def test_a_server_that_leaves_while_the_run_pauses_is_kept_at_once() -> None:
     shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
     assert shell.finish().status == "done"
     assert [order.life for order in shell.of(orders.StartServer)] == [1, 2]
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_run_of_which_no_worker_answers_as_a_server_is_to_start_pauses(rule: str) -> None:
+    shell = begun((rule, {}))
+    shell.tell(facts.ServerGone(1, shell.now))
+    shell.pending.clear()  # the order to start another led to what follows
+    shell.tell(facts.WorkerGone(("cpu-0", "cpu-1"), "connection lost", shell.now))
+    shell.tell(facts.ServerGone(2, shell.now))
+    drain(shell)
+    assert len(shell.of(RunPaused)) == 1
+    for worker in ("cpu-0", "cpu-1"):
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    assert shell.finish().status == "done"
+    assert shell.coordinator.rounds is not None
+    assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
 
 
 def test_a_signal_ends_a_pause() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from daskcnn.nn import StepPace, sequential_from_spec
 from daskcnn.nn.vector import layout_of
 from daskcnn.ps import CenterPart, Join, Leave, ParameterServer, Push, PushPart, Reply
 from daskcnn.ps.bsp import BSP
+from daskcnn.ps.parts_trial import TRIED, TRIED_AGAIN, TURN, PartsTrial
 from daskcnn.training.gradient_parts import LEAST, parts_of
 from tests.training.test_shared_steps import BATCHES, OPTIMIZERS, part, replica_of
 
@@ -174,3 +177,50 @@ def test_a_network_with_tied_or_frozen_layers_has_no_parts(more: dict[str, Any])
     model = sequential_from_spec(layers)
     model = model if more else replace(model, frozen=frozenset({"dense1"}))
     assert parts_of(model, layout_of(model, (8, 8, 3), "float64")) == ()
+
+
+# --- do they pay? ---
+
+
+def tried(trial: PartsTrial, seconds: Callable[[bool], float], versions: Iterable[int]) -> list[bool]:
+    """Whether parts went ahead in the steps from these versions of the center. Each version is told twice."""
+    found, now = [], 0.0
+    for version in versions:
+        for _ in "ab":
+            trial.reached(version, now)
+            found.append(trial.sends(version))
+        now += seconds(found[-1])
+    assert found[::2] == found[1::2]
+    return found[::2]
+
+
+@pytest.mark.parametrize("pays", [True, False])
+@pytest.mark.parametrize("first", [0, 7])
+def test_parts_go_ahead_where_steps_are_shorter_with_them(pays: bool, first: int) -> None:
+    """A step in five that takes long decides nothing, nor does what is left of the step before in the next one."""
+    slow, before = itertools.cycle([0.0, 0.0, 5.0, 0.0, 0.0]), [True]
+
+    def seconds(ahead: bool) -> float:
+        answer = 1.0 if before[0] == pays else 1.3
+        before[0] = ahead
+        return (1.0 if ahead == pays else 1.1) + answer + next(slow)
+
+    made = tried(PartsTrial(), seconds, range(first, first + 400))
+    assert {*made[:TRIED]} == {True, False}
+    assert {*made[3 * TRIED + 2 * TURN :]} == {pays}
+
+
+def test_a_link_that_has_become_slow_is_found_out() -> None:
+    trial = PartsTrial()
+    fast = tried(trial, lambda ahead: 1.1 if ahead else 1.0, range(TRIED_AGAIN))
+    slow = tried(trial, lambda ahead: 1.0 if ahead else 2.0, range(TRIED_AGAIN, 2 * TRIED_AGAIN))
+    assert (fast[-1], slow[-1]) == (False, True)
+
+
+def test_a_version_behind_another_tells_nothing() -> None:
+    """A center that is replaced, or versions that were missed, say nothing of a step."""
+    trial = PartsTrial()
+    for version in range(0, 20 * TRIED, 2):
+        trial.reached(version, float(version))
+        trial.reached(version - 1, float(version))
+    assert [trial.sends(version) for version in (7, 8)] == [False, True], "it has found nothing out"

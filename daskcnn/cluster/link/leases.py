@@ -177,7 +177,7 @@ class Hold:
         self.mine: set[str] = set()
         self.others: dict[str, Lease] = {}
         self.served = Counter[str]()
-        self.server, self._nbytes = (0, 0), 0
+        self.server = (0, 0)
 
     def look(self, check: Check = no_check) -> tuple[Lease, ...]:
         """Return the scheduler's leases, and remember those of others."""
@@ -203,16 +203,18 @@ class Hold:
         """
         if not host and self.mine.issuperset(workers):
             return True
-        self._nbytes = nbytes if host else self._nbytes
         if ask_scheduler(self._client, partial(_take, self._holder, tuple(workers), host, nbytes, room), check=check):
             return False
         self.mine.update(workers)
         return True
 
-    def serve(self, workers: Collection[str], check: Check = no_check) -> None:
-        """Let others see that these workers, and no others, hold the run's server."""
-        nbytes = self._nbytes // max(1, len(workers))
-        ask_scheduler(self._client, partial(_serve, self._holder, tuple(workers), nbytes), check=check)
+    def serve(self, workers: Collection[str], nbytes: int, check: Check = no_check) -> None:
+        """Let others see that these workers, and no others, hold the run's server.
+
+        nbytes : what it takes of the room that they have for servers
+        """
+        each = nbytes // max(1, len(workers))
+        ask_scheduler(self._client, partial(_serve, self._holder, tuple(workers), each), check=check)
 
     def release(self, workers: Collection[str], check: Check = no_check) -> None:
         """Free these workers."""

@@ -284,21 +284,19 @@ def unseen(source: Path, target: str) -> tuple[str, str] | None:
     return None
 
 
-def refused(context: RunContext, worker: str, at: float) -> CalibrationFailed | None:
-    """Return why a worker that came in mid-run cannot be used: its versions, as of those that were there at the start.
+def unfit(context: RunContext, member: Member) -> tuple[str, str] | None:
+    """Return why a worker that came in mid-run cannot be used, and the remedy.
 
-    Raises Lost, and Interrupted.
+    It is looked at as those that were there at the start. Raises Lost, and Interrupted.
     """
-    member, connection = context.workers.alive[worker], context.connection
-    if member in context.workers.members.workers:
-        return None
+    connection, within = context.connection, LOOK_AT_NEWCOMER
     try:
         with connection.reached():
-            answers = check_versions(connection.client, [member], connection.heed, within=LOOK_AT_NEWCOMER)
+            answers = check_versions(connection.client, [member], connection.heed, within=within)
+            ask_workers(connection.client, end_in_time, {*answers.given}, within=within, check=connection.heed)
     except ClusterError as error:
-        return CalibrationFailed(worker, told(error.value, error.reason, ""), error.remedy, at)
-    silent = f"no answer within {LOOK_AT_NEWCOMER:g} s"
-    return CalibrationFailed(worker, silent, "is it stopped? Restart it", at) if answers.silent else None
+        return told(error.value, error.reason, ""), error.remedy
+    return (f"no answer within {within:g} s", "is it stopped? Restart it") if answers.silent else None
 
 
 def submit_calibration(context: RunContext, worker: str) -> Future:

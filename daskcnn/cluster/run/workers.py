@@ -14,11 +14,11 @@ from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.demand import Demand
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.leaving import RETIRED, SHUT_DOWN
-from daskcnn.cluster.link.members import Member, Members, advertised, unique_names
+from daskcnn.cluster.link.members import FOR_SERVERS, Member, Members, advertised, unique_names
 from daskcnn.cluster.link.news import News
 from daskcnn.cluster.link.scaled import ScaledCluster
 from daskcnn.errors import Lost
-from daskcnn.events import Event, Warned, WorkerIgnored, WorkerLost
+from daskcnn.events import Event, Warned, WorkerLost
 
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
 LOOK_AT_OTHERS = 5.0  # seconds between two looks at whether workers of other runs are free
@@ -36,6 +36,7 @@ class RunWorkers:
     needs_server : True if the run ends without the hosts of its server.
     hosts : addresses of workers that hold a part of the server.
     newcomers : workers that came, until `came` gives them.
+    new_hosts : workers set apart for servers that came, until they are taken from here.
     spare : workers that came and are of no use now, by name.
     left : names of spare workers that are gone, until they are taken from here.
     leaving : addresses of workers that are to end, of the run or of its server's hosts, and why.
@@ -70,6 +71,8 @@ class RunWorkers:
         self.needs_server = False
         self.hosts: frozenset[str] = frozenset()
         self.newcomers: list[Member] = []
+        self.new_hosts: list[Member] = []
+        self._lost_hosts = set[str]()  # what Dask calls them
         self.leaving: dict[str, str] = {}
         self.leavers: list[str] = []
         self.awaited: set[str] = set()
@@ -211,8 +214,7 @@ class RunWorkers:
         others = self._of_others(new.keys())
         for member in advertised(new, plain=self._plain):
             if member.kind == "ps":
-                reason = "it is set apart for a parameter server (PS=1), and this run's has its place"
-                self._emit(WorkerIgnored(address=member.address, reason=reason))
+                self.new_hosts.append(member)
             elif member.address not in others:
                 self.newcomers.append(member)
         self._known |= new.keys() - (others if self._grows else set())
@@ -295,7 +297,8 @@ class RunWorkers:
         """Let others see that workers at these addresses hold the server. Raises Lost."""
         if self._hold is not None:
             with self.connection.reached():
-                self._hold.serve(hosts, self.connection.heed)
+                nbytes = self._hold.server_bytes(len(self.alive)) if self.members.server_alone else 0
+                self._hold.serve(hosts, nbytes, self.connection.heed)
 
     def tell_news(self) -> None:
         """Log what workers have told of themselves."""
@@ -324,21 +327,44 @@ class RunWorkers:
         if silent:
             raise ServerLost
 
-    def new_host(self) -> Member:
-        """Move the server to another worker set apart for it, else to one of the run, unless its own is there again.
+    def add_host(self, member: Member) -> bool:
+        """Let the server go to a worker that is set apart for servers and came in mid-run, once its own is gone.
 
-        Raises Lost where none of them answers.
+        Returns True if the server should go there now: it takes time from a worker that trains. It stays where it is
+        if it was lost with a host of that name before.
+        """
+        others = tuple(each for each in self.members.servers if each.address != member.address)
+        self.members = replace(self.members, servers=(*others, member))
+        shares = self.needs_server and not self.members.server_alone
+        return shares and member.called not in self._lost_hosts and self._has_room(member)
+
+    def _has_room(self, host: Member) -> bool:
+        """Return True if the servers of other runs leave room for this one's there. Raises Lost."""
+        if self._hold is None or not host.memory_limit:
+            return True
+        with self.connection.reached():
+            self._hold.look(self.connection.heed)
+        theirs = self._hold.served[host.address]
+        return not theirs or theirs + self._hold.server_bytes(len(self.alive)) <= FOR_SERVERS * host.memory_limit
+
+    def new_host(self) -> Member:
+        """Move the server to a worker set apart for it, else to one of the run; its own counts if it is there again.
+
+        Raises WorkersLost where none of them answers, Lost where there is none.
         """
         members, now = self.members, self.connection.workers()
-        stays = now.keys() - self.leaving.keys() - self._barred
-        apart = [member for member in (members.server, *members.servers) if member.address in stays]
+        if members.server.address not in now:
+            self._lost_hosts.add(members.server.called)
+        stays = {a for a, info in now.items() if info.get("status") not in _GOING} - self.leaving.keys() - self._barred
+        first = (members.server,) if members.server_alone else ()
+        apart = [member for member in (*first, *members.servers) if member.address in now]
         silent = self.connection.silent(member.address for member in (*apart, *self.alive.values()))
-        apart = [member for member in apart if member.address not in silent]
+        able = [m for m in apart if m.address in stays - silent and self._has_room(m)]
         rest = [m for m in self.alive.values() if m.address not in silent]
-        if not (able := apart or [m for m in rest if m.address in stays] or rest):
-            raise Lost(f"workers {', '.join(sorted(silent))}: none answers, and the parameter server needs one")
-        host = able[0]
-        alone = members.server_alone if apart else False
+        rest.sort(key=lambda m: (m.address not in stays, m.address != members.server.address))
+        if not (able or rest):
+            raise WorkersLost(self.alive) if self.alive else Lost("no worker is there that could hold the server")
+        host, alone = (able or rest)[0], bool(able)
         servers = tuple(member for member in apart if member is not host)
         self.members = replace(members, server=host, servers=servers, server_alone=alone)
         return host

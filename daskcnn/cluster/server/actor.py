@@ -286,6 +286,7 @@ class ServerActor:
             of_center["coded"] = way.coded
             self._server = ps.ParameterServer.restore(rule, snapshot, life=life, sharing=sharing, **of_center)
         self._gives: dict[str, tuple[int, int, Give]] = {}  # to workers of whose pushes parts are there
+        self._trial = ps.PartsTrial()  # whether they are to go ahead
         self._cast, self._dtype = Cast(way.whole), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._loaded = merges_loading(self._dtype.name)  # while workers join and train their first round
@@ -374,12 +375,14 @@ class ServerActor:
             self._loaded.result()
         if isinstance(request, ps.Push) and not isinstance(request.payload, StagedPayload) and self.wire != CODED:
             request = replace(request, payload=cast(request.payload, self._dtype))
-        return [(each, self._sent(each)) for each in self._server.handle(request)]
+        return [(each, self._sent(each, request.at)) for each in self._server.handle(request)]
 
-    def _sent(self, instruction: ps.Instruction) -> Answer:
+    def _sent(self, instruction: ps.Instruction, at: float) -> Answer:
         if isinstance(instruction, ps.Refuse) or isinstance(instruction.weights, StoredVector):
             return instruction
-        return replace(instruction, weights=self._cast(instruction.weights))
+        self._trial.reached(instruction.version, at)
+        parts = self._trial.sends(instruction.version)
+        return replace(instruction, weights=self._cast(instruction.weights), parts=parts)
 
 
 def _settle(reply: asyncio.Future[ps.Reply], answer: Answer) -> None:

@@ -45,9 +45,9 @@ _NO_PACE: Final = (math.nan, math.nan)
 _NO_NOISE: Final = NoiseScale(math.nan, math.nan)
 _REPLIED: Final = (
     "life", "session", "seq", "version", "base_version", "staleness", "n_samples", "more", "since", "last",
-    "gamma", "accuracy", "waited",
+    "parts", "gamma", "accuracy", "waited",
 )  # fmt: skip
-_ANSWER: Final = struct.Struct("<qqqqqqqqqqqdddddq")  # kind, these fields, noise or NaN, a vector's or reason's size
+_ANSWER: Final = struct.Struct("<qqqqqqqqqqqqdddddq")  # kind, these fields, noise or NaN, a vector's or reason's size
 _REASON = 1 << 16  # bytes
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from daskcnn.cluster.groups.replicas import GroupReplicas, GroupRound
 from daskcnn.cluster.layers.task_context import OutOfStep
+from daskcnn.cluster.link.calls import ServerLost, WorkersLost
 from daskcnn.cluster.peers.meetings import PeerExchange
 from daskcnn.cluster.peers.pieces import OutOfTurn
 from daskcnn.cluster.run.context import RunContext
@@ -125,7 +126,8 @@ class DataParallel:
         """Tell that a worker, or the server, is to leave."""
         workers = self.context.workers
         if workers.serves(address):
-            self._shell.tell(facts.ServerLeaving(self.life, workers.leaving[address], self._shell.now))
+            reason = f"its worker leaves: {workers.leaving[address]}"
+            self._shell.tell(facts.ServerLeaving(self.life, reason, self._shell.now))
         if self._settings.replica_size > 1:  # tasks of its group come first
             self._shell.ask(address, await_release)
         self._shell.tell_leaving(address)
@@ -159,7 +161,11 @@ class DataParallel:
             self.context.emit(Warned(message=f"{how}: {members.server.name} holds it as well"))
         self.life = order.life
         self._restore()
-        host = self._exchange.start(order, self.state)
+        try:
+            host = self._exchange.start(order, self.state)
+        except WorkersLost as lost:  # whichever it is, the server has not started
+            self._shell.tell(facts.WorkerGone(lost.names, "connection lost", self._shell.now))
+            raise ServerLost from lost
         self._shell.tell(facts.ServerReady(order.life, host, self._shell.now))
         self.context.workers.retire_refused()
 

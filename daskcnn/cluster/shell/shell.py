@@ -16,11 +16,13 @@ from typing import Any, Protocol, TypeAlias
 from distributed import Future
 
 from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost, begin, cancel
-from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, refused, submit_calibration
+from daskcnn.cluster.link.members import Member
+from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, submit_calibration, unfit
 from daskcnn.cluster.run.context import Name, RunContext
 from daskcnn.cluster.run.exchange import PendingWork
 from daskcnn.cluster.worker.session import forget_run
 from daskcnn.errors import Interrupted, Lost
+from daskcnn.events import WorkerIgnored
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
@@ -182,6 +184,17 @@ class Shell:
         for member in workers.came():
             self._candidates[member.name] = member
             self.tell(facts.WorkerReady(member.name, member.kind, self.now))
+        while workers.new_hosts:
+            with self._losses_told():
+                self._take_host(workers.new_hosts.pop(0))
+
+    def _take_host(self, member: Member) -> None:
+        """Let the server go to a worker that is set apart for it, if it is fit. A reproducible run's need not move."""
+        if (why := unfit(self.context, member)) is not None:
+            reason, remedy = why
+            self.context.emit(WorkerIgnored(address=member.address, reason=reason, remedy=remedy))
+        elif self.context.workers.add_host(member) and not self.context.job.train.reproducible:
+            self.tell(facts.ServerLeaving(self.strategy.life, "that one is set apart for it", self.now))
 
     @contextmanager
     def _losses_told(self) -> Iterator[None]:
@@ -237,9 +250,9 @@ class Shell:
         if not self.context.workers.take(self._candidates[order.worker]):
             self.tell(facts.CalibrationFailed(order.worker, "another run has taken it meanwhile", "", self.now))
             return
-        self.context.workers.alive[order.worker] = self._candidates[order.worker]
-        if (unfit := refused(self.context, order.worker, self.now)) is not None:
-            self.tell(unfit)
+        self.context.workers.alive[order.worker] = member = self._candidates[order.worker]
+        if member not in self.context.workers.members.workers and (why := unfit(self.context, member)) is not None:
+            self.tell(facts.CalibrationFailed(order.worker, *why, self.now))
             return
         self._calibrating[order.worker] = future = submit_calibration(self.context, order.worker)
         self.watch(order.worker, future)

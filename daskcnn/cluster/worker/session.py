@@ -83,7 +83,7 @@ class Session:
     exchange : Its exchanges with the server; None until it joins one. feedback: of pushes in int8.
     kept : Objects that tasks leave for later ones.
     sender : The thread of exchanges that overlap training.
-    tickets : Numbers for pushes of which parts go ahead.
+    tickets : Numbers for pushes of which parts go ahead. parts: whether they are to now.
     """
 
     replica: Replica
@@ -95,6 +95,7 @@ class Session:
     kept: TaskMemory = field(default_factory=TaskMemory)
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "daskcnn-exchange"))
     tickets: Iterator[int] = field(default_factory=partial(count, 1))
+    parts: bool = False
 
 
 _sessions: dict[tuple[str, str], Session] = {}  # by run and worker: a process may be several workers

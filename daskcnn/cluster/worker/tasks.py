@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import closing
 from contextvars import copy_context
 from functools import partial
 from typing import Any
-
-from distributed import get_worker
 
 from daskcnn.arrays import Array, DeviceKind, cpu_count, device_profile, single_threaded_blas
 from daskcnn.cluster.link.calls import returns_refusals
@@ -19,7 +17,6 @@ from daskcnn.cluster.link.news import Teller
 from daskcnn.cluster.messages import Calibration, RoundOrder
 from daskcnn.cluster.server.actor import ServerLink
 from daskcnn.cluster.server.stream import WorkerEnd
-from daskcnn.cluster.worker.ending import end_in_time
 from daskcnn.cluster.worker.session import Session, check_dataset, open_session, session_of, stop_signal, stopped
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError
@@ -67,6 +64,7 @@ def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -
     reply = link.call(Join(order.life, order.worker, order.session))
     _, center = _on_device(replica, reply)
     session.exchange.joined(center, reply.version)
+    session.parts = reply.parts
     if session.feedback is not None:
         session.feedback.begin(session.exchange.local, order.rest)
     replica.adopt_optimizer(order.optimizer)
@@ -238,8 +236,8 @@ class ServedRound(ReplicaRound):
         return self.exchange.departed(time.perf_counter())
 
     def _send_part(self, samples: int, pace: StepPace, lo: int, hi: int) -> None:
-        """Send a part of the gradients of the step at hand, while the rest is computed."""
-        if (coming := self.exchange.coming(samples)) is None:
+        """Send a part of the gradients of the step at hand, while the rest is computed, where that is to be."""
+        if not self._session.parts or (coming := self.exchange.coming(samples)) is None:
             return
         seq, base, step = coming
         if hi == len(self.replica.gradients):
@@ -262,6 +260,7 @@ class ServedRound(ReplicaRound):
         return order
 
     def _replied(self, replies: list[Reply]) -> Order | None:
+        self._session.parts = replies[-1].parts
         answers = [_on_device(self.replica, reply) for reply in replies]
         return self.exchange.replied(answers, time.perf_counter())
 
@@ -301,8 +300,6 @@ def _calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Ar
     if problem := check_dataset(job, fingerprint, index):
         remedy = "give data on storage that every worker reaches, or copy it there"
         raise ClusterError(f"it does not see the data set: {problem}; {remedy}")
-    with suppress(ValueError):  # called by itself, without a worker
-        end_in_time(get_worker())
     teller = Teller(run)
     compiling = partial(teller.tell, "compiling loops for this machine")
     session = open_session(run, job, kind, index, compiling=compiling)

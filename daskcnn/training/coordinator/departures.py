@@ -38,7 +38,7 @@ class Departures(Recovering):
     def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
         super().__init__(settings, kept, logs=logs)
         self._given_back = set[str]()  # of replicas that end their rounds early, those that the cluster gets back
-        self._moving: str | None = None  # why the server's worker is to leave
+        self._moving: str | None = None  # why the server is to leave its worker
         self._host = ""  # the server's worker
 
     def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
@@ -62,7 +62,7 @@ class Departures(Recovering):
         """Go on without workers that another run is to have, and without the server on one of them."""
         super()._recall(fact)
         if self._host in fact.workers:
-            self._on_server_leaving(facts.ServerLeaving(self.life, fact.reason, fact.at))
+            self._on_server_leaving(facts.ServerLeaving(self.life, f"its worker leaves: {fact.reason}", fact.at))
 
     def _take_leave(self, worker: str, reason: str, now: float) -> None:
         """Have the worker's replica end its round; without one it goes at once. Peers end their rounds together."""

@@ -86,7 +86,7 @@ class WorkersRecalled(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ServerLeaving(Fact):
-    """The worker that holds the parameter server of this life is asked to end. reason: as in `WorkerLeaving`."""
+    """The parameter server of this life is to leave its worker. reason: words that go behind "as"."""
 
     life: int
     reason: str

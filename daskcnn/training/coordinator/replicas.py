@@ -132,7 +132,7 @@ class Coordinator(Changes):
                 f"epoch {self.kept.epoch:.2f}, {self._moved_from} merges are done again"
             )
         elif self._moving is not None:
-            self._out.warn(f"the parameter server moves to {fact.host}, as its worker leaves: {self._moving}")
+            self._out.warn(f"the parameter server moves to {fact.host}, as {self._moving}")
         self._moved_from, self._moving, self._host = None, None, fact.host
         self._begin_training(fact.at)
 
