@@ -146,7 +146,7 @@ def _workers(
     if missing := missing_members([m for m in found if m.address not in held], wanted):
         more = ", ".join(f"{n} {kind}" for kind, n in missing.items())
         remedy = "a job waits until runs that have them end, for cluster.wait (--wait) at most"
-        return Finding("workers", True, f"{counts}; {more} too few are free", remedy)
+        return Finding("workers", True, f"{counts}; {more} too few are free", remedy, {"too_few_free": True})
     addresses = {m.address for m in chosen([m for m in found if m.address not in held], wanted).workers}
     taken = [m for m in found if m.address in addresses]
     out = [m for m in taken if m.address in unusable]

@@ -63,6 +63,8 @@ def _conclusion(findings: Sequence[Finding]) -> str:
     if not would_start(findings):
         return f"a job would not start ({against})"
     better = ", ".join(dict.fromkeys(f.check for f in findings if f.remedy))
+    if any(f.facts.get("too_few_free") for f in findings):
+        return f"a job would wait for workers (see the remedy of {better})"
     return f"a job would start (see the remedy of {better})" if better else "a job would start"
 
 

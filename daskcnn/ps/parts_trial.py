@@ -1,4 +1,4 @@
-"""Whether parts of pushes that go ahead make steps shorter, found out by trying: over a fast link they do not."""
+"""The trial of whether parts of pushes that go ahead make steps shorter: over a fast link they do not."""
 
 from __future__ import annotations
 

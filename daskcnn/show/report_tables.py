@@ -258,7 +258,8 @@ def report_of(run: History) -> RunReport:
 def alone_of(run: History) -> AloneEstimate | None:
     """Return the estimate by what workers measured of themselves; None for a run of one worker, or without evaluation.
 
-    A sample that is judged takes a third of one that is trained on.
+    A worker that made whole steps was as fast as in its rounds, if those were slower. A sample that is judged takes a
+    third of one that is trained on.
     """
     start, rates = run.start, {own.name: own.images_per_second or 0.0 for own in run.calibrated.values()}
     fastest = max(rates, key=lambda name: rates[name], default="")
@@ -270,12 +271,15 @@ def alone_of(run: History) -> AloneEstimate | None:
     shares = start.step_samples is not None and start.step_samples == start.batch_size
     apart = run.choice is not None and run.choice.candidates[0].needed > 1
     judged = sum(start.validation_samples or 0 if look.judged is None else look.judged for look in looks)
+    rate, own = rates[fastest], [row.numbers for row in run.rows if row.worker == fastest]
+    if not shares and start.strategy != LAYER and (busy := sum(each.busy for each in own)):
+        rate = min(rate, sum(each.samples for each in own) / busy)
     return AloneEstimate(
         worker=fastest,
         epoch=best.epoch,
         accuracy=best.validation_accuracy,
         seconds=best.at,
-        alone=(best.epoch * start.samples + judged / 3) / rates[fastest],
+        alone=(best.epoch * start.samples + judged / 3) / rate,
         at_most=start.strategy != LAYER and (apart or not shares),
     )
 

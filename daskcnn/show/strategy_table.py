@@ -88,7 +88,8 @@ def _workers(each: PricedStep) -> str:
 def _named(each: PricedStep) -> str:
     names = [clean(name) for name in each.samples]
     shown = ", ".join(names) if len(names) <= _NAMED else f"{len(names)} workers"
-    meets = "" if each.every is None else f" with a meeting every {each.every} steps"
+    often = "step" if each.every == 1 else f"{each.every} steps"
+    meets = "" if each.every is None else f" with a meeting after every {often}"
     return f"{shown} alone" if each.strategy == ALONE else f"{each.strategy}{_in_groups(each)}{meets} on {shown}"
 
 

@@ -133,7 +133,7 @@ def _gain(own: WorkerCost, used: bool, there: PricedStrategy, away: PricedStrate
 def _faster_link(
     problem: StepProblem, pricers: Sequence[Pricer], chosen: PricedStrategy
 ) -> tuple[float, PricedStrategy] | None:
-    """Return the least factor of faster links that changes who trains, and what is chosen then."""
+    """Return the least factor of faster links at which something else is sooner than what is chosen, and what it is."""
     if len(problem.workers) == 1 or (
         len(chosen.samples) == len(problem.workers) and chosen.strategy == SHARED and chosen.group is None
     ):
@@ -142,7 +142,8 @@ def _faster_link(
         return None
 
     def at(factor: float) -> PricedStrategy:
-        return priced(problem.linked(factor), pricers)[0]
+        then = priced(problem.linked(factor), pricers)[0]
+        return then if then.compared < chosen.compared else chosen
 
     low, high, found = 1.0, _FASTEST_LINK, at(_FASTEST_LINK)
     if chosen.like(found):

@@ -272,6 +272,9 @@ class ConnectionHere(Connection):
     def silent(self, addresses: Iterable[str]) -> set[str]:
         return set()
 
+    def first_to_answer(self, addresses: Iterable[str]) -> str | None:
+        return next(iter(addresses), None)
+
 
 class DispatchHere(Dispatch):
     """Tasks are made by threads of this process.

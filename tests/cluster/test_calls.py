@@ -67,6 +67,12 @@ def test_workers_are_asked_at_the_same_time_and_the_silent_ones_are_named() -> N
     assert (answers.given, answers.failed, answers.silent) == ({B: 7}, {}, (A, C))
 
 
+def test_one_answer_is_enough_where_any_of_them_will_do() -> None:
+    with fake_client(there(A, B, C), hang={C}, lost={A}) as client:
+        answers = ask_workers(client, int, [A, B, C], "7", within=600.0, one=True)
+    assert (answers.given, answers.silent) == ({B: 7}, (C,))
+
+
 def test_an_error_of_a_worker_is_its_answer() -> None:
     def spoil(answer: Any) -> Any:
         return ValueError("no such thing")  # as on_error="return" has it
@@ -259,6 +265,7 @@ def test_a_worker_that_died_since_is_named() -> None:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = {"within": SHORT}
     monkeypatch.setattr(connection, "silent_among", lambda *args, **kw: silent_among(*args, **kw | limited))
+    monkeypatch.setattr(connection, "ask_workers", partial(ask_workers, within=SHORT))
     monkeypatch.setattr(run_workers, "EXPLAINED", SHORT)
 
 
@@ -298,7 +305,11 @@ def test_data_that_does_not_arrive_though_all_answer_ends_the_run_resumably(monk
 @pytest.mark.usefixtures("fast")
 def test_a_new_server_goes_to_a_worker_that_answers() -> None:
     with fake_client(there(A, B, S)) as client:
-        context = context_of(client, [])
+        context, asked = context_of(client, []), list[str]()
+        client.before = lambda address, function: asked.append(address)
+        client.hang = {A}
+        assert context.workers.new_host().address == S
+        assert asked == [S], "those that train are not waited for"
         client.hang = {S, A}
         assert context.workers.new_host().address == B
         client.hang = {A, B, S}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import dask
 from distributed import Client, LocalCluster
 
 from daskcnn.cluster.link.kept_open import kept_open
@@ -14,6 +15,7 @@ IDLE = 0.5  # seconds until it closes
 def test_a_scheduler_does_not_close_for_being_idle_while_a_job_waits_and_does_so_later() -> None:
     options = {"n_workers": 0, "processes": False, "dashboard_address": "127.0.0.1:0", "protocol": "inproc://"}
     with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),  # a cluster that ends asks for its scheduler
         LocalCluster(**options, scheduler_kwargs={"idle_timeout": f"{IDLE} s"}) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from daskcnn.cluster.link import client as link_client
 from daskcnn.cluster.link import members
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import WorkersLost
+from daskcnn.cluster.link.calls import WorkersLost, ask_workers
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.lease_table import BACK, Holder, LeaseTable, others_of
@@ -156,6 +158,7 @@ def there(*names: str, **resources: dict[str, float]) -> dict[str, dict[str, Any
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "POLL", 0.005)
+    monkeypatch.setattr(link_client, "ask_workers", partial(ask_workers, within=0.5))
     monkeypatch.setattr(run_workers, "LOOK", 0.0)
     monkeypatch.setattr(run_workers, "LOOK_AT_OTHERS", 0.0)
 

@@ -325,6 +325,7 @@ def test_workers_of_runs_are_named_and_a_job_would_wait_for_them(cluster: Callab
     assert found.facts["workers"]["tcp://10.0.0.2:4000"] == {"name": "a", "serves": False}
     assert of(findings, "workers").seen == "2 cpu, 0 gpu, 1 ps; 1 cpu too few are free"
     assert "cluster.wait" in of(findings, "workers").remedy
+    assert readable_findings(findings).endswith("a job would wait for workers (see the remedy of workers)")
     assert of(cluster(workers, Wanted(Workers(cpu=1)), begin=begin), "workers").remedy == ""
 
 
@@ -415,6 +416,7 @@ def test_a_scheduler_that_hangs_is_a_finding(
     cluster: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "ask_scheduler", partial(ask_scheduler, within=0.2))
+    monkeypatch.setattr(doctor_cluster, "ANSWER", 0.2)
     found = of(cluster({"a": {"CPU": 1}}, hang=["scheduler"]), "scheduler")
     assert (found.ok, "no answer within 0.2 s" in found.seen) == (False, True)
     assert found.remedy

@@ -434,6 +434,13 @@ def test_replicas_that_are_merged_may_need_more_samples_than_one_machine() -> No
     assert "this cluster made 1 epoch in 8.0 s; w1 alone would have taken about 11.0 s at most (estimated" in shown
 
 
+def test_a_worker_that_was_slower_in_its_rounds_than_it_had_measured_alone_would_take_as_long() -> None:
+    slow = [{**event, "busy": 20.0, "samples": 1000} if event["event"] == "round" else event for event in _log({})]
+    found = tables([*slow, look(8.0, 1, 0.4)]).alone
+    assert found is not None
+    assert found.alone == pytest.approx((1000 + 300 / 3) / 50)
+
+
 @pytest.mark.parametrize(("needed", "at_most"), [(1.0, False), (1.7, True)])
 def test_a_run_that_has_chosen_local_steps_may_need_more_samples_than_one_machine(needed: float, at_most: bool) -> None:
     step = {"strategy": "local-sgd", "samples": {"w0": 64, "w1": 64}, "compute": 1.0, "exchange": 0.1, "seconds": 0.1}

@@ -254,6 +254,14 @@ def test_the_faster_link_that_is_named_changes_the_choice_and_a_slower_one_does_
     assert choose(problem.linked(factor * 0.95), EXACT).chosen.workers == found.chosen.workers
 
 
+@settings(max_examples=25, deadline=None)
+@given(problem=problems)
+def test_a_faster_link_is_named_only_for_what_is_sooner_then(problem: StepProblem) -> None:
+    found = choose(problem)
+    if found.faster_link is not None:
+        assert found.faster_link[1].compared < found.chosen.compared
+
+
 def test_another_worker_is_named_where_it_would_help() -> None:
     fast = WorkerLink(1.25e9, 1e-4)
     found = choose(desks(1900, link=fast))

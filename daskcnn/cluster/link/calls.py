@@ -110,15 +110,22 @@ def ask_workers(
     *arguments: Any,
     within: float = ANSWER,
     check: Check = no_check,
+    one: bool = False,
 ) -> Answers:
     """Run a function on these workers, all at the same time, and wait `within` seconds for each.
+
+    one: an answer of any of them is enough, and those that have not come by then are not waited for.
 
     `check` is called now and then while it waits, and may raise. A function with the parameter `dask_worker` is given
     the worker. Raises OSError where the scheduler is gone.
     """
     options = {"on_error": "return", "asynchronous": True}
     begun = {a: begin(client, client.run(function, *arguments, workers=[a], **options)) for a in workers}
-    waiting = _wait(begun.values(), _limit(client, within), check)
+
+    def answered() -> bool:
+        return one and any(p.done() and not isinstance(_result(p, a), Exception) for a, p in begun.items())
+
+    waiting = _wait(begun.values(), _limit(client, within), check, answered)
     ended = {a: _result(pending, a) for a, pending in begun.items() if pending not in waiting}
     return Answers(
         {a: found for a, found in ended.items() if not isinstance(found, Exception)},
@@ -186,14 +193,16 @@ def _limit(client: Client, within: float) -> float:
     return min(within, LAST) if client in _GIVEN_UP else within
 
 
-def _wait(calls: Collection[Pending[Any]], within: float, check: Check) -> set[Pending[Any]]:
-    """Wait until all have ended, at most `within` seconds. Returns those that have not, cancelled.
+def _wait(
+    calls: Collection[Pending[Any]], within: float, check: Check, enough: Callable[[], bool] = lambda: False
+) -> set[Pending[Any]]:
+    """Wait until all have ended or it is enough, at most `within` seconds. Returns those that have not, cancelled.
 
     Time in which this process did not run does not count.
     """
     left, waiting = within, set(calls)
     try:
-        while waiting:
+        while waiting and not enough():
             check()
             if left <= 0:
                 break
@@ -201,6 +210,7 @@ def _wait(calls: Collection[Pending[Any]], within: float, check: Check) -> set[P
             waiting = wait(waiting, timeout=min(TURN, left)).not_done
             left -= min(time.monotonic() - begun, STOPPED)
     finally:
+        waiting = {pending for pending in waiting if not pending.done()}
         for pending in waiting:
             pending.cancel()
     return waiting

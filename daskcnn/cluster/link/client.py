@@ -16,7 +16,16 @@ from weakref import WeakSet
 from distributed import Client, default_client, get_worker, utils
 from distributed.comm import CommClosedError
 
-from daskcnn.cluster.link.calls import Check, Unanswered, answer_to, ask_scheduler, give_up, no_check, silent_among
+from daskcnn.cluster.link.calls import (
+    Check,
+    Unanswered,
+    answer_to,
+    ask_scheduler,
+    ask_workers,
+    give_up,
+    no_check,
+    silent_among,
+)
 from daskcnn.cluster.link.members import present
 from daskcnn.errors import ClusterError, Interrupted, Lost
 
@@ -80,6 +89,12 @@ class Connection:
         """Return those of the workers that do not answer now. Raises Lost where the scheduler is gone."""
         with self.reached():
             return silent_among(self.client, dict.fromkeys(addresses), check=self.heed)
+
+    def first_to_answer(self, addresses: Iterable[str]) -> str | None:
+        """Return the worker that answers first; None where none does. Raises Lost where the scheduler is gone."""
+        with self.reached():
+            found = ask_workers(self.client, time.time, dict.fromkeys(addresses), check=self.heed, one=True)
+        return next(iter(found.given), None)
 
     def _lost(self) -> Lost:
         give_up(self.client)

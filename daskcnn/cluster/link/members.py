@@ -331,7 +331,10 @@ class _Look:
         if not missing_members([*found, *self.others], wanted):
             missing = _more(missing_members(found, wanted))
             reason = f"{_counted(found)} workers are free after {wait:g} s, but the job wants {missing}"
-            remedy = "wait longer (cluster.wait, --wait), ask for fewer (--workers), start more, or stop that run"
+            remedy = (
+                "wait longer (cluster.wait, --wait), start more, ask for fewer (--workers) here or in that run, "
+                "or let a queue share them out (daskcnn serve)"
+            )
             return ClusterError(f"scheduler {scheduler}", "; ".join([reason, *self.why()]), remedy)
         return ClusterError(_missing(self.client, found, wanted, wait, self))
 

@@ -350,7 +350,7 @@ class RunWorkers:
     def new_host(self) -> Member:
         """Move the server to a worker set apart for it, else to one of the run; its own counts if it is there again.
 
-        Raises WorkersLost where none of them answers, Lost where there is none.
+        It does not wait for those that hang. Raises WorkersLost where none of them answers, Lost where there is none.
         """
         members, now = self.members, self.connection.workers()
         if members.server.address not in now:
@@ -358,16 +358,15 @@ class RunWorkers:
         stays = {a for a, info in now.items() if info.get("status") not in _GOING} - self.leaving.keys() - self._barred
         first = (members.server,) if members.server_alone else ()
         apart = [member for member in (*first, *members.servers) if member.address in now]
-        silent = self.connection.silent(member.address for member in (*apart, *self.alive.values()))
-        able = [m for m in apart if m.address in stays - silent and self._has_room(m)]
-        rest = [m for m in self.alive.values() if m.address not in silent]
-        rest.sort(key=lambda m: (m.address not in stays, m.address != members.server.address))
-        if not (able or rest):
-            raise WorkersLost(self.alive) if self.alive else Lost("no worker is there that could hold the server")
-        host, alone = (able or rest)[0], bool(able)
-        servers = tuple(member for member in apart if member is not host)
-        self.members = replace(members, server=host, servers=servers, server_alone=alone)
-        return host
+        rest = sorted(self.alive.values(), key=lambda m: m.address != members.server.address)
+        able = [member for member in apart if member.address in stays and self._has_room(member)]
+        for group in (able, [m for m in rest if m.address in stays], [m for m in rest if m.address not in stays]):
+            there = self.connection.first_to_answer(member.address for member in group)
+            if (host := next((member for member in group if member.address == there), None)) is not None:
+                servers = tuple(member for member in apart if member is not host)
+                self.members = replace(members, server=host, servers=servers, server_alone=group is able)
+                return host
+        raise WorkersLost(self.alive) if self.alive else Lost("no worker is there that could hold the server")
 
     def lose(self, worker: str, reason: str) -> None:
         """Go on without this worker. Raises Lost where it was the last of the run."""
