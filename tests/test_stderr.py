@@ -150,7 +150,7 @@ def test_what_cannot_be_an_address_is_refused_in_one_line(command: str, address:
 
 @pytest.mark.parametrize(("command", "address"), [case for case in each(NOBODY) if "--dry-run" not in case.values[0]])
 def test_where_nobody_listens_is_said_in_one_line(command: str, address: str, port: int) -> None:
-    refused(command, address.format(port=port), r"cannot be reached \(connection refused(, 0 s long)?\)")
+    refused(command, address.format(port=port), r"cannot be reached \(connection refused( for 0 s)?\)")
 
 
 @pytest.mark.parametrize(

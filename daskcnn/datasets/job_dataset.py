@@ -10,7 +10,7 @@ from distributed import Client
 
 from daskcnn.cluster.link.calls import Check, no_check
 from daskcnn.cluster.spread.spread import spread
-from daskcnn.errors import DataError, nearest
+from daskcnn.errors import DataError, nearest, similar
 from daskcnn.files import local_path
 from daskcnn.job.data_table import Data
 from daskcnn.job.dataset import arrays_of, scaled
@@ -166,12 +166,13 @@ def _opened(data: Data, path: str) -> Dataset:
 
 def no_data_set(data: Data) -> DataError:
     """Return the error for a path where there is nothing, with how a data set of this name is made there."""
+    meant = similar(data.name, DATASETS) if data.name and data.name not in DATASETS else ""
     if data.name in DATASETS:
         how = f"make it there with `daskcnn data prepare {data.name} --out {data.path}`"
     else:
         how = f"make it there: `daskcnn data prepare folder IMAGES --size 32x32 --out {data.path}`"
-        how += nearest(data.name, DATASETS) if data.name else ""
-    return DataError(data.path, "no data set here", f"correct data.path (--data), or {how}")
+        how += nearest(data.name, DATASETS) if data.name and not meant else ""
+    return DataError(data.path, f"no data set here{meant}", f"correct data.path (--data), or {how}")
 
 
 def _may_be_made(data: Data) -> bool:

@@ -37,7 +37,8 @@ def list_runs(folder: str) -> list[RunRow]:
     """Return the runs of the folder, the oldest first. Raises DataError if there is no folder."""
     root = Path(folder)
     if not root.is_dir():
-        raise DataError(root, "no such folder", "give the folder that holds the runs (run.dir, `runs` by default)")
+        remedy = "no job has run here yet, or give the folder of its runs (run.dir, `runs` by default)"
+        raise DataError(root, "no such folder", remedy)
     return [_row(file.parent) for file in sorted(root.glob("*/job.json"), key=lambda file: file.stat().st_mtime_ns)]
 
 

@@ -33,7 +33,7 @@ def port() -> Iterator[int]:
 @pytest.mark.parametrize("form", ["tcp://127.0.0.1:{}", "127.0.0.1:{}", "tls://127.0.0.1:{}"])
 def test_a_refused_connection_is_called_so(port: int, form: str) -> None:
     settings = Cluster(scheduler=form.format(port), wait=0)
-    with pytest.raises(ClusterError, match=r"cannot be reached \(connection refused, 0 s long\)"):
+    with pytest.raises(ClusterError, match=r"cannot be reached \(connection refused for 0 s\)"):
         await_scheduler(settings)
 
 
@@ -123,7 +123,7 @@ def test_a_client_without_certificates_is_closed(silent: socket.socket) -> None:
 def test_a_client_that_hears_no_scheduler_is_closed(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dask by itself would wait for its first word for ever."""
     monkeypatch.setattr(connect_module, "ANSWER", 0.5)
-    words = r"cannot be reached \(it listens and does not answer, 0 s long\); is it a scheduler"
+    words = r"cannot be reached \(it listens and does not answer for 0 s\); is it a scheduler"
     refused(f"tcp://127.0.0.1:{silent.getsockname()[1]}", words)
 
 

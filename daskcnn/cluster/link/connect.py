@@ -177,7 +177,7 @@ def await_scheduler(settings: Cluster, check: Check = no_check, say: Say = lambd
     while (reason := _unheard(where)) is not None:
         patience.check()
         if patience.over:
-            raise _unreachable(where, f"{reason}, {patience.seconds:g} s long")
+            raise _unreachable(where, f"{reason} for {patience.seconds:g} s")
         patience.wait_for(f"scheduler {where} ({reason})")
 
 
@@ -221,7 +221,7 @@ def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
             reason = _refusal(where) or _unheard(where) or _reason(error)
             hopeless = not isinstance(error, OSError) or isinstance(error, FileNotFoundError) or _of_tls(reason)
             if hopeless or patience.over:
-                raise _unreachable(where, reason if hopeless else f"{reason}, {patience.seconds:g} s long") from error
+                raise _unreachable(where, reason if hopeless else f"{reason} for {patience.seconds:g} s") from error
             patience.wait_for(f"scheduler {where} ({reason})")
     with client, client.as_current(), kept_open(client):
         yield client
