@@ -12,11 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
+from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.settings import Settings
+from tests.toy_data import toy_dataset
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 FILES = sorted(FOLDER.rglob("*.py"))
@@ -228,6 +231,18 @@ def test_a_claim_counts_where_it_holds(tuned: Any) -> None:
 def test_the_page_of_a_study_is_made_from_its_results(page: Path) -> None:
     study: Any = import_module(f"benchmarks.studies.{page.stem}")
     assert page.read_text("utf-8") == study.page(json.loads(study.RESULTS.read_text("utf-8")))
+
+
+def test_each_sample_is_held_out_in_one_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study: Any = import_module("benchmarks.studies.folds")
+    monkeypatch.setattr(study, "SAMPLES", 50)
+    images, _ = toy_dataset(tmp_path, train=60).train.read(0, 50)
+    study.write_folds(str(tmp_path / "toy.zarr"), str(tmp_path))
+    folds = [open_dataset(str(tmp_path / f"{fold}.zarr")).train.read(0, 50)[0] for fold in range(study.FOLDS)]
+    held = 50 // study.FOLDS
+    np.testing.assert_array_equal(np.concatenate([fold[-held:] for fold in folds]), images)
+    for fold in folds:
+        assert sorted(map(bytes, fold)) == sorted(map(bytes, images))
 
 
 def test_a_study_goes_on_from_a_file_of_this_machine_alone(tmp_path: Path) -> None:

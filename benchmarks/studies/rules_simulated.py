@@ -112,7 +112,7 @@ def shared_steps(given: argparse.Namespace) -> None:
     """Keep the runs of `bsp` that have the accuracies of one machine, on all numbers of workers."""
     results = load(given.results)
     one = next(settings("rules"))
-    for found in _at_best(results["parts"]).get(one, ()):
+    for found in at_best(results["parts"]).get(one, ()):
         for workers in WORKERS:
             place = Place(workers, RATIO, GIGABIT)
             each = replace(Run.of(found), side="bsp", place=place)
@@ -129,7 +129,7 @@ def shared_steps(given: argparse.Namespace) -> None:
 # --- what it found ---
 
 
-def _at_best(parts: Mapping[str, Any]) -> dict[Run, list[Mapping[str, Any]]]:
+def at_best(parts: Mapping[str, Any]) -> dict[Run, list[Mapping[str, Any]]]:
     """The runs of each setting at its own best rate."""
     rates = {setting: found.lr for setting, found in best(by_setting(parts.values(), TARGETS)).items()}
     kept: dict[Run, list[Mapping[str, Any]]] = {}
@@ -154,7 +154,7 @@ def _ending(kept: Sequence[Mapping[str, Any]], column: int) -> float:
 
 def claim(parts: Mapping[str, Any]) -> Iterator[str]:
     """Seconds of BPT-CNN's four strategies to the first accuracy and to the last that one reaches, and what follows."""
-    kept = _at_best(parts)
+    kept = at_best(parts)
     places = sorted({run.place for run in kept if run.side in PAPERS}, key=lambda place: place.order)
     alone, rows, first, sooner = kept[next(settings("rules"))], list[list[str]](), list[str](), 0
     for place in places:
@@ -184,7 +184,7 @@ def every_rule(parts: Mapping[str, Any]) -> str:
     heading = ["workers", "side", "rate", "seeds", *(f"s to {t:.0%}" for t in TARGETS)]
     heading += [*(f"epochs to {t:.0%}" for t in TARGETS), "accuracy", "AUC", "s in all"]
     rows = []
-    for run, found in sorted(_at_best(parts).items(), key=lambda item: item[0].place.order):
+    for run, found in sorted(at_best(parts).items(), key=lambda item: item[0].place.order):
         lasted = median(each.get("seconds", math.inf) for each in found)
         rows.append(
             [
@@ -230,7 +230,7 @@ def plots(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Accuracy and AUC by epoch (axes of BPT-CNN fig. 11), and accuracy by time, of all rules at their best rates."""
     for workers in (WORKERS[0], WORKERS[-1]):
         place = Place(workers, RATIO, GIGABIT)
-        kept = {named(run.side): found for run, found in _at_best(results["parts"]).items() if run.place == place}
+        kept = {named(run.side): found for run, found in at_best(results["parts"]).items() if run.place == place}
         title = f"Every rule at its own rate, {workers} simulated workers, half of them three times slower"
         like = "BPT-CNN fig. 11, on a part of CIFAR-10"
         for name, of, x, y, columns, factor in (
