@@ -10,6 +10,7 @@ from typing import get_args
 
 from daskcnn.arrays import DeviceKind
 from daskcnn.errors import JobError, UserError, all_known
+from daskcnn.job.tables import Job
 from daskcnn.planning.simulate import Scenario, simulate
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.show.worker_plan import Row, Verdict, WorkerPlan
@@ -54,7 +55,8 @@ def plan(
     more = _rows_with([*asked, *asked[-1:] * FURTHER], chosen, known, rows, seed)
     rows += [next(more) for _ in asked]
     verdicts = [_verdict(name, rows, more if name == asked[-1] else ()) for name in dict.fromkeys(asked)]
-    return WorkerPlan(tuple(rows), tuple(_with_reason(chosen, verdict, asked, known) for verdict in verdicts))
+    with_reasons = tuple(_with_reason(chosen, verdict, asked, known) for verdict in verdicts)
+    return WorkerPlan(tuple(rows), with_reasons, merged=_merged(chosen.job))
 
 
 def changed(chosen: Scenario, additions: Mapping[str, int], without: Collection[str]) -> Scenario:
@@ -127,7 +129,12 @@ def _each_left_out(chosen: Scenario, whole: Row, seed: int) -> WorkerPlan:
             together.append(_row_without(chosen, out, whole, seed))
     if together:
         rows.append(min(reversed(together), key=lambda row: row.epoch))  # of equal ones that with the fewest workers
-    return WorkerPlan(tuple(rows), (), needed)
+    return WorkerPlan(tuple(rows), (), needed, _merged(chosen.job))
+
+
+def _merged(job: Job) -> str:
+    """The strategy, where its epochs are not those of one machine."""
+    return "" if job.rule is None or job.rule.shares_steps else str(job.train.strategy)
 
 
 def _slowest(cluster: SimulatedCluster, alike: Sequence[Sequence[str]]) -> Iterator[list[str]]:

@@ -56,12 +56,14 @@ class Verdict:
 class WorkerPlan:
     """The cluster as it is and with every change, and the verdict on each kind that is added.
 
-    needed: workers that cannot be left out, with the reasons.
+    needed: workers that cannot be left out, with the reasons. merged: the strategy, where its epochs are not those of
+    one machine, as replicas are merged.
     """
 
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
     needed: dict[str, str] = field(default_factory=dict)
+    merged: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
@@ -80,7 +82,13 @@ def format_worker_plan(found: WorkerPlan) -> str:
     parts = [(", ".join(row.without), _part_in_words(row)) for row in found.rows if row.without]
     needed = [(name, f"cannot be left out: {reason}") for name, reason in found.needed.items()]
     added = [(verdict.kind, _in_words(verdict)) for verdict in found.verdicts]
-    return "\n".join([*table, "", *aligned([*parts, *needed, *added], left=2)])
+    note = (
+        f"epochs are those of {found.merged}: to an accuracy it may need more of them than one machine; {_BY_ACCURACY}"
+    )
+    return "\n".join([*table, "", *aligned([*parts, *needed, *added], left=2), *([note] if found.merged else [])])
+
+
+_BY_ACCURACY = "--strategies compares the time to an accuracy"
 
 
 _COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
