@@ -11,6 +11,7 @@ from daskcnn.events import RunContinued, RunPaused, WorkerIgnored, WorkerJoined,
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.bench import FIRST, FORGIVEN, Bench
+from daskcnn.training.coordinator.coordinator import IN_VAIN
 from daskcnn.training.coordinator.departures import FAR
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator import PEERS
@@ -409,7 +410,7 @@ def test_a_run_that_pauses_leaves_nobody_out_for_its_losses(which: Any) -> None:
 
 @every_rule
 def test_a_worker_that_is_lost_wherever_it_begins_ends_the_run(which: Any) -> None:
-    """A run that had come no farther since it paused the last time leaves workers out for their losses."""
+    """A run that has come no farther for several pauses leaves workers out for their losses."""
     shell = Shell(settings_of(which, "udpa", wanted={"cpu": 1}, least={"cpu": 1}, wait=10.0))
     shell.start("cpu-0")
     for _ in range(20):
@@ -424,6 +425,20 @@ def test_a_worker_that_is_lost_wherever_it_begins_ends_the_run(which: Any) -> No
             shell.now += 1.0
             shell.tell(facts.Tick(shell.now))
     assert shell.end.status in ("lost", "unusable")  # the latter before anything was trained
+
+
+@every_rule
+def test_a_run_that_is_disturbed_between_two_snapshots_takes_workers_again(which: Any) -> None:
+    """Faults that come faster than it keeps its state end no run beside workers that are there."""
+    shell = begun(which)
+    for _ in range(IN_VAIN):
+        shell.tell(facts.WorkerGone(("cpu-0", "cpu-1"), "gone", shell.now))
+        drain(shell)
+        for worker in ("cpu-0", "cpu-1"):
+            assert orders.Calibrate(worker) in shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+        while any(isinstance(order, orders.Calibrate) for order, _ in shell.pending):
+            shell.answer_to(orders.Calibrate)
+    assert shell.finish().status == "done"
 
 
 @every_rule

@@ -48,6 +48,8 @@ class Phase(Enum):
 
 RECALLED = "another job is to have it"
 _ENDED = Phase.ENDED  # read with every fact: a member's look-up in its class takes ten times as long
+IN_VAIN = 4
+"""Times in a row that a run lacks workers and has come no farther, from which on losses count."""
 _TURNING = frozenset({Phase.STARTING, Phase.MOVING, Phase.RESCUING})  # another phase follows at once
 
 
@@ -65,7 +67,7 @@ class Coordinating(ABC):
         self._kept_workers = settings.least or settings.wanted  # it gives up none of these
         self._leaving: dict[str, str] = {}  # why, of workers that are to leave as soon as what they do has ended
         self._paused: float | None = None  # the time since when too few workers are there
-        self._lacked_at, self._came_on = -1, True  # how far the run was then; whether farther than the time before
+        self._lacked_at, self._in_vain = -1, 0  # how far the run was then; how often in a row it was no farther
         self.phase = Phase.CALIBRATING
         self.life = 0
         self._interrupted: errors.Interrupted | None = None
@@ -148,16 +150,16 @@ class Coordinating(ABC):
     def _barred(self, worker: str, now: float) -> Refusal | None:
         """Return the refusal of a worker that is lost again and again. A run that lacks workers refuses none.
 
-        It lacks them while it pauses, or once it has lost all that trained. If it had come no farther since it lacked
-        some before, it leaves workers out all the same: one that is lost wherever it begins would be taken for ever.
+        It lacks them while it pauses, or once it has lost all that trained. If it has come no farther several times,
+        it leaves workers out all the same: one that is lost wherever it begins would be taken for ever.
         """
         lacks = self._paused is not None or (self.life and not self.roster.alive)
-        return None if lacks and self._came_on else self.bench.barred(worker, now)
+        return None if lacks and self._in_vain < IN_VAIN else self.bench.barred(worker, now)
 
     def _note_lack(self) -> None:
         """Note how far the run has come as it begins to lack workers."""
-        before, self._lacked_at = self._lacked_at, self._progress()
-        self._came_on = self._lacked_at > before
+        self._in_vain = 0 if self._progress() > self._lacked_at else self._in_vain + 1
+        self._lacked_at = max(self._progress(), self._lacked_at)
 
     def _call_up_last(self) -> None:
         """Have those measure themselves that wait, as the last that trained is lost; a run that pauses does it then."""
