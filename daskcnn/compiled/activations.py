@@ -207,13 +207,16 @@ def cross_entropy(scores: Array, labels: Array, weights: Array, smoothing: float
 
 @inner
 def _exponentials(row: Array, highest: float, out: Array) -> float:
-    """out = e^(row - highest); returns their sum."""
+    """out = e^(row - highest); returns their sum.
+
+    A loop that writes one array, reads another and adds up adds in an order that depends on which lies first in memory.
+    """
     T = row.dtype.type
+    for k in range(len(row)):
+        out[k] = exp(row[k] - highest, T)
     total = T(0)
     for k in range(len(row)):
-        power = exp(row[k] - highest, T)
-        out[k] = power
-        total += power
+        total += out[k]
     return total
 
 
