@@ -3,10 +3,10 @@
     python -m benchmarks.studies.folds --data data/cifar10.zarr [--sides agwu sgwu] [--workers 4] [--page FILE]
 
 BPT-CNN's accuracies are means of five folds. Here each fold is a fifth of 10,000 samples of CIFAR-10 in its stored
-order, which is random: it is judged on, and the other four are trained on. Arithmetic is real, time is that of the
-simulated cluster, of which half of the workers are three times slower. Network, batch and epochs are those of
-`rules_simulated`, and so are the rates, found with other seeds on a part of these samples. Differences are between the
-same folds of two rules. Runs are kept in --results when they have ended.
+order, which is random: it is judged on, and the other four are trained on. Arithmetic is real. Time is that of a
+simulated cluster; half of its workers are three times slower. `rules_simulated` gives network, batch and epochs. The
+rates are its best ones, found on a part of these samples with other seeds. Differences are between the same folds of
+two rules. Runs are kept in --results when they have ended.
 """
 
 from __future__ import annotations

@@ -82,13 +82,11 @@ def format_worker_plan(found: WorkerPlan) -> str:
     parts = [(", ".join(row.without), _part_in_words(row)) for row in found.rows if row.without]
     needed = [(name, f"cannot be left out: {reason}") for name, reason in found.needed.items()]
     added = [(verdict.kind, _in_words(verdict)) for verdict in found.verdicts]
-    note = (
-        f"epochs are those of {found.merged}: to an accuracy it may need more of them than one machine; {_BY_ACCURACY}"
-    )
-    return "\n".join([*table, "", *aligned([*parts, *needed, *added], left=2), *([note] if found.merged else [])])
-
-
-_BY_ACCURACY = "--strategies compares the time to an accuracy"
+    told = [*table, "", *aligned([*parts, *needed, *added], left=2)]
+    if found.merged:
+        needs = "to an accuracy it may need more of them than one machine"
+        told.append(f"epochs are those of {found.merged}: {needs}; --strategies compares the time to an accuracy")
+    return "\n".join(told)
 
 
 _COLUMNS: list[tuple[str, Callable[[Row], str]]] = [

@@ -477,7 +477,7 @@ def hosts_come(workers: RunWorkers) -> list[bool]:
 
 
 def apart(*names: str, limit: int = 0) -> dict[str, dict[str, Any]]:
-    """What the scheduler says of workers set apart for servers."""
+    """Workers for servers alone, as the scheduler describes them."""
     hosts = {name: {"PS": 1.0} for name in names}
     return {address: {**info, "memory_limit": limit} for address, info in there(**hosts).items()}
 

@@ -14,9 +14,11 @@ from daskcnn.cluster.run.exchange import TaskWork
 from daskcnn.cluster.shell import shell as shell_module
 from daskcnn.cluster.shell.shell import Shell
 from daskcnn.errors import Interrupted, Lost
+from daskcnn.events import WorkerIgnored
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
 
+UNFIT = "runs dask 1 (here 2)", "install the same versions there"
 GONE = Lost("scheduler tcp://s: connection lost")
 
 
@@ -128,6 +130,33 @@ def test_a_round_is_told_to_end_early_once_it_has_begun() -> None:
     begins = orders.StartRound(1, 1, Round("a", 0, ((0, 8),), 8, (0.0, 1.0)), None, None, 1.0)
     shell._carry_out([begins, orders.EndRound("a", 1, 1, 0), orders.EndRound("b", 1, 1, 0), orders.Cancel("c")])
     assert done == ["end b", "cancel c", "a", "end a"]
+
+
+@pytest.mark.parametrize(
+    ("why", "shares", "reproducible", "moves"),
+    [(None, True, False, True), (None, False, False, False), (None, True, True, False), (UNFIT, True, False, False)],
+)
+def test_a_server_goes_to_a_host_that_comes_if_it_is_fit(
+    monkeypatch: pytest.MonkeyPatch, why: tuple[str, str] | None, shares: bool, reproducible: bool, moves: bool
+) -> None:
+    monkeypatch.setattr(shell_module, "unfit", lambda context, member: why)
+    shell, added, events = shell_of()[0], list[Any](), list[Any]()
+    host: Any = SimpleNamespace(address="tcp://ps")
+    context: Any = shell.context
+    context.emit, context.job = events.append, SimpleNamespace(train=SimpleNamespace(reproducible=reproducible))
+    context.workers.new_hosts = [host]
+
+    def add_host(member: Any) -> bool:
+        added.append(member)
+        return shares
+
+    context.workers.add_host = add_host
+    shell.look()
+    told = [fact.life for fact in shell._facts if isinstance(fact, facts.ServerLeaving)]
+    assert told == ([3] if moves else [])
+    assert added == ([] if why else [host])
+    expected = [WorkerIgnored(address="tcp://ps", reason=why[0], remedy=why[1])] if why else []
+    assert events == expected
 
 
 def test_a_scheduler_that_is_lost_as_a_worker_leaves_is_told() -> None:

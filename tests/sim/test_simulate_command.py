@@ -379,6 +379,15 @@ def test_the_only_worker_cannot_be_left_out() -> None:
     assert "cannot be left out; add one, for example" in refused("plan", "job.toml", "--cluster", "cluster.toml")
 
 
+@pytest.mark.parametrize(("strategy", "said"), [("sgwu", True), ("bsp", False), ("auto", False)])
+def test_a_plan_says_where_its_epochs_are_not_those_of_one_machine(strategy: str, said: bool) -> None:
+    Path("cluster.toml").write_text('[[worker]]\nname = "desk"\ncount = 2\nimages_per_second = 400\n')
+    for more in ([], ["--add", "cpu=1"]):
+        given = ["plan", "job.toml", "--cluster", "cluster.toml", "--set", f"train.strategy={strategy}"]
+        shown = invoke(*given, *more).stdout
+        assert (f"epochs are those of {strategy}: to an accuracy it may need more" in shown) is said
+
+
 def test_a_run_is_its_own_cluster_to_plan_with() -> None:
     names = "büro", "ann@home", "desk+1"  # as workers of a run may be called
     Path("cluster.toml").write_text("".join(f"[[worker]]\nname = '{n}'\nimages_per_second = 50\n" for n in names))

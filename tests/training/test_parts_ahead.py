@@ -183,7 +183,7 @@ def test_a_network_with_tied_or_frozen_layers_has_no_parts(more: dict[str, Any])
 
 
 def tried(trial: PartsTrial, seconds: Callable[[bool], float], versions: Iterable[int]) -> list[bool]:
-    """Whether parts went ahead in the steps from these versions of the center. Each version is told twice."""
+    """Make a step from each of these versions of the center. Returns which of the steps sent parts ahead."""
     found, now = [], 0.0
     for version in versions:
         for _ in "ab":

@@ -114,10 +114,8 @@ def ask_workers(
 ) -> Answers:
     """Run a function on these workers, all at the same time, and wait `within` seconds for each.
 
-    one: an answer of any of them is enough, and those that have not come by then are not waited for.
-
-    `check` is called now and then while it waits, and may raise. A function with the parameter `dask_worker` is given
-    the worker. Raises OSError where the scheduler is gone.
+    With `one` the answer of any of them ends the wait for all. `check` is called now and then while it waits, and may
+    raise. A function with the parameter `dask_worker` is given the worker. Raises OSError where the scheduler is gone.
     """
     options = {"on_error": "return", "asynchronous": True}
     begun = {a: begin(client, client.run(function, *arguments, workers=[a], **options)) for a in workers}
