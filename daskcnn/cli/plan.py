@@ -105,7 +105,8 @@ def plan(
     if strategies:
         from daskcnn.planning.compare_strategies import compare_strategies
 
-        event = compare_strategies(planning.changed(scenario(job, cluster, settings), add, without)).event()
+        chosen = scenario(job, cluster, settings)
+        event = compare_strategies(planning.changed(planning.all_measured(chosen), add, without)).event()
         tell(dumps(event.model_dump(mode="json", exclude={"at"}), indent=2) if as_json else choice_text(event))
         return
     found = planning.plan(scenario(job, cluster, settings), add, without, seed=seed)

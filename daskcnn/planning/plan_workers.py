@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 from typing import get_args
 
@@ -68,6 +69,17 @@ def changed(chosen: Scenario, additions: Mapping[str, int], without: Collection[
     return replace(chosen, cluster=cluster)
 
 
+def all_measured(chosen: Scenario) -> Scenario:
+    """Return the job on all workers that a run has measured, those that it left out included.
+
+    On the cluster of a file it is as it was: an entry of no worker is a pattern there.
+    """
+    if not Path(chosen.source).is_dir():
+        return chosen
+    workers = [worker.model_copy(update={"count": max(1, worker.count)}) for worker in chosen.cluster.worker]
+    return replace(chosen, cluster=chosen.cluster.model_copy(update={"worker": workers}))
+
+
 def _checked(
     chosen: Scenario, additions: Mapping[str, int], without: Collection[str]
 ) -> tuple[tuple[str, ...], dict[str, Worker]]:
@@ -115,7 +127,10 @@ def _each_left_out(chosen: Scenario, whole: Row, seed: int) -> WorkerPlan:
     """Without one worker of each entry in turn; last, without several of the slowest together."""
     alike = [members for members in _alike(chosen.cluster).values() if members]
     if whole.workers == 1:
+        others = [own.name for own in all_measured(chosen).cluster.members() if own not in chosen.cluster.members()]
         remedy = "add one, for example by --add cpu=1"
+        if others:
+            remedy = f"give --strategies to compare it with what the run measured beside it: {', '.join(others)}"
         raise UserError(chosen.source, "its cluster has one worker, which cannot be left out", remedy)
     rows, needed = [whole], dict[str, str]()
     for members in alike:

@@ -31,7 +31,7 @@ from daskcnn.events import (
 from daskcnn.partition.proportions import proportional
 from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
 from daskcnn.sim.workload import Workload
-from daskcnn.training.strategy_prices import WorkerCost, worker_cost
+from daskcnn.training.strategy_prices import MEETING, WorkerCost, worker_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
     """Return the cluster that a data-parallel run of this workload ran on.
 
     A worker that ended no round, as one that the run left out, is a pattern for others: as fast as it was calibrated,
-    in the proportion of those that trained, with a link like theirs. Raises DataError if its log has no calibration, or
-    no round of a worker.
+    in the proportion of those that trained, with a link like theirs. Where one trained alone, links are those that were
+    probed. Raises DataError if its log has no calibration, or no round of a worker.
     """
     log = list(events)
     calibrated = calibration(log)
@@ -76,8 +76,18 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
     began = [worker for worker in workers if worker.name not in joined] or workers
     firsts = [_first_gap(log, rounds[w.name], w, parts[w.name], workload, own_steps[w.name]) for w in began]
     start = max(0.0, median(firsts) - dispatch)
-    patterns = _patterns(idle, there, workers, workload.batch_size)
-    return SimulatedCluster(costs=Costs(dispatch=dispatch, start=start), worker=[*workers, *patterns])
+    workers += _patterns(idle, there, workers, workload.batch_size)
+    costs, links = Costs(dispatch=dispatch, start=start), _links(log) if len(there) == 1 else {}
+    if links:  # it met nobody
+        workers = [worker.model_copy(update=links.get(worker.name, {})) for worker in workers]
+        costs = costs.model_copy(update={"exchange": MEETING})
+    return SimulatedCluster(costs=costs, worker=workers)
+
+
+def _links(log: Iterable[Event]) -> dict[str, dict[str, float | None]]:
+    """Return the last measured bandwidth and latency of workers."""
+    rows = (row for event in log if isinstance(event, LinkSpeeds) for row in event.workers)
+    return {row.name: {"bandwidth": row.bandwidth, "latency": row.latency} for row in rows}
 
 
 def _patterns(
@@ -136,9 +146,7 @@ def sharded_cluster(events: Iterable[Event]) -> SimulatedCluster:
     A worker that the run left out in the end is a pattern for others. Raises DataError if its log has no calibration.
     """
     log = list(events)
-    links = [event for event in log if isinstance(event, LinkSpeeds)]  # of workers that came later by themselves
-    rows = {row.name: row for event in links for row in event.workers}
-    by_name = {name: {"bandwidth": row.bandwidth, "latency": row.latency} for name, row in rows.items()}
+    by_name, tasks = _links(log), [event.task for event in log if isinstance(event, LinkSpeeds)]
     workers = [calibrated_worker(row) for row in calibration(log)]
     out = _left_out(log)
     out = set() if out >= {worker.name for worker in workers} else out  # it did not get far
@@ -146,7 +154,7 @@ def sharded_cluster(events: Iterable[Event]) -> SimulatedCluster:
         worker.model_copy(update={**by_name.get(worker.name, {}), "count": int(worker.name not in out)})
         for worker in workers
     ]
-    return SimulatedCluster(worker=linked, costs=Costs(task=links[-1].task if links else 0.0))
+    return SimulatedCluster(worker=linked, costs=Costs(task=tasks[-1] if tasks else 0.0))
 
 
 def _left_out(log: Iterable[Event]) -> set[str]:

@@ -92,12 +92,13 @@ def choose(
 def priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrategy]:
     """Return all candidates, the least seconds first; of equal ones that with the fewest workers first.
 
-    Local steps are none where the best shared step exchanges for less than `EXCHANGES` of its computing.
+    Local steps are none where shared ones are sooner than one worker alone and exchange for less than `EXCHANGES` of
+    their computing.
     """
     found = [each for pricer in pricers for each in pricer(problem)]
-    steps = (each for each in found if each.strategy == SHARED and each.group is None)
-    shared = min(steps, key=lambda each: each.seconds, default=None)
-    if shared is not None and shared.exchange <= EXCHANGES * shared.compute:
+    steps = [each for each in found if each.strategy in (ALONE, SHARED) and each.group is None]
+    exact = min(steps, key=lambda each: each.seconds, default=None)
+    if exact is not None and exact.strategy == SHARED and exact.exchange <= EXCHANGES * exact.compute:
         found = [each for each in found if each.strategy != LOCAL]
     equal = min(each.compared for each in found) * (1 + _EQUAL)
     return sorted(found, key=lambda each: (max(each.compared, equal), len(each.samples), each.compared))

@@ -704,6 +704,18 @@ def test_samples_follow_minibatches_where_these_follow_speeds(steps: int, share:
     assert rounds.allocation.size("w0") == share
 
 
+def test_one_disturbed_round_of_few_steps_moves_few_samples() -> None:
+    rounds = _meeting([1.0, 1.0], total=1000, epochs=9, batch_size=100, shares_steps=True, resizes_steps=True)
+    shares = []
+    for slow in (1.0, 10.0, 1.0, 1.0):
+        for each in rounds.due():
+            rounds.finished(each.worker, slow if each.worker == "w1" else 1.0, StepSizes(each.samples, 10))
+        shares.append(rounds.allocation.size("w1"))
+    assert shares[0] == 500
+    assert 250 <= shares[1] <= shares[2] <= shares[3]
+    assert shares[3] >= 400
+
+
 def test_samples_follow_minibatches_that_changed() -> None:
     rounds = _meeting([1.0, 1.0], total=1000, epochs=2, batch_size=50)
     for each, more in zip(rounds.due(), (25, -25), strict=True):

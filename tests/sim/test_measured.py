@@ -119,6 +119,15 @@ def test_a_worker_that_ended_no_round_is_a_pattern_for_others() -> None:
     assert other.latency == one.latency
 
 
+def test_links_of_workers_that_met_nobody_are_those_that_were_probed() -> None:
+    work = workload("bsp", epochs=3)
+    alone = [each for each in run(work, cluster(10, 30))[1] if getattr(each, "worker", "") != "w0"]
+    rows = [LinkSpeed(name="w0", bandwidth=5e6, latency=0.02), LinkSpeed(name="w1", bandwidth=1e9, latency=0.01)]
+    found = measured_cluster([*alone, LinkSpeeds(home="w1", workers=rows)], work)
+    assert {own.name: (own.bandwidth, own.latency) for own in found.worker} == {"w0": (5e6, 0.02), "w1": (1e9, 0.01)}
+    assert found.costs.exchange > 0
+
+
 def test_a_worker_that_a_sharded_run_left_out_is_a_pattern_for_others() -> None:
     rows = [CalibratedWorker(name=n, device="cpu", threads=1, images_per_second=10.0) for n in "abc"]
     out = [WorkerLeftOut(worker=name, reason="it is slow") for name in "bc"]

@@ -398,6 +398,25 @@ def test_a_run_is_its_own_cluster_to_plan_with() -> None:
         assert re.search(rf"^{re.escape(name)} +help: with it an epoch is 2\d.\d % shorter$", shown.stdout, re.M)
 
 
+def test_a_run_that_trained_alone_is_compared_with_those_that_it_left_out() -> None:
+    """Its log has their calibrations and links, but no round of theirs."""
+    simulate("--keep", "runs/alone", "--set", "train.epochs=2")
+    path = Path("runs/alone/events.jsonl")
+    log = [each for each in map(json.loads, path.read_text().splitlines()) if each.get("worker") != "desk-2"]
+    links = [{"name": name, "bandwidth": 1e5, "latency": 0.05} for name in ("desk-1", "desk-2")]
+    log.insert(-1, {"event": "links", "at": log[-1]["at"], "workers": links})
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in log))
+    problem = refused("plan", "runs/alone")
+    assert "give --strategies to compare it with what the run measured beside it: desk-2" in problem
+    both = invoke("plan", "runs/alone", "--strategies", "--json")
+    one = invoke("plan", "runs/alone", "--strategies", "--without", "desk-2", "--json")
+    together, sole = (json.loads(result.stdout)["candidates"] for result in (both, one))
+    shared = next(each for each in together if each["strategy"] == "bsp")
+    assert {*shared["samples"]} == {"desk-1", "desk-2"}
+    assert shared["exchange"] > 0.05
+    assert [{*each["samples"]} for each in sole] == [{"desk-1"}]
+
+
 # --- figures ---
 
 

@@ -144,6 +144,22 @@ def test_a_fast_link_is_not_for_local_steps_however_small_the_step() -> None:
     assert "local-sgd" not in {each.strategy for each in choose(small).candidates}
 
 
+def test_where_no_step_is_worth_sharing_local_steps_are_compared_on_a_fast_link_too() -> None:
+    """Two GPUs: a step of half of the samples takes them as long as one of all."""
+    gpu = WorkerCost("", 6.9e-3, 1e-6, WorkerLink(1.25e9, 1e-4))
+    found = choose(StepProblem(named([gpu] * 2, "gpu-"), 64, QUICK))
+    assert (found.chosen.strategy, len(found.chosen.samples)) == ("local-sgd", 2)
+    assert found.chosen.seconds < found.alone.seconds / APART
+
+
+@given(problem=problems)
+@settings(max_examples=40, deadline=None)
+def test_one_worker_of_several_is_alone_only_beside_the_price_of_local_steps(problem: StepProblem) -> None:
+    found = choose(problem)
+    if found.chosen.strategy == ALONE and len(problem.workers) > 1:
+        assert "local-sgd" in {each.strategy for each in found.candidates}
+
+
 @given(problems, st.floats(0, 1))
 @settings(max_examples=40, deadline=None)
 def test_gradients_that_go_ahead_cost_no_more_and_hide_no_computing(problem: StepProblem, ahead: float) -> None:

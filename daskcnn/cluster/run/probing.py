@@ -16,10 +16,7 @@ from daskcnn.ps.wire import INT8, bytes_of
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.coordinator.facts import ServerProbed
 from daskcnn.training.gradient_parts import ahead_of
-
-MEETING = 0.7e-3
-"""Seconds of a meeting besides the way of its bytes: what the server's streams take more than plain sockets do, beside
-busy cores (`benchmarks/meeting.py`)."""
+from daskcnn.training.strategy_prices import MEETING
 
 
 class ServerProbes:
