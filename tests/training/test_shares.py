@@ -11,7 +11,7 @@ from daskcnn.nn import sequential_from_spec
 from daskcnn.sharded.balance import ShareSearch
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.training.coordinator.layer_records import added_up
-from daskcnn.training.coordinator.shares import REPORTS, WORTH_ANYWAY, Shares, ShareWatch
+from daskcnn.training.coordinator.shares import REPORTS, WORTH_ANYWAY, Shares, ShareWatch, Sharing
 
 STAGES = stages_of(
     sequential_from_spec(
@@ -110,6 +110,21 @@ def test_a_worker_that_has_become_slower_is_slower_where_it_has_no_kernels_too()
         }
     )
     assert found.measured().compute == {"a": {"conv1": 1.0, "conv2": 2.0}, "b": {"conv1": 6.0, "conv2": 12.0}}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "home"),
+    [
+        ({"a": 1.0, "b": 0.95}, "a"),
+        ({"a": 1.0, "b": 0.8}, "b"),
+        ({"b": 1.0, "c": 0.95}, "c"),
+    ],
+)
+def test_home_stays_where_another_worker_is_hardly_faster(seconds: dict[str, float], home: str) -> None:
+    sharing = Sharing(between=1)
+    assert sharing.home({"a": 1.0, "b": 1.1}) == "a"
+    sharing.make(ShareSearch(STAGES, (8, 8, 3), "a", {"a": {"conv1": 1.0}, "b": {"conv1": 1.1}}), 0, 1)
+    assert sharing.home(seconds) == home
 
 
 def test_counters_of_two_times_add_up() -> None:

@@ -76,7 +76,7 @@ class LayerSegments(Coordinating):
 
     def _share_out(self) -> None:
         """Cut the kernels over the workers by their present measurements."""
-        balance = self.settings.balancing(self.roster.fastest, self.roster.alive, self.links.known)
+        balance = self.settings.balancing(self.sharing.home(self.roster.seconds), self.roster.alive, self.links.known)
         for worker in self._newcomers:
             self._out.log(WorkerJoined(worker=worker))
         self._newcomers = []

@@ -96,12 +96,6 @@ class Roster:
         """Seconds a sample of every worker that is alive."""
         return {worker: measured.seconds for worker, measured in self.alive.items()}
 
-    @property
-    def fastest(self) -> str:
-        """The worker of the run that takes the least time for a sample."""
-        seconds = self.seconds
-        return min(seconds, key=seconds.__getitem__)
-
     def validate(self) -> None:
         """Assert the invariants between two facts."""
         assert not self.calibrating.keys() & self.alive.keys()

@@ -188,6 +188,15 @@ class Sharing:
         self._made = 0
         self._idle: Set[tuple[str, str]] = set()
 
+    def home(self, seconds: Mapping[str, float]) -> str:
+        """Return the worker for what is not sharded: the fastest, unless the present one is nearly as fast.
+
+        seconds: a sample, by worker. Another home loads the samples and plans its layers first.
+        """
+        least = min(seconds, key=seconds.__getitem__)
+        now = self.shares.home if self.shares else least
+        return now if now in seconds and seconds[now] * (1 - WORTH) <= seconds[least] else least
+
     def make(self, balance: ShareSearch, step: int, eq2: int) -> list[Event]:
         """Cut the kernels before this step. Returns the events to log; why a worker has no kernels is said once."""
         self.shares = shares = Shares.of(balance)
