@@ -27,7 +27,7 @@ HEAD = """# Python
 What `import daskcnn` gives. [python.md](python.md) shows the same by examples that run. Names that begin with an
 underscore, and modules that are not listed here, may change from version to version.
 """
-TITLES = ("Parameters", "Attributes", "Returns", "Raises", "Examples")
+TITLES = ("Parameters", "Attributes", "Returns", "Raises", "Warns", "Examples")
 MODULES = {
     "errors": "What a user can mend. Each error names the value, the reason and the remedy. "
     "The exit code is that of the command line.",

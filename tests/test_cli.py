@@ -428,7 +428,7 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_its_job(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
     place = tiny_run(tmp_path, tiny_job(path))
     told = refused(2, run, "--resume", place, "--lr", "9", "--epochs", "9", "--data", "x", "--wait", "3")
-    may = "only train.epochs, run.time_limit, [cluster] and data.path may change"
+    may = "only train.epochs, run.time_limit, [cluster] and the data's places (data.path, data.images, …) may change"
     assert f"train.lr = 9.0: the run {place} has 0.02; {may}" in told
     assert "[cluster]:" not in told
     assert "train.epochs:" not in told

@@ -81,7 +81,7 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
     elif epochs:
         others[_EPOCHS] = epochs
     if others and resume != "auto":
-        may = f"only {_EPOCHS}, {_TIME_LIMIT}, [cluster] and data.path may change"
+        may = f"only {_EPOCHS}, {_TIME_LIMIT}, [cluster] and the data's places (data.path, data.images, …) may change"
         raise JobError(
             [f"{key} = {_short(new)}: the run {path} has {_short(own)}; {may}" for key, (own, new) in others.items()]
         )
