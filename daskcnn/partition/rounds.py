@@ -225,19 +225,20 @@ class Rounds:
             if sizes.changed or (self._resizes_steps and sizes.steps >= SETTLED):
                 self._shares[worker] = sizes.last
         self.seconds[worker] = seconds_per_sample
-        self._weigh(worker, seconds_per_sample + exchanges, sizes)
+        part = 1.0 if cut is None else cut / ended.samples
+        self._weigh(worker, seconds_per_sample + exchanges, None if sizes is None else sizes.steps * part)
         if ended.meetings is not None:
             self._exchanges[worker] = (exchanges + hidden) * ended.samples / ended.meetings
         self._unmeasured.discard(worker)
         if self.barrier and not self.running:
             self._level(1 if ended.meetings else ended.steps or 1)
 
-    def _weigh(self, worker: str, seconds: float, sizes: StepSizes | None) -> None:
+    def _weigh(self, worker: str, seconds: float, steps: float | None) -> None:
         """Note the seconds per sample of a round, which count for less the fewer steps it had, where these are resized.
 
         Else one disturbed round of a few steps would leave its worker hardly any samples, and those are slow ones.
         """
-        part = min(1.0, sizes.steps / SETTLED) if self._resizes_steps and sizes is not None else 1.0
+        part = min(1.0, max(1.0, steps) / SETTLED) if self._resizes_steps and steps is not None else 1.0
         self._whole[worker] = self._whole.get(worker, seconds) ** (1 - part) * seconds**part
 
     def dropped(self, worker: str) -> None:

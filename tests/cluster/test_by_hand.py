@@ -170,6 +170,25 @@ def test_worker_that_advertises_two_kinds_trains_as_the_first_with_a_warning(tmp
 
 
 @pytest.mark.slow
+def test_a_run_that_chooses_goes_on_where_its_servers_host_is_lost_before_it_has_a_server(
+    tmp_path: Path, synthetic: str
+) -> None:
+    """No call to it is under way while workers measure themselves."""
+    job, log = job_file(tmp_path, synthetic, train={"strategy": "auto"}), tmp_path / "runs" / "first" / "events.jsonl"
+    with hand_made_cluster(tmp_path, ["CPU=1", "CPU=1"]) as (file, _):
+        wait_for(Path(file))
+        with process(*worker(file, tmp_path / "host", "PS=1"), "--no-nanny") as host, Client(scheduler_file=file) as c:
+            c.wait_for_workers(3, timeout=100)
+            given = ["--scheduler-file", file, "--workers", "cpu=2", "--name", "first"]
+            with process(*daskcnn_run(job, *given, "--json")) as run:
+                wait_for(log)
+                while "calibrating" not in log.read_text():
+                    assert run.poll() is None, run.communicate()
+                    time.sleep(0.02)
+                host.kill()
+                assert run.wait(timeout=100) == 0, run.communicate()
+
+
 @pytest.mark.slow
 def test_a_run_whose_scheduler_is_started_anew_is_told_what_to_do_and_goes_on_there(
     tmp_path: Path, synthetic: str

@@ -704,12 +704,17 @@ def test_samples_follow_minibatches_where_these_follow_speeds(steps: int, share:
     assert rounds.allocation.size("w0") == share
 
 
-def test_one_disturbed_round_of_few_steps_moves_few_samples() -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_one_disturbed_round_of_few_steps_moves_few_samples(early: bool) -> None:
+    """Whether it was to have ten steps, or ended early after ten of a hundred."""
     rounds = _meeting([1.0, 1.0], total=1000, epochs=9, batch_size=100, shares_steps=True, resizes_steps=True)
     shares = []
     for slow in (1.0, 10.0, 1.0, 1.0):
+        cut = early and slow > 1.0
         for each in rounds.due():
-            rounds.finished(each.worker, slow if each.worker == "w1" else 1.0, StepSizes(each.samples, 10))
+            sizes = StepSizes(each.samples, 100 if cut else 10)
+            made = each.samples // 10 if cut else None
+            rounds.finished(each.worker, slow if each.worker == "w1" else 1.0, sizes, cut=made)
         shares.append(rounds.allocation.size("w1"))
     assert shares[0] == 500
     assert 250 <= shares[1] <= shares[2] <= shares[3]

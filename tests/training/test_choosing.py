@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from daskcnn.events import RunEnded, StrategyChosen, WorkerJoined, WorkerLeftOut
+from daskcnn.events import RunContinued, RunEnded, RunPaused, StrategyChosen, WorkerJoined, WorkerLeftOut
 from daskcnn.ps import BSP, LocalSGD
 from daskcnn.ps.auto import ALONE
 from daskcnn.sharded.balance import WorkerLink
@@ -187,3 +187,66 @@ def test_a_change_is_given_up_where_a_worker_that_it_was_made_for_is_lost() -> N
     assert [order.rule for order in shell.of(orders.UseRule)] == [ALONE]
     assert len(shell.of(StrategyChosen)) == 1
     assert shell.reported == EPOCHS * 6000
+
+
+def test_a_change_for_a_worker_that_is_lost_is_none_for_one_that_comes_back_by_its_name() -> None:
+    shell = Shell(replace(settings_of(("auto", {}), "idpa"), samples=6000, parts_ways=False))
+    shell.links = dict.fromkeys(("cpu-20", "cpu-21"), WorkerLink(1e9, 1e-4)) | {"cpu-0": SLOW}
+    shell.start("cpu-20", "cpu-21")
+    shell.answer_to(orders.StartServer)
+    for _ in range(2):
+        shell.answer_to(orders.Join)
+    for _ in range(2):  # it is far faster than both, and is to train alone
+        shell.tell(facts.WorkerReady("cpu-0", "cpu", shell.now))
+        shell.answer_to(orders.Calibrate)
+        shell.tell(facts.WorkerGone(("cpu-0",), "power cut", shell.now))
+    assert shell.finish().status == "done"
+    assert shell.reported == EPOCHS * 6000
+
+
+# --- with a range of workers ---
+
+
+def of_range(*lost: str, asks: int = 0, **links: WorkerLink) -> Shell:
+    """A run of two workers or more, once these are lost in the first round."""
+    shell = Shell(settings_of(("auto", {}), "idpa", least={"cpu": 2}, wanted={"cpu": 8}, wait=60.0, asks=asks))
+    shell.links = {name.replace("_", "-"): link for name, link in links.items()}
+    shell.start(*shell.links)
+    if any(isinstance(order, orders.StartServer) for order, _ in shell.pending):
+        shell.answer_to(orders.StartServer)
+    while any(isinstance(order, orders.Join) for order, _ in shell.pending):
+        shell.answer_to(orders.Join)
+    shell.tell(facts.WorkerGone(lost, "power cut", shell.now))
+    return shell
+
+
+def test_a_run_that_pauses_goes_on_with_a_worker_that_it_leaves_out() -> None:
+    """It counts: the run has as many as it asked for, and is faster without this one."""
+    shell = of_range("cpu-1", cpu_0=FAST, cpu_1=FAST)
+    assert len(shell.of(RunPaused)) == 1
+    shell.links["far-2"] = SLOW
+    shell.tell(facts.WorkerReady("far-2", "cpu", shell.now))
+    shell.answer_to(orders.Calibrate)
+    assert [event.worker for event in shell.of(WorkerLeftOut)] == ["far-2"]
+    assert len(shell.of(RunContinued)) == 1
+    shell.now += 100.0
+    ends_well(shell)
+
+
+def test_a_run_that_gave_workers_back_takes_as_many_as_its_least() -> None:
+    shell = of_range("cpu-0", asks=8, cpu_0=FAST, cpu_1=SLOW)
+    for worker in ("cpu-2", "cpu-3"):
+        shell.links[worker] = FAST
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    ends_well(shell)
+
+
+def test_a_worker_that_was_left_out_goes_on_where_the_last_other_leaves_as_the_run_goes_back() -> None:
+    shell = Shell(settings_of(("auto", {}), "idpa", lowers=True))
+    shell.links = {"cpu-0": FAST, "cpu-1": SLOW}
+    shell.start("cpu-0", "cpu-1")
+    shell.answer_to(orders.Calibrate)
+    shell.answer_to(orders.Join)
+    shell.tell(facts.WorkerLeaving(("cpu-0",), "it is shut down", shell.now))
+    shell.tell(facts.OutOfStep(shell.coordinator.life, "twice", shell.now))
+    ends_well(shell)

@@ -12,6 +12,7 @@ from daskcnn.events import SamplesAllocated, Warned, WorkerIgnored, WorkerJoined
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.coordinator import Phase
 from daskcnn.training.coordinator.records import Kept
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator import PEERS, lost, training
@@ -320,6 +321,38 @@ def test_more_workers_to_a_group_than_there_are() -> None:
 
 
 # --- ends, and going on from them ---
+
+
+@pytest.mark.parametrize("phase", [Phase.CLOSING, Phase.STOPPING])
+def test_peers_look_for_the_center_where_the_one_that_was_asked_for_it_is_lost(phase: Phase) -> None:
+    shell = training(PEERS, workers=3)
+    if phase is Phase.STOPPING:
+        shell.tell(facts.Interrupted(15, shell.now))
+        shell.answer_to(orders.Rescue)
+    while shell.coordinator.phase is not phase:
+        shell.answer(0)
+    shell.pending = [each for each in shell.pending if not isinstance(each[0], orders.Save)]
+    shell.tell(facts.WorkerGone(("cpu-0",), "connection lost", shell.now))
+    assert orders.Rescue() in shell.tell(facts.NotKept(shell.now))
+    assert shell.finish().status == ("interrupted" if phase is Phase.STOPPING else "done")
+    assert shell.coordinator.kept.step == shell.version
+
+
+def test_peers_that_pause_go_on_from_the_state_before_where_the_last_that_had_the_center_is_lost() -> None:
+    shell = Shell(settings_of(PEERS, "idpa", least={"cpu": 2}, wanted={"cpu": 8}, wait=60.0))
+    shell.start("cpu-0", "cpu-1")
+    for _ in range(2):
+        shell.answer_to(orders.Join)
+    shell.tell(facts.WorkerGone(("cpu-1",), "connection lost", shell.now))
+    shell.answer_to(orders.Rescue)
+    shell.pending = [each for each in shell.pending if not isinstance(each[0], orders.Save)]
+    shell.tell(facts.WorkerGone(("cpu-0",), "connection lost", shell.now))
+    shell.tell(facts.NotKept(shell.now))
+    for worker in ("cpu-4", "cpu-5"):
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    assert shell.finish().status == "done"
+    assert shell.coordinator.rounds is not None
+    assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
 
 
 def test_interrupted_peers_keep_the_last_center_that_one_of_them_has() -> None:

@@ -25,11 +25,15 @@ class Course:
     def __init__(self, seed: int) -> None:
         self.random = draw = random.Random(seed)
         which, partition = draw.choice(EXCHANGES), draw.choice(sorted(PARTITIONERS))
-        size = 1 if which[1] else draw.choice([1, 1, 2])
+        which, partition = (("auto", {}), "idpa") if draw.random() < 0.2 else (which, partition)
+        size = 1 if which[1] or which[0] == "auto" else draw.choice([1, 1, 2, 3])
         more = {
             "patience": draw.choice([None, None, 2]),
-            "least": {} if size > 1 else draw.choice([{}, {"cpu": 2}]),
+            "least": draw.choice([{}, {"cpu": 2}]),
             "wait": WAIT,
+            "asks": draw.choice([0, 0, 4]) if size == 1 else 0,
+            "snapshot_every": draw.choice([float("inf"), 3.0]),
+            "lowers": draw.choice([False, True]),
         }
         self.shell = Shell(settings_of(which, partition, replica_size=size, **more))
         self.shell.probes_at_once = draw.choice([True, False])
@@ -50,6 +54,7 @@ class Course:
             self.go: 8,
             self.lose_server: 4,
             self.lose_what_is_kept: 4,
+            self.lose_the_center: 4,
             self.get_out_of_step: 2,
             self.leave: 6,
             self.recall: 2,
@@ -100,17 +105,21 @@ class Course:
         self.shell.tell(facts.Tick(self.shell.now))
 
     def go(self) -> None:
-        workers = [*self.coordinator.roster.alive, *self.coordinator.roster.calibrating]
-        if len(workers) > 1 or (workers and self.coordinator.settings.least):
-            self.shell.tell(facts.WorkerGone((self.random.choice(workers),), "gone", self.shell.now))
+        if gone := self.some():
+            self.shell.tell(facts.WorkerGone(gone, "gone", self.shell.now))
 
     def leave(self) -> None:
-        """A worker is asked to end, and has made a part of its round."""
-        workers = [*self.coordinator.roster.alive, *self.coordinator.roster.calibrating]
+        """Workers are asked to end, and have made a part of their rounds."""
         self.shell.cut = self.random.choice([0.0, 0.3, 1.0])
-        if len(workers) > 1 or (workers and self.coordinator.settings.least):
-            leaver = self.random.choice(workers)
-            self.shell.tell(facts.WorkerLeaving((leaver,), "it is shut down", self.shell.now))
+        if leavers := self.some():
+            self.shell.tell(facts.WorkerLeaving(leavers, "it is shut down", self.shell.now))
+
+    def some(self) -> tuple[str, ...]:
+        """One worker, or several at once. One is left, unless the run waits for others."""
+        workers = [*self.coordinator.roster.alive, *self.coordinator.roster.calibrating]
+        most = len(workers) - (not self.coordinator.settings.least)
+        number = self.random.choice([1, 1, 1, self.random.randint(1, max(1, most))])
+        return tuple(self.random.sample(workers, number)) if most > 0 else ()
 
     def recall(self) -> None:
         """Another run is to have some of the workers."""
@@ -138,6 +147,14 @@ class Course:
         self.shell.tell(
             facts.WorkerGone((gone,), "gone", now) if peers else facts.ServerGone(self.coordinator.life, now)
         )
+
+    def lose_the_center(self) -> None:
+        """Without a server: the worker that was asked for the center, to keep it or to judge it, is gone."""
+        asked = [each for each in self.shell.pending if isinstance(each[0], orders.Save | orders.Judge)]
+        if asked and self.coordinator.settings.peers:
+            self.shell.pending = [each for each in self.shell.pending if each not in asked]
+            self.go()
+            self.shell.tell(facts.NotKept(self.shell.now))
 
     def get_out_of_step(self) -> None:
         if self.shell.server is not None:

@@ -320,6 +320,16 @@ def test_a_server_moves_off_a_worker_that_is_recalled() -> None:
     assert recall(training(("sgwu", {}), "cpu-0"), "cpu-0") == []
 
 
+def test_a_run_whose_last_worker_leaves_as_its_server_goes_waits_for_one_that_measures_itself() -> None:
+    shell = training(("bsp", {}), "cpu-0")
+    shell.tell(facts.WorkerReady("cpu-1", "cpu", shell.now))
+    shell.tell(facts.WorkerLeaving(("cpu-0",), "it is shut down", shell.now))
+    shell.tell(facts.ServerGone(shell.coordinator.life, shell.now))
+    assert shell.finish().status == "done"
+    assert shell.coordinator.rounds is not None
+    assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
+
+
 # --- groups ---
 
 
@@ -362,6 +372,15 @@ def test_a_group_of_which_a_worker_leaves_ends_its_round_and_is_formed_anew(rule
     assert not shell.of(orders.Cancel)
     if rule[0] != "parallel-sgd":  # of one round
         assert "group-1" in {round_.worker for round_ in begun(shell.of(StartRound))[2:]}
+
+
+def test_a_group_that_is_lost_at_once_while_one_of_it_leaves_is_lost_once() -> None:
+    shell = groups(("sgwu", {}))
+    leave(shell, "cpu-2")
+    shell.tell(facts.WorkerGone(("cpu-1", "cpu-2"), "power cut", shell.now))
+    assert shell.finish().status == "done"
+    assert shell.coordinator.rounds is not None
+    assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
 
 
 def test_a_worker_in_no_group_takes_the_place_of_one_that_leaves() -> None:

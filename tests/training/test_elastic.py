@@ -506,3 +506,16 @@ def test_a_signal_ends_a_pause() -> None:
     shell.tell(facts.Interrupted(15, shell.now))
     drain(shell)
     assert shell.end.status == "interrupted"
+
+
+@pytest.mark.parametrize("least", [{}, {"cpu": 1}])
+def test_reserves_are_called_up_where_all_others_fail_to_measure_themselves(least: dict[str, int]) -> None:
+    shell = Shell(settings_of(("bsp", {}), "udpa", wanted={"cpu": 2}, least=least))
+    for worker in ("cpu-0", "cpu-1", "cpu-2"):
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    for worker in ("cpu-0", "cpu-1"):
+        shell.tell(facts.CalibrationFailed(worker, "it is out of memory", "close programs", shell.now))
+    shell.pending = [each for each in shell.pending if getattr(each[0], "worker", "") == "cpu-2"]
+    assert shell.finish().status == "done"
+    assert shell.coordinator.rounds is not None
+    assert shell.coordinator.rounds.workers == ("cpu-2",)

@@ -75,7 +75,9 @@ class PeerExchange:
         version, center = self._kept
         if version != self._version:
             context = self._context
-            first = next(name for name in self._holders if name in context.workers.alive)
+            first = next((name for name in self._holders if name in context.workers.alive), None)
+            if first is None:
+                raise WorkersLost(self._holders)
             future = context.dispatch.submit("center", meeting_tasks.center_of, self._peers, worker=first)
             center = context.results.gather({first: future}, within=context.job.cluster.stall_timeout)[first]
             self._kept = self._version, center

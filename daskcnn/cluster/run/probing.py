@@ -35,11 +35,13 @@ class ServerProbes:
     def measure(self, workers: Sequence[str], at: float, *, training: bool = False) -> ServerProbed:
         """Measure the ways of these workers, one after the other and then all at once. Emits them as an event.
 
-        Where Dask's connections are no sockets nothing is measured, nor where the host is training. Raises Lost,
-        WorkersLost and ServerLost.
+        Where Dask's connections are no sockets nothing is measured, nor where the host is training. A host that is gone
+        before it has a server is replaced. Raises Lost, WorkersLost and ServerLost.
         """
-        context, shards = self._context, self._context.job.cluster.ps_shards
-        host, links = context.workers.members.server, dict[str, WorkerLink]()
+        context, links = self._context, dict[str, WorkerLink]()
+        if not training and context.workers.members.server.address not in context.connection.workers():
+            context.workers.new_host()
+        host = context.workers.members.server
         if self._expects(host.address, training=training):
             for worker in workers:
                 found = self._gather("probe", probe_way, [worker], self._nbytes)[worker]
@@ -50,8 +52,16 @@ class ServerProbes:
         if links:
             rows = [LinkSpeed(name=name, bandwidth=own.bandwidth, latency=own.latency) for name, own in links.items()]
             context.emit(LinkSpeeds(home=host.name, workers=rows))
+        return self._probed(workers, links, at)
+
+    def unmeasured(self, workers: Sequence[str], at: float) -> ServerProbed:
+        """Return the answer where nothing can be measured."""
+        return self._probed(workers, {}, at)
+
+    def _probed(self, workers: Sequence[str], links: dict[str, WorkerLink], at: float) -> ServerProbed:
+        shards, home = self._context.job.cluster.ps_shards, self._context.workers.members.server.host
         of_server = {"bandwidth": self._shared * shards, "merge": self._merge / shards, "overhead": MEETING}
-        return ServerProbed(tuple(workers), links, self._nbytes, at, **of_server, ahead=self._ahead, home=host.host)
+        return ServerProbed(tuple(workers), links, self._nbytes, at, **of_server, ahead=self._ahead, home=home)
 
     def _expects(self, address: str, *, training: bool) -> bool:
         """Let the host expect probes, unless it trains or has no streams. Returns True if it does."""

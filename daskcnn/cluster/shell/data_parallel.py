@@ -26,7 +26,7 @@ from daskcnn.errors import Diverged, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights, layout_of
 from daskcnn.nn import OptimizerState
-from daskcnn.ps import Vector
+from daskcnn.ps import Snapshot, Vector
 from daskcnn.ps.average import exchanged
 from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.ps.messages import Code
@@ -148,7 +148,10 @@ class DataParallel:
         self._exchange = self._composed()
 
     def _probe(self, order: orders.ProbeServer) -> None:
-        found = self._probes.measure(order.workers, self._shell.now, training=self.life > 0)
+        """Have the ways to the server measured. Where somebody is lost meanwhile they stay unknown, and it goes on."""
+        found = self._probes.unmeasured(order.workers, self._shell.now)
+        with self._shell.losses_told():
+            found = self._probes.measure(order.workers, self._shell.now, training=self.life > 0)
         self._shell.tell(found)
 
     def _start_server(self, order: orders.StartServer) -> None:
@@ -186,10 +189,24 @@ class DataParallel:
         waiting, stuck = self._exchange.waiting(order.overdue)
         self._shell.tell(facts.Waits(waiting, self._shell.now, stuck))
 
+    def _snapshot(self) -> Snapshot | None:
+        """Return the center; None, and told, where it is lost with a worker."""
+        try:
+            return self._exchange.snapshot()
+        except WorkersLost as lost:
+            if not self._settings.peers:
+                raise
+            self._shell.tell_lost(lost.names)
+            self._shell.tell(facts.NotKept(self._shell.now))
+            return None
+
     def _judge(self, order: orders.Judge) -> None:
-        snapshot = self._exchange.snapshot()
+        if (snapshot := self._snapshot()) is None:
+            return
         weights, _ = exchanged(snapshot.center, snapshot.state or {})
+        before = [*self.context.workers.alive]
         score = self.context.scoring.score(weights, "train", order.part)
+        self._shell.tell_lost([name for name in before if name not in self.context.workers.alive])
         self._shell.tell(facts.Judged(score, self._shell.now))
 
     def _restore(self) -> None:
@@ -197,7 +214,8 @@ class DataParallel:
         self._optimizers, self._rests = dict(self.state.optimizers), dict(self.state.rests)
 
     def _save(self, order: orders.Save) -> None:
-        snapshot = self._exchange.snapshot()
+        if (snapshot := self._snapshot()) is None:
+            return
         self._count(snapshot)
         optimizers = worth_keeping(self._optimizers, order.replicas)
         rests = worth_keeping(self._rests, order.replicas)

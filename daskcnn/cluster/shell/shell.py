@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -129,7 +129,7 @@ class Shell:
         try:
             while self.end is None:
                 self.look()
-                with self._losses_told():
+                with self.losses_told():
                     self.strategy.ahead()
                 if not self._facts:
                     self._take_result()
@@ -161,6 +161,13 @@ class Shell:
             if member.address == address:
                 self.tell(facts.WorkerLeaving((name,), self.context.workers.leaving[address], self.now))
 
+    def tell_lost(self, names: Iterable[str]) -> None:
+        """Tell that workers are lost; of those that measure themselves, that they failed to."""
+        calibrating = [name for name in names if name in self._calibrating]
+        self._facts += [lost_while_calibrated(self.context, name, self.now) for name in calibrating]
+        if gone := tuple(name for name in names if name not in calibrating):
+            self.tell(facts.WorkerGone(gone, "connection lost", self.now))
+
     def look(self) -> None:
         """Look at workers, signals and the scheduler, if the last look is a moment ago; time passes with it.
 
@@ -170,11 +177,11 @@ class Shell:
         self._looked = self.now
         if self._looked - before > ASLEEP:
             self._awake = self._looked + AWAKE
-        with self._losses_told():
+        with self.losses_told():
             if workers.look_round() and self.now >= self._awake:
                 self.tell(facts.Tick(self.now))
         while workers.leavers:
-            with self._losses_told():
+            with self.losses_told():
                 self.strategy.leaves(workers.leavers.pop(0))
         if workers.left:
             gone, workers.left = tuple(workers.left), []
@@ -185,7 +192,7 @@ class Shell:
             self._candidates[member.name] = member
             self.tell(facts.WorkerReady(member.name, member.kind, self.now))
         while workers.new_hosts:
-            with self._losses_told():
+            with self.losses_told():
                 self._take_host(workers.new_hosts.pop(0))
 
     def _take_host(self, member: Member) -> None:
@@ -197,17 +204,14 @@ class Shell:
             self.tell(facts.ServerLeaving(self.strategy.life, "that one is set apart for it", self.now))
 
     @contextmanager
-    def _losses_told(self) -> Iterator[None]:
+    def losses_told(self) -> Iterator[None]:
         """Turn losses that are found meanwhile into facts."""
         try:
             yield
         except ServerLost:
             self.tell(facts.ServerGone(self.strategy.life, self.now))
         except WorkersLost as lost:
-            calibrating = [name for name in lost.names if name in self._calibrating]
-            self._facts += [lost_while_calibrated(self.context, name, self.now) for name in calibrating]
-            if gone := tuple(name for name in lost.names if name not in calibrating):
-                self.tell(facts.WorkerGone(gone, "connection lost", self.now))
+            self.tell_lost(lost.names)
         except Interrupted as signal:  # told once: the coordinator ends what is under way then
             self.context.connection.ignore_signals()
             self.tell(facts.Interrupted(signal.signum, self.now))
@@ -229,20 +233,20 @@ class Shell:
             elif not isinstance(order, orders.StartRound):
                 self._act(order)
         if started and self.end is None:
-            with self._losses_told():
+            with self.losses_told():
                 self._actions[orders.StartRound](started)
             for order in ends:
                 self._act(order)
 
     def _act(self, order: Order) -> None:
-        with self._losses_told():
+        with self.losses_told():
             self._actions[type(order)](order)
 
     def _free_unused(self, worker: str) -> None:
         """Let other runs have a worker that is of no use now, if this run has a hold on it since it was here before."""
         if worker not in self.context.workers.alive:
             self.context.workers.spare[worker] = self._candidates[worker]
-            with self._losses_told():
+            with self.losses_told():
                 self.context.workers.free(self._candidates[worker])
 
     def _calibrate(self, order: orders.Calibrate) -> None:
@@ -310,7 +314,7 @@ class Shell:
             return
         name, future = ended
         work = self.work.get(name)
-        with self._losses_told():
+        with self.losses_told():
             try:
                 if isinstance(name, str) and self._calibrating.get(name) is future:
                     self.tell(calibrated(self.context, name, future, self.now))

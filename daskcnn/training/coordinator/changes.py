@@ -74,6 +74,9 @@ class Changes(Departures):
         elif chosen.event is not None:
             self._out.log(chosen.event)
             self._spare(worker, chosen.left_out[worker], fact.at)
+            if self.phase is _TRAINING:
+                self._go_on_with_enough(fact.at)
+                self._go_on_from_reports(fact.at)
 
     def _spare(self, worker: str, reason: str, now: float) -> None:
         self._choosing.spared.add(worker, self.roster.kind(worker))
@@ -95,10 +98,19 @@ class Changes(Departures):
             self._out.log(chosen.event)
         self._alive.newcomers[worker] = now
         if self.phase is _TRAINING:
-            self._alive.paused = self._is_short(now)
-            self._alive.issue(now)
+            self._go_on_with_enough(now)
             self._let_in(now)
             self._go_on_from_reports(now)  # where the run has paused, and all train in another way from now on
+
+    def _go_on_with_enough(self, now: float) -> None:
+        """Give out rounds, unless the run has fewer workers than its least; those that are left out count."""
+        self._alive.paused = self._is_short(now)
+        self._alive.issue(now)
+
+    def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
+        if self._turn is not None and worker in self._turn.workers:  # not for one that comes back by this name
+            self._turn = None
+        super()._drop(worker, reason, samples, done)
 
     # --- between two rounds of all ---
 
@@ -201,7 +213,7 @@ class Changes(Departures):
     def _give_back(self, workers: Iterable[str], now: float) -> None:
         """Let the cluster have workers that were left out, as far as the job's least allows."""
         spared = self._choosing.spared
-        self._scaling.stop_at(len(self.roster.alive), now)
+        self._scaling.stop_at(max(len(self.roster.alive), sum(self.settings.least.values())), now)
         self.roster.most = self._scaling.limit
         for worker in workers:
             if len(self.roster.alive) + len(spared.kinds) > sum(self.settings.least.values()):

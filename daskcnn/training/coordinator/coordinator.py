@@ -244,6 +244,8 @@ class Coordinating(ABC):
 
     def _begin_if_calibrated(self, now: float) -> None:
         """Begin the run, if it has not begun, with the workers that have measured themselves."""
+        if not self.roster.alive and self.phase is Phase.CALIBRATING:
+            self._call_up(now)
         if self.phase is not Phase.CALIBRATING or self.roster.calibrating:
             return
         if not self.roster.alive and not (self.life and self._least):

@@ -133,6 +133,7 @@ class Departures(Recovering):
 
     def _let_go(self) -> None:
         """Begin no life with workers that leave."""
+        self._choosing.spared.recall(self._leaving, self.roster, self._out, self._now)
         for worker, reason in [*self._leaving.items()]:
             self._drop(worker, reason, self._alive.samples_of(worker), 0)
 

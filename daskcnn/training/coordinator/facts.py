@@ -277,6 +277,13 @@ class Saved(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class NotKept(Fact):
+    """The last `Save` or `Judge` found no center: it was lost with a worker, and there is no server."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerGone(Fact):
     """The scheduler does not answer any more. error: for the user."""
 

@@ -143,6 +143,8 @@ class Recovering(Coordinating):
         lost, life = [worker for worker in fact.workers if worker in self.roster.alive], self._present
         idle = self.settings.peers and life is not None and all(life.teams.of(worker) is None for worker in lost)
         for worker in lost:
+            if worker not in self.roster.alive:  # it was to leave, and went with its group
+                continue
             if self._forming:
                 self._drop(worker, fact.reason)
             else:
@@ -275,6 +277,14 @@ class Recovering(Coordinating):
             self._end_stopped()
         else:
             self._keep_and_stop()
+
+    def _on_not_kept(self, fact: facts.NotKept) -> None:
+        """Look for the center with the workers that are left, where the one that was asked for it is lost."""
+        self._records.saving.clear()
+        if self.phase is Phase.CALIBRATING:
+            self._begin_if_calibrated(fact.at)
+        elif self.phase in (Phase.CLOSING, Phase.JUDGING, Phase.MOVING, Phase.STOPPING):
+            self._rescue()
 
     # --- silence ---
 

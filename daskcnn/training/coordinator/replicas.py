@@ -59,6 +59,7 @@ class Coordinator(Changes):
             facts.ServerProbed: self._on_server_probed,
             facts.Judged: self._on_judged,
             facts.Saved: self._on_saved,
+            facts.NotKept: self._on_not_kept,
             facts.Tick: self._on_tick,
         }
 
@@ -170,7 +171,7 @@ class Coordinator(Changes):
         self._out.drop(orders.StartRound)  # a shell starts rounds behind all other orders
         self._out.put(orders.CancelAll())
         self._let_go()
-        if self.phase is not _ENDED:
+        if self.phase not in (_ENDED, Phase.CALIBRATING):  # the last one has left, and others are awaited
             self._begin_life(now)
 
     # --- reports of replicas ---
@@ -192,11 +193,11 @@ class Coordinator(Changes):
             return
         if not self._reported_early(fact):
             whole = not self.settings.rule.barrier or life.rounds.running.keys() == {fact.replica}
-            if life.awaits(fact):
+            if awaited := life.awaits(fact):
                 self._scaling.add(fact.report, life.rounds.workers)
             self._reconsider(fact)
             life.round_done(fact, fact.at)
-            if whole:
+            if whole and awaited:
                 self._scale(fact.at)
             self._go_on_from_reports(fact.at)
 
