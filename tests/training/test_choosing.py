@@ -250,3 +250,15 @@ def test_a_worker_that_was_left_out_goes_on_where_the_last_other_leaves_as_the_r
     shell.tell(facts.WorkerLeaving(("cpu-0",), "it is shut down", shell.now))
     shell.tell(facts.OutOfStep(shell.coordinator.life, "twice", shell.now))
     ends_well(shell)
+
+
+def test_a_run_of_a_range_waits_for_others_where_all_are_lost_before_it_trains() -> None:
+    settings = settings_of(("auto", {}), "idpa", least={"cpu": 2}, wanted={"cpu": 8}, wait=60.0)
+    shell = Shell(settings, probes_at_once=False)
+    shell.start("cpu-0", "cpu-1")
+    shell.pending.clear()
+    shell.tell(facts.WorkerGone(("cpu-0", "cpu-1"), "power cut", shell.now))
+    shell.probes_at_once = True
+    for worker in ("cpu-2", "cpu-3"):
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    ends_well(shell)

@@ -248,7 +248,8 @@ class Coordinating(ABC):
             self._call_up(now)
         if self.phase is not Phase.CALIBRATING or self.roster.calibrating:
             return
-        if not self.roster.alive and not (self.life and self._least):
+        waits = self._least and (self.life or not self._unfit)  # those that were measured are lost
+        if not self.roster.alive and not waits:
             lines = [f"  {', '.join(workers)}: {reason}" for reason, workers in self._unfit.items()]
             error = ClusterError("\n".join(["no worker is usable:", *lines]))
             if self.life:
