@@ -441,6 +441,23 @@ def test_a_run_that_is_disturbed_between_two_snapshots_takes_workers_again(which
     assert shell.finish().status == "done"
 
 
+@pytest.mark.parametrize("rule", ["bsp", "sgwu", "agwu"])
+def test_a_run_that_comes_farther_takes_workers_again_however_often_all_are_lost(rule: str) -> None:
+    shell = begun((rule, {}), epochs=40)
+    for _ in range(3 * IN_VAIN):
+        while any(isinstance(order, orders.StartServer | orders.Join) for order, _ in shell.pending):
+            shell.answer(0)
+        for _ in range(2):
+            shell.answer_to(orders.StartRound)
+        shell.tell(facts.WorkerGone(("cpu-0", "cpu-1"), "power cut", shell.now))
+        drain(shell)
+        for worker in ("cpu-0", "cpu-1"):
+            assert orders.Calibrate(worker) in shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+        while any(isinstance(order, orders.Calibrate) for order, _ in shell.pending):
+            shell.answer_to(orders.Calibrate)
+    assert shell.finish().status == "done"
+
+
 @every_rule
 def test_the_last_worker_that_is_there_is_not_left_out_for_its_losses(which: Any) -> None:
     shell = begun(which, least={})

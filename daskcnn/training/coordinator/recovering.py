@@ -69,7 +69,7 @@ class Recovering(Coordinating):
         return self._present
 
     def _progress(self) -> int:
-        return self.rounds.done if self.rounds else 0
+        return self.kept.step
 
     def _is_training(self, life: int) -> bool:
         """Return True if rounds are given out in this life."""
