@@ -27,6 +27,7 @@ from math import inf, log
 
 from daskcnn.batch.past_use import oldest_since, used
 from daskcnn.batch.records import ACTIVE, STARTABLE, Grant, QueuedJob
+from daskcnn.batch.retries import UNUSABLE
 from daskcnn.batch.shares import (
     SERVES,
     Allotment,
@@ -93,7 +94,7 @@ class _Sharing:
         self._now, self._gain, self._memory, self._rules = now, gain, memory, rules
         self._used = used(grants, now, rules.half_life)
         self._ready = {job.id: job for job in self._jobs.values() if self._is_ready(job)}
-        self._order = self._orders_of_choice()
+        self._order = self._orders_of_choice(grants)
         self._since = oldest_since(filter(self._is_possible, self._ready.values()), grants)
         self._given: dict[int, list[str]] = {}
         self._owner: dict[str, int] = {}
@@ -129,13 +130,18 @@ class _Sharing:
         """True if all workers that there are would be enough."""
         return self._enough(job, chain.from_iterable(self._order[job.id].values()))
 
-    def _orders_of_choice(self) -> dict[int, dict[str, list[str]]]:
+    def _orders_of_choice(self, grants: Iterable[Grant]) -> dict[int, dict[str, list[str]]]:
         """The workers that each job may have, by kind.
 
-        Those that are there come first, of these the fastest, and of about equal ones the least wanted.
+        Those that are there come first, of these the ones that the job could use or has not had yet, then the fastest,
+        and of about equal ones the least wanted.
         """
-        alike = dict[tuple[object, ...], dict[str, list[str]]]()
-        sorts = {job.id: (tuple(needs_of(job)), job.only) for job in self._jobs.values()}
+        alike = dict[tuple[tuple[str, ...], tuple[str, ...], frozenset[str]], dict[str, list[str]]]()
+        vain = {job.id: set[str]() for job in self._jobs.values() if job.exit_code == UNUSABLE}
+        for grant in grants:
+            if grant.job in vain:
+                vain[grant.job].add(grant.worker)
+        sorts = {j.id: (tuple(needs_of(j)), j.only, frozenset(vain.get(j.id, ()))) for j in self._jobs.values()}
         for job in self._jobs.values():
             if sorts[job.id] not in alike:
                 own = {
@@ -146,9 +152,10 @@ class _Sharing:
         wanted = Counter[str]()
         for sort, number in many.items():
             wanted.update({name: number for own in alike[sort].values() for name in own})
-        for own in alike.values():
+        for (_, _, in_vain), own in alike.items():
+            ranks = {n: (n in self._leaving, n in in_vain, -self._pace(n), wanted[n]) for n in chain(*own.values())}
             for names in own.values():
-                names.sort(key=lambda name: (name in self._leaving, -self._pace(name), wanted[name]))
+                names.sort(key=ranks.__getitem__)
         return {job: alike[sort] for job, sort in sorts.items()}
 
     def _pace(self, name: str) -> int:

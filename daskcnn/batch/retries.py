@@ -27,7 +27,10 @@ IN_WORDS = {
     None: "its driver is gone without an exit code",
 }
 MOST_FAILURES, MOST_LOST = 3, 10
-"""Attempts in a row without progress after which a job has failed: of any kind, and of those that lost too much."""
+"""Attempts in a row without progress after which a job has failed: of all but those that lost too much, and of these.
+
+Those that found no cluster they could use count for neither.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,20 @@ def outcome(attempts: Sequence[Attempt], now: float, *, cancelled: bool = False)
         return Outcome("failed", f"exit {last.exit_code}: {FINAL[last.exit_code]}")
     if last.rebooted:
         return Outcome("waiting", "the machine was started again", now)
-    failures = 1 + sum(1 for _ in takewhile(_failed, zip(attempts[-2::-1], attempts[:0:-1], strict=True)))
+    row = [last, *(attempt for attempt, _ in takewhile(_failed, zip(attempts[-2::-1], attempts[:0:-1], strict=True)))]
+    failures = sum(_kind(attempt) == _kind(last) for attempt in row)
     code = "" if last.exit_code is None else f"exit {last.exit_code}: "
     why = f"{code}{IN_WORDS.get(last.exit_code, 'its driver has crashed')}"
-    most = {UNUSABLE: failures + 1, LOST: MOST_LOST}.get(last.exit_code or 0, MOST_FAILURES)
+    most = {UNUSABLE: failures + 1, LOST: MOST_LOST}.get(_kind(last), MOST_FAILURES)
     if failures >= most:
         return Outcome("failed", f"{why}; {failures} times in a row without progress")
-    seconds = min(LONGEST, FIRST * 2 ** min(failures - 1, 10))
+    seconds = min(LONGEST, FIRST * 2 ** min(len(row) - 1, 10))
     return Outcome("waiting", f"{why}; tried again after {seconds:g} s", now + seconds)
+
+
+def _kind(attempt: Attempt) -> int:
+    """Return what counts by itself: UNUSABLE, LOST, or 0 for all other failures."""
+    return attempt.exit_code if attempt.exit_code in (UNUSABLE, LOST) else 0
 
 
 def _failed(pair: tuple[Attempt, Attempt]) -> bool:

@@ -154,6 +154,16 @@ def test_of_equal_workers_the_fastest_is_given_first() -> None:
     assert share([job(1)], workers, now=0.0).starts == {1: ("new",)}
 
 
+def test_a_worker_that_a_job_could_not_use_is_given_to_it_last() -> None:
+    """It would be free again at once, and be the first for the next attempt."""
+    workers = [SharedWorker("fast", speed=8), SharedWorker("slow", speed=4)]
+    grants = [Grant(1, "ann", "fast", 0.0, 3.0)]
+    for code, first in ((3, "slow"), (137, "fast")):
+        again = job(1, state="waiting", again_at=50.0, attempts=1, exit_code=code)
+        assert share([again], workers, grants, now=100.0).starts == {1: (first,)}
+    assert share([again, job(2)], workers, grants, now=100.0).starts == {1: ("fast",), 2: ("slow",)}
+
+
 def test_jobs_that_are_held_come_after_others_or_are_tried_later_wait() -> None:
     jobs = [
         job(1, state="held"),

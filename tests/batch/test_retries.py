@@ -51,6 +51,19 @@ def test_a_cluster_that_is_not_usable_is_waited_for_however_long() -> None:
     assert all(before <= after for before, after in pairwise(again))
 
 
+@pytest.mark.parametrize(
+    "codes",
+    [[3] * 20 + [137], [3] * 20 + [5], [5] * (MOST_LOST - 1) + [137], [1] * (MOST_FAILURES - 1) + [5, 3]],
+    ids=str,
+)
+def test_failures_of_one_kind_do_not_count_for_another(codes: list[int]) -> None:
+    assert outcome([Attempt(code) for code in codes], 0).state == "waiting"
+
+
+def test_failures_of_a_kind_are_counted_with_others_between_them() -> None:
+    assert outcome([Attempt(code) for code in (1, 3, 137, 5, None)], 0).state == "failed"
+
+
 def test_progress_begins_a_new_row_of_failures() -> None:
     assert outcome([Attempt(137)] * 2 + [Attempt(137, progressed=True)], 0).state == "waiting"
     assert outcome([Attempt(137)] * 2 + [Attempt(137, progressed=True)] + [Attempt(137)] * 2, 0).state == "failed"

@@ -134,6 +134,15 @@ def test_a_job_that_failed_is_released_for_another_attempt(spool: Spool) -> None
     assert spool.release(number, 3.0).state == "queued"
 
 
+def test_a_job_that_is_released_after_failures_is_tried_more_than_once(spool: Spool) -> None:
+    number = add(spool)
+    for ended in ("waiting", "waiting", "failed", "waiting", "failed"):
+        begin(spool, number)
+        assert spool.end(number, Attempt(1), 2.0).state == ended
+        if ended == "failed":
+            spool.release(number, 3.0)
+
+
 def test_a_run_that_is_there_already_is_no_new_job_s(spool: Spool, tmp_path: Path) -> None:
     """Its driver would find it done, or go on with another job's keys."""
     (early,) = spool.add([submission(name="wide")], tmp_path, 0.0)

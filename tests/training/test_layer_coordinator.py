@@ -531,6 +531,19 @@ def test_a_worker_lost_while_links_are_measured_has_them_measured_anew() -> None
     assert kinds(shell.links()) == [KernelsSharded, orders.Place, orders.RunSegment]
 
 
+def test_links_of_a_worker_that_is_lost_while_the_run_pauses_are_measured_anew() -> None:
+    """It may come back to another place."""
+    shell = Shell(settings_of(wanted={"cpu": 4}, least={"cpu": 2}, measures_links=True))
+    shell.start(a=1.0, b=1.0)
+    shell.links()
+    shell.steps(2)
+    shell.lose("b")
+    shell.lose("a")
+    shell.come("a", 1.0)
+    (asked,) = [order for order in shell.come("b", 1.0) if isinstance(order, orders.MeasureLinks)]
+    assert {*asked.workers} == {"a", "b"}
+
+
 def test_the_last_worker_takes_the_run_with_it_and_the_snapshot_is_saved() -> None:
     shell = begun(chain=3)
     shell.steps(3)

@@ -296,11 +296,15 @@ class GroupReplicas:
         self._generation = 0
 
     def form(self, order: orders.FormGroups) -> None:
-        """Form the groups that are new, and log all. Raises WorkersLost where a worker of them is lost meanwhile."""
+        """Form the groups that are new, and log all. Raises WorkersLost where a worker of them is lost meanwhile.
+
+        Those that could not be formed then are new the next time, too.
+        """
         going_on = order.groups.keys() - {*order.changed}
         self._groups = {name: graph for name, graph in self._groups.items() if name in going_on}
-        for name in order.changed:
-            members = order.groups[name]
+        for name, members in order.groups.items():
+            if name in self._groups:
+                continue
             part = self._context.only(members)
             if order.measure_links:
                 part.links = measure_links(part, fastest(part), members)

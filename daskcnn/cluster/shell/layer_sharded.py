@@ -244,7 +244,8 @@ class LayerSharded:
         def counted(found: dict[str, Counters], at: float) -> Fact:
             return facts.Counted(order.ask, {w: Spent(name=w, **asdict(own)) for w, own in found.items()}, at)
 
-        asked = {worker: self._placed.counters(worker) for worker in self.coordinator.roster.alive}
+        placed = self._placed.balance.compute  # those that came since have made no step
+        asked = {w: self._placed.counters(w) for w in self.coordinator.roster.alive if w in placed}
         self._gather(facts.Counted, asked, counted)
 
     def _ask_waiting(self, order: orders.AskWaiting) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from daskcnn.errors import Diverged
 from daskcnn.events import WorkerJoined
@@ -85,9 +86,17 @@ class LayerSegments(Coordinating):
         self.records.report_from(self.snapshot.step, self._now)
         self._place()
 
-    def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
+    def _leave_out(self, workers: Sequence[str], reason: str, remedy: str, now: float, *, lost: bool = False) -> None:
+        for worker in workers:  # it may come back to another place
+            self._forget(worker)
+        super()._leave_out(workers, reason, remedy, now, lost=lost)
+
+    def _forget(self, worker: str) -> None:
         self.links.forget(worker)
         self._newcomers = [each for each in self._newcomers if each != worker]
+
+    def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
+        self._forget(worker)
         self._leaving.pop(worker, None)
         super()._drop(worker, reason, samples, done)
 
