@@ -7,6 +7,7 @@ from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.time_limit import ENDING, SAFE, SAVING, TimeLimit
 from tests.training.coordinator_shell import Shell
 from tests.training.layer_shell import Shell as LayerShell
+from tests.training.layer_shell import settings_of as layer_settings
 from tests.training.test_coordinator import training
 from tests.training.test_coordinator_machine import settings_of
 
@@ -48,6 +49,28 @@ def test_a_run_that_its_limit_meets_before_training_ends_at_once() -> None:
     shell.tell(facts.WorkerReady("cpu-0", "cpu", 1.0))
     shell.tell(facts.Tick(6.0))
     assert isinstance(shell.end.error, Interrupted)
+
+
+def test_a_layer_sharded_run_of_long_steps_leaves_time_for_those_that_are_submitted() -> None:
+    shell, limit = LayerShell(layer_settings(epochs=9)), 600.0
+    shell.tell(facts.TimeLimited(limit, limit, 0.0))
+    shell.start(a=0.01, b=0.01)
+    shell.links()
+    while not shell.coordinator.ended:
+        if orders.StopSegment in shell.open:
+            shell.stopped()
+        elif orders.Collect in shell.open:
+            shell.pieces()
+        elif orders.Judge in shell.open:
+            shell.judged()
+        elif orders.AskCounters in shell.open:
+            shell.counted()
+        else:
+            for _ in range(30):
+                shell.then(facts.Tick)
+            if orders.StopSegment not in shell.open:
+                shell.step()
+    assert limit / 2 <= shell.now <= limit
 
 
 def test_a_layer_sharded_run_stops_its_segment_and_keeps_it() -> None:

@@ -330,10 +330,15 @@ class Coordinating(ABC):
     def _on_time_limited(self, fact: facts.TimeLimited) -> None:
         self._time_limit = TimeLimit(fact.seconds, fact.ends)
 
+    @property
+    def _before_save(self) -> float:
+        """Seconds until the state could be kept, if the run were to end now."""
+        return 0.0
+
     def _keep_to(self, limit: TimeLimit, fact: Fact, found: list[Order]) -> None:
         """End the run if it must be kept now to be done within the limit."""
         limit.note(fact, found)
-        if limit.near(fact.at) and self._interrupted is None and self.phase is not _ENDED:
+        if limit.near(fact.at, self._before_save) and self._interrupted is None and self.phase is not _ENDED:
             self._out.put(orders.IgnoreSignals())
             self._interrupt(errors.Interrupted.at_limit(limit.seconds))
 

@@ -20,7 +20,7 @@ from daskcnn.events import WorkerJoined
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.layer_records import LayerRecords, LayerSnapshot
-from daskcnn.training.coordinator.settings import LayerSettings
+from daskcnn.training.coordinator.settings import STEPS_AHEAD, LayerSettings
 from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Links, Sharing
 
 
@@ -41,6 +41,7 @@ class LayerSegments(Coordinating):
         self._last_ask = False  # True if the answer that is awaited is the epoch's last
         self._heard: float | None = None  # since when there is no result
         self._asked = False  # it was asked for whom the run waits, and the answer is to come
+        self._step = 0.0  # seconds of the last one
 
     @abstractmethod
     def _end_interrupted(self) -> None:
@@ -125,6 +126,7 @@ class LayerSegments(Coordinating):
             self._diverged(Diverged(value, "training diverged", "lower train.lr"))
             return
         self.done = fact.number + 1
+        self._step = self._step if self._heard is None else fact.at - self._heard
         self._heard = fact.at
         self.records.trained(fact.score, fact.lr)
         if self.records.report_due(self.done):
@@ -135,6 +137,11 @@ class LayerSegments(Coordinating):
                 self._ask_for_counters()
         if self.done >= self.end:
             self._collect()
+
+    @property
+    def _before_save(self) -> float:
+        """Seconds of the steps that are submitted ahead, which end first."""
+        return (STEPS_AHEAD + 1) * self._step if self.phase is Phase.STEPPING else 0.0
 
     def _stop_segment(self) -> None:
         if not self._stopping:

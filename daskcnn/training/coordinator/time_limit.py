@@ -29,6 +29,9 @@ class TimeLimit:
         if self._ordered is None and any(isinstance(order, orders.Save) for order in found):
             self._ordered = fact.at
 
-    def near(self, now: float) -> bool:
-        """Return True once a save and the end would take the time that is left. At most half of the limit is kept."""
-        return self._ends - now <= min(self.seconds / 2, ENDING + SAFE * self._longest)
+    def near(self, now: float, before: float = 0.0) -> bool:
+        """Return True once a save and the end would take the time that is left. At most half of the limit is kept.
+
+        before: seconds until the save can begin.
+        """
+        return self._ends - now <= min(self.seconds / 2, before + ENDING + SAFE * self._longest)
