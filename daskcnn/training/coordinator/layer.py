@@ -202,9 +202,12 @@ class LayerCoordinator(LayerSegments):
             self._end_interrupted()
 
     def _end_interrupted(self) -> None:
-        """Save the snapshot, unless there is none or its weights are ruined, and end."""
-        if self.records.evaluated is not None and self.records.ruined is not None:
-            self.records.restore()
+        """Save the snapshot, unless there is none or its weights are ruined, and end. An epoch that was judged is told."""
+        if self.records.evaluated is not None:
+            if self.records.ruined is None:
+                self.records.end_epoch(self._now)
+            else:
+                self.records.restore()
         if self.phase not in (Phase.CALIBRATING, Phase.MEASURING) or self.records.unsaved:
             self.records.save()
         self._end("interrupted", self._interrupted)
