@@ -144,6 +144,16 @@ def test_a_scheduler_that_is_gone_is_named_with_what_to_do_first() -> None:
             connection.Connection(client, lambda: None).workers()
 
 
+def test_a_scheduler_is_named_where_dask_has_closed_the_client_meanwhile() -> None:
+    with fake_client(there(A)) as client:
+        to = connection.Connection(client, calls.no_check)
+        assert to.workers().keys() == {A}
+        client.scheduler, client.status = None, "closed"
+        with pytest.raises(Lost, match=r"^scheduler \S+: connection lost"):
+            to.workers()
+        assert to.processing() == {}
+
+
 def test_a_scheduler_that_hangs_is_named() -> None:
     with (
         fake_client(there(A), hang={"scheduler"}) as client,

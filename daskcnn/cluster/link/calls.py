@@ -146,6 +146,11 @@ def ask_scheduler(
     return answer_to(client, client.run_on_scheduler(function, asynchronous=True), within=within, check=check)
 
 
+def scheduler_of(client: Client) -> str:
+    """Return what the scheduler is called in a message. Dask forgets its address where it closes the client."""
+    return "the scheduler" if client.scheduler is None else f"scheduler {client.scheduler.address}"
+
+
 def answer_to(client: Client, call: Awaitable[Any], *, within: float = SCHEDULER, check: Check = no_check) -> Any:
     """Wait for the result of a call through the scheduler, which is a coroutine.
 
@@ -155,7 +160,7 @@ def answer_to(client: Client, call: Awaitable[Any], *, within: float = SCHEDULER
     within = _limit(client, within)
     if _wait([pending], within, check):
         silence = f"no answer within {within:g} s; is its process stopped, or its machine overloaded?"
-        raise Unanswered(f"scheduler {client.scheduler.address}: {silence}")
+        raise Unanswered(f"{scheduler_of(client)}: {silence}")
     return pending.result()
 
 

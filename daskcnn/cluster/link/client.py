@@ -24,6 +24,7 @@ from daskcnn.cluster.link.calls import (
     ask_workers,
     give_up,
     no_check,
+    scheduler_of,
     silent_among,
 )
 from daskcnn.cluster.link.members import present
@@ -50,6 +51,7 @@ class Connection:
 
     def __init__(self, client: Client, heed: Check) -> None:
         self.client, self.heed = client, heed
+        self._scheduler = "the scheduler"  # its name, once it is known
 
     def ignore_signals(self) -> None:
         """Let nothing interrupt from now on, so that the run can end and be saved."""
@@ -65,6 +67,10 @@ class Connection:
             raise Lost(str(error)) from error
         except OSError as error:
             raise self._lost() from error
+        except AttributeError as error:
+            if self.client.scheduler is not None:
+                raise
+            raise self._lost() from error  # Dask has closed the client meanwhile, and asks its scheduler all the same
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """Return the scheduler's entry for each of its workers, by address. Raises Lost where the scheduler is gone."""
@@ -72,12 +78,14 @@ class Connection:
             found = present(self.client, self.heed)
         if self.client.status != "running":
             raise self._lost()
+        self._scheduler = scheduler_of(self.client)
         return found
 
     def processing(self) -> Mapping[str, Any]:
         """Return the scheduler's tasks of each worker, by address; none where it does not answer."""
         with suppress(OSError):
-            return dict(answer_to(self.client, self.client.scheduler.processing(workers=None), check=self.heed))
+            if (scheduler := self.client.scheduler) is not None:
+                return dict(answer_to(self.client, scheduler.processing(workers=None), check=self.heed))
         return {}
 
     def scheduler_seconds(self) -> float:
@@ -98,8 +106,8 @@ class Connection:
 
     def _lost(self) -> Lost:
         give_up(self.client)
-        where = f"scheduler {self.client.scheduler.address}"
-        return Lost(where, "connection lost", "if it has ended, start it and its workers again, then go on")
+        named = self._scheduler if self.client.scheduler is None else scheduler_of(self.client)
+        return Lost(named, "connection lost", "if it has ended, start it and its workers again, then go on")
 
 
 def given_or_default(client: Any) -> Client | None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from distributed import Client
 
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import Check, answer_to, no_check
+from daskcnn.cluster.link.calls import Check, answer_to, no_check, scheduler_of
 from daskcnn.cluster.link.demand import Demand
 from daskcnn.cluster.link.leases import Hold, in_words
 from daskcnn.errors import ClusterError
@@ -361,8 +361,8 @@ def _reached(client: Client) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where, reason = f"scheduler {client.scheduler.address}", "connection lost while waiting for workers"
-        raise ClusterError(where, reason, "start it again") from error
+        reason = "connection lost while waiting for workers"
+        raise ClusterError(scheduler_of(client), reason, "start it again") from error
 
 
 def missing_members(found: list[Member], wanted: Workers) -> dict[Kind, int]:

@@ -202,7 +202,7 @@ class LayerCoordinator(LayerSegments):
             self._end_interrupted()
 
     def _end_interrupted(self) -> None:
-        """Save the snapshot, unless there is none or its weights are ruined, and end. An epoch that was judged is told."""
+        """Save the snapshot, unless there is none or its weights are ruined, and end. A judged epoch is told."""
         if self.records.evaluated is not None:
             if self.records.ruined is None:
                 self.records.end_epoch(self._now)
