@@ -250,7 +250,7 @@ class Spool:
                 _refuse_other_run(job.run)
             with _one_writer(job.run):
                 self._set(number, Outcome("queued"), now)
-            # whoever releases it has mended what it failed of: those before the last failure do not count any more
+            # Its user has mended the cause. Only the last failure counts from now on.
             self._db.execute("UPDATE attempts SET progressed = 1 WHERE job = ? AND number = ?", (number, job.attempts))
             self._db.execute(
                 "UPDATE jobs SET after = ?, cancelling = 0, signalled = 0 WHERE id = ?", (json.dumps(after), number)

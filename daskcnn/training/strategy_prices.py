@@ -61,11 +61,11 @@ _BESIDE = 0.25
 By `benchmarks/results/sooner.json`, two workers on two cores: steps of 32 samples take 1.23 times (`quick`) and 1.28
 times (two convolutions) as long as one worker alone takes for them.
 """
+_CROWDED = 0.9e-3
+"""Seconds that a meeting takes more where the server has no core of its own, by the same runs: 1.8 to 2.1 ms in all."""
 MEETING = 0.7e-3
 """Seconds of a meeting besides the way of its bytes: what the server's streams take more than plain sockets do, beside
 busy cores (`benchmarks/meeting.py`)."""
-_CROWDED = 0.9e-3
-"""Seconds that a meeting takes more where the server has no core of its own, by the same runs: 1.8 to 2.1 ms in all."""
 
 
 @dataclass(frozen=True, slots=True)

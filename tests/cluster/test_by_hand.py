@@ -184,7 +184,7 @@ def test_a_run_that_chooses_goes_on_where_its_servers_host_is_lost_before_it_has
                 wait_for(log)
                 while "calibrating" not in log.read_text():
                     assert run.poll() is None, run.communicate()
-                    time.sleep(0.02)
+                    time.sleep(0.02)  # nothing tells when a file grows
                 host.kill()
                 assert run.wait(timeout=100) == 0, run.communicate()
 

@@ -706,7 +706,7 @@ def test_samples_follow_minibatches_where_these_follow_speeds(steps: int, share:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_one_disturbed_round_of_few_steps_moves_few_samples(early: bool) -> None:
-    """Whether it was to have ten steps, or ended early after ten of a hundred."""
+    """The round has ten steps. With `early` it was to have a hundred."""
     rounds = _meeting([1.0, 1.0], total=1000, epochs=9, batch_size=100, shares_steps=True, resizes_steps=True)
     shares = []
     for slow in (1.0, 10.0, 1.0, 1.0):

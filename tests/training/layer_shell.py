@@ -166,8 +166,8 @@ class Shell:
             out = self.counted()
         return out
 
-    def go_on(self) -> None:
-        """Answer whatever is asked, until the run ends."""
+    def go_on(self, wait: int = 0) -> None:
+        """Answer whatever is asked, until the run ends. wait: seconds before each step."""
         answers = {
             orders.MeasureLinks: self.links,
             orders.StopSegment: self.stopped,
@@ -178,7 +178,10 @@ class Shell:
         while not self.coordinator.ended:
             if kind := next((kind for kind in answers if kind in self.open), None):
                 answers[kind]()
-            else:
+                continue
+            for _ in range(wait):
+                self.then(facts.Tick)
+            if orders.StopSegment not in self.open:
                 self.step()
 
     def _asked(self, kind: type) -> Any:

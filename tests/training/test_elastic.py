@@ -427,17 +427,22 @@ def test_a_worker_that_is_lost_wherever_it_begins_ends_the_run(which: Any) -> No
     assert shell.end.status in ("lost", "unusable")  # the latter before anything was trained
 
 
+def lose_both_for_a_while(shell: Shell) -> None:
+    """Both workers are lost, come back, and are taken again."""
+    shell.tell(facts.WorkerGone(("cpu-0", "cpu-1"), "gone", shell.now))
+    drain(shell)
+    for worker in ("cpu-0", "cpu-1"):
+        assert orders.Calibrate(worker) in shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    while any(isinstance(order, orders.Calibrate) for order, _ in shell.pending):
+        shell.answer_to(orders.Calibrate)
+
+
 @every_rule
 def test_a_run_that_is_disturbed_between_two_snapshots_takes_workers_again(which: Any) -> None:
     """Faults that come faster than it keeps its state end no run beside workers that are there."""
     shell = begun(which)
     for _ in range(IN_VAIN):
-        shell.tell(facts.WorkerGone(("cpu-0", "cpu-1"), "gone", shell.now))
-        drain(shell)
-        for worker in ("cpu-0", "cpu-1"):
-            assert orders.Calibrate(worker) in shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
-        while any(isinstance(order, orders.Calibrate) for order, _ in shell.pending):
-            shell.answer_to(orders.Calibrate)
+        lose_both_for_a_while(shell)
     assert shell.finish().status == "done"
 
 
@@ -449,12 +454,7 @@ def test_a_run_that_comes_farther_takes_workers_again_however_often_all_are_lost
             shell.answer(0)
         for _ in range(2):
             shell.answer_to(orders.StartRound)
-        shell.tell(facts.WorkerGone(("cpu-0", "cpu-1"), "power cut", shell.now))
-        drain(shell)
-        for worker in ("cpu-0", "cpu-1"):
-            assert orders.Calibrate(worker) in shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
-        while any(isinstance(order, orders.Calibrate) for order, _ in shell.pending):
-            shell.answer_to(orders.Calibrate)
+        lose_both_for_a_while(shell)
     assert shell.finish().status == "done"
 
 

@@ -55,21 +55,7 @@ def test_a_layer_sharded_run_of_long_steps_leaves_time_for_those_that_are_submit
     shell, limit = LayerShell(layer_settings(epochs=9)), 600.0
     shell.tell(facts.TimeLimited(limit, limit, 0.0))
     shell.start(a=0.01, b=0.01)
-    shell.links()
-    while not shell.coordinator.ended:
-        if orders.StopSegment in shell.open:
-            shell.stopped()
-        elif orders.Collect in shell.open:
-            shell.pieces()
-        elif orders.Judge in shell.open:
-            shell.judged()
-        elif orders.AskCounters in shell.open:
-            shell.counted()
-        else:
-            for _ in range(30):
-                shell.then(facts.Tick)
-            if orders.StopSegment not in shell.open:
-                shell.step()
+    shell.go_on(wait=30)
     assert limit / 2 <= shell.now <= limit
 
 

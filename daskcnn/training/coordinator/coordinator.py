@@ -244,9 +244,11 @@ class Coordinating(ABC):
 
     def _begin_if_calibrated(self, now: float) -> None:
         """Begin the run, if it has not begun, with the workers that have measured themselves."""
-        if not self.roster.alive and self.phase is Phase.CALIBRATING:
+        if self.phase is not Phase.CALIBRATING:
+            return
+        if not self.roster.alive:
             self._call_up(now)
-        if self.phase is not Phase.CALIBRATING or self.roster.calibrating:
+        if self.roster.calibrating:
             return
         waits = self._least and (self.life or not self._unfit)  # those that were measured are lost
         if not self.roster.alive and not waits:
