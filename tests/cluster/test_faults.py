@@ -24,7 +24,7 @@ from daskcnn.training.coordinator import departures
 from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.facts import RoundDone, Tick, WorkerGone
 from daskcnn.training.coordinator.layer import LayerCoordinator
-from daskcnn.training.coordinator.orders import EndRound, StartRound
+from daskcnn.training.coordinator.orders import EndRound, Judge, StartRound
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from tests.cluster.cluster_jobs import (
@@ -305,6 +305,22 @@ def test_interrupted_layer_run_is_saved_and_resumes(three_workers: Client, synth
     result = run(three_workers, job, again, resume=Path(runs) / "it")
     assert len(again.of("resume")) == 1
     assert (result.summary["status"], result.summary["epochs"]) == ("done", 2)
+
+
+@pytest.mark.slow
+def test_a_layer_run_judges_the_epoch_that_a_signal_left_unjudged(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
+    """Its kernels and momentum are those of a run that was not ended."""
+    job = small_job(synthetic, runs, train={"strategy": "layer"}, model={"dtype": "float64"}, run={"name": "it"})
+    heard = Listener(
+        lambda _, found: any(isinstance(order, Judge) for order in found), lambda: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    with pytest.raises(Interrupted):
+        run(three_workers, job, heard=heard, handle_signals=True)
+    result = run(three_workers, job, resume=Path(runs) / "it")
+    assert [event["epoch"] for event in result.history] == [1, 2]
+    np.testing.assert_allclose(result.model.vector, reference(job).weights, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ class Shell:
         self.alive: set[str] = set()
         self.kept = self.saved = self.coordinator.snapshot.step
         self.life = self.trained = self.next = self.end = 0
-        self.collected: int | None = None
+        self.collected = self.kept
         self.accuracy = iter(range(1, 1000))
 
     # --- facts ---
@@ -207,7 +207,7 @@ class Shell:
                 assert order.replicas == (REPLICA,)
                 self.saved = self.kept
             case orders.Restore():
-                self.kept = self.saved
+                self.kept = self.collected = self.saved
             case orders.Log() | orders.End() | orders.IgnoreSignals():
                 pass
             case _:

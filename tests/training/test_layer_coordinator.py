@@ -116,7 +116,8 @@ def test_an_epoch_ends_with_a_judged_snapshot() -> None:
     shell = begun()
     assert shell.steps(9) == []
     assert shell.step() == [orders.Collect(2, 10)]
-    assert shell.pieces() == [orders.Keep(10, 1.0, BOOK, None), orders.Judge(JudgedPart(80, 100))]
+    to_judge = BOOK | {"to_judge": True}
+    assert shell.pieces() == [orders.Keep(10, 1.0, to_judge, None), orders.Judge(JudgedPart(80, 100))]
     book, score = BOOK | {"best": 0.05}, Score(10.0, 1, 20)
     assert shell.judged() == [orders.Keep(10, 1.0, book, score), orders.AskCounters(1)]
     epoch, save, place, run = shell.counted()
@@ -800,6 +801,41 @@ def test_a_signal_at_an_epochs_end_waits_for_nobody(judged: bool) -> None:
     told = [EpochEnded] if judged else []
     assert kinds(shell.interrupt()) == [*told, orders.Save, orders.CancelAll, orders.End]
     assert shell.saved == 10
+
+
+@pytest.mark.parametrize("step", [10, 20])
+@pytest.mark.parametrize("early", [False, True])
+def test_an_epoch_that_a_signal_has_left_unjudged_is_judged_by_the_run_that_goes_on(step: int, early: bool) -> None:
+    shell = begun()
+    if step == 20:
+        shell.epoch()
+    shell.steps(10)
+    if early:  # while the pieces are collected
+        shell.interrupt()
+    shell.pieces()
+    if not early:
+        shell.interrupt()
+    assert shell.coordinator.ended
+    again = Shell(snapshot=shell.coordinator.snapshot)
+    judge = again.start(a=1.0, b=1.0)[-1]
+    assert isinstance(judge, orders.Judge)
+    again.judged(7)
+    again.go_on()
+    epochs = again.events(EpochEnded)
+    assert [event.step for event in epochs] == ([10, 20] if step == 10 else [20])
+    assert (epochs[0].validation.accuracy, again.saved) == (0.35, 20)
+    assert "to_judge" not in again.coordinator.snapshot.book
+
+
+def test_an_epoch_is_judged_that_was_not_when_the_last_worker_was_lost() -> None:
+    shell = begun(least={"cpu": 1}, wait=10.0)
+    shell.steps(10)
+    shell.pieces()
+    shell.lose("a", "b")
+    out = shell.come("c", 1.0)
+    assert isinstance(out[-1], orders.Judge)
+    shell.go_on()
+    assert [event.step for event in shell.events(EpochEnded)] == [10, 20]
 
 
 def test_a_signal_before_training_leaves_no_checkpoint() -> None:

@@ -110,7 +110,7 @@ class LayerSharded:
         self._optimizer, self._rate = optimizer_of(self.job), rate_of(self.job.train.schedule)
         self.life = 0  # whose pieces are placed
         self._graph: LayerGraph | None = None
-        self._collected: tuple[Array, OptimizerState] = weights, still
+        self._collected: tuple[Array, OptimizerState] = self.state.weights, self.state.optimizers[REPLICA]
 
     def actions(self, shell: Shell) -> Actions:
         """Return the actions of layer sharding."""
@@ -239,6 +239,7 @@ class LayerSharded:
 
     def _restore(self, order: orders.Restore) -> None:
         self.state = self._saved
+        self._collected = self.state.weights, self.state.optimizers[REPLICA]
 
     def _ask_counters(self, order: orders.AskCounters) -> None:
         def counted(found: dict[str, Counters], at: float) -> Fact:

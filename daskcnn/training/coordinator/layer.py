@@ -76,7 +76,11 @@ class LayerCoordinator(LayerSegments):
 
     def _begin(self, now: float) -> None:
         self.records.begin_epoch(now)
-        if self.records.over:
+        self.done = self.end = self.snapshot.step
+        if self.records.to_judge_first:
+            self._fewer = True
+            self._judge()
+        elif self.records.over:
             self._end("done", None)
         else:
             self._go_on_from_snapshot()

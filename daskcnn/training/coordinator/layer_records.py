@@ -144,9 +144,10 @@ class LayerRecords:
 
     # --- snapshots ---
 
-    def keep(self, step: int, validation: Score | None) -> None:
-        """Make the pieces that were collected last the snapshot."""
+    def keep(self, step: int, validation: Score | None, *, to_judge: bool) -> None:
+        """Make the pieces collected last the snapshot. to_judge: it ends an epoch, and is yet to be judged."""
         book = self.evaluations.book() | self.divergence.book() | self.judging.book()
+        book |= {"to_judge": True} if to_judge else {}
         self.snapshot = LayerSnapshot(step, step / self._settings.steps_per_epoch, book, validation)
         self._out.put(orders.Keep(step, self.snapshot.epoch, book, validation))
 
@@ -191,6 +192,11 @@ class LayerRecords:
         return self.snapshot.step > self.saved
 
     @property
+    def to_judge_first(self) -> bool:
+        """True if the snapshot ends an epoch that was not judged: a signal or a loss came before it was."""
+        return bool(self.snapshot.book.get("to_judge"))
+
+    @property
     def over(self) -> bool:
         """True if the snapshot is the last."""
         return self.ending(self.snapshot.step)
@@ -201,7 +207,7 @@ class LayerRecords:
 
     # --- epochs ---
 
-    def to_judge(self, step: int, workers: Mapping[str, float], now: float) -> JudgedPart:
+    def judged_part(self, step: int, workers: Mapping[str, float], now: float) -> JudgedPart:
         """Return the samples to judge the snapshot on. workers: seconds of a sample of each, which judge together."""
         settings, samples = self._settings, max(1, self.evaluations.samples)
         self._judging_since, alone = now, 1 / sum(1 / seconds for seconds in workers.values())
@@ -220,7 +226,7 @@ class LayerRecords:
                 REPLICA, samples, busy, own=0, center=score.samples, evaluation=now - judged, paid=(REPLICA,)
             )
         self.evaluated = self.evaluations.end_interval(now)
-        self.keep(step, score if self.evaluated[0].whole else None)
+        self.keep(step, score if self.evaluated[0].whole else None, to_judge=False)
 
     def end_epoch(self, now: float) -> bool:
         """Log the epoch that was judged, and begin the next. Returns True if its snapshot is the best so far."""

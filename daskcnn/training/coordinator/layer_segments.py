@@ -167,17 +167,17 @@ class LayerSegments(Coordinating):
             value = f"weights after step {fact.step} are not finite"
             self._diverged(Diverged(value, "training diverged", "lower train.lr"))
             return
-        self.records.keep(self.done, None)
+        self.records.keep(self.done, None, to_judge=self.done % self.settings.steps_per_epoch == 0)
         if self._interrupted is not None:
             self._end_interrupted()
-        elif fact.step % self.settings.steps_per_epoch == 0:
+        elif self.records.to_judge_first:
             self._judge()
         else:
             self._go_on(better=False)
 
     def _judge(self) -> None:
         self._enter(Phase.JUDGING)
-        self._out.put(orders.Judge(self.records.to_judge(self.done, self.roster.seconds, self._now)))
+        self._out.put(orders.Judge(self.records.judged_part(self.done, self.roster.seconds, self._now)))
 
     def _on_judged(self, fact: facts.Judged) -> None:
         if self.phase is not Phase.JUDGING:
@@ -232,8 +232,7 @@ class LayerSegments(Coordinating):
     def _go_back(self) -> None:
         """Train again from the snapshot."""
         self._out.put(orders.CancelAll())
-        self.records.begin_epoch(self._now)
-        self._go_on_from_snapshot()
+        self._begin(self._now)
 
     # --- counters ---
 
