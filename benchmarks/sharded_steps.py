@@ -57,15 +57,17 @@ def opened(
     parts: int = 1,
     first: str = "auto",
     validation: int = 2000,
+    relu: bool = True,
 ) -> Iterator[RunContext]:
     """A run of this network on so many processors and GPUs, calibrated; minibatches in so many parts.
 
     first: what of the first convolution is divided (train.first_conv). validation: samples that are not trained on.
+    relu: False leaves the papers' networks with exactly the layers that they list.
     """
     job = resolve(
         {
             "data": {"path": data, "validation": validation},
-            "model": {"name": model},
+            "model": {"name": model, "relu": relu},
             "train": {
                 "strategy": "layer",
                 "batch_size": batch,

@@ -42,16 +42,16 @@ def measure(
     rounds: int,
     seconds: float,
     wire: str,
-    parts: int = 1,
-    first: str = "auto",
+    **more: Any,
 ) -> Any:
-    """One configuration: seconds of a step, and what they are made of."""
-    with opened(client, data, model, batch, wire, parts=parts, first=first) as context:
-        workers, sharded = list(context.workers.alive), Sharded(context)
+    """One configuration: seconds of a step, and what they are made of. more: as of `opened`."""
+    with opened(client, data, model, batch, wire, **more) as context:
+        workers, sharded = sorted(context.workers.alive), Sharded(context)
         sharded.settle(seconds)
-        one, both, together, busy, conv, moved = [], [], [], [], [], []
+        one, last, both, together, busy, conv, moved = [], [], [], [], [], [], []
         for _ in range(rounds):
             one.append(alone_on(context, workers[:1], seconds)[0])
+            last.append(alone_on(context, workers[-1:], seconds)[0])
             both.append(sum(alone_on(context, workers, seconds)))
             steps, counters, count = sharded.seconds(seconds)
             together.append(median(steps))
@@ -61,6 +61,7 @@ def measure(
         cut = sharded.shares.event()
         found: dict[str, Any] = {
             "one": 1 / median(one),
+            "last": 1 / median(last),
             "ceiling": median(both) / median(one),
             "step": median(together),
             "busy": median(busy),
