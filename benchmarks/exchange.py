@@ -1,6 +1,7 @@
 """How fast weights travel: over the parameter server, and peer to peer.
 
     python -m benchmarks.exchange [--server] [--asa] [--link] [--size 20000000] [--rounds 9] [--json FILE]
+    python -m benchmarks.exchange --link --vectors googlenet alexnet vgg16 --rounds 1 [--json FILE]
 
 --server: two worker processes push a vector as fast as they can: GB/s of pushes received and merged, on loopback, for
 the server in one process and split over two, whose replies bring nothing (downpour) or the center (agwu, sgwu).
@@ -8,6 +9,7 @@ the server in one process and split over two, whose replies bring nothing (downp
 workers, and peer to peer (asa, asa16), in turns.
 --link: asa and asa16 over links of 1 Gb/s, each worker in a network namespace of its own behind a token bucket
 (`tc tbf`); needs root, `ip` and `tc`. Without a choice, the first two. Exit code 1 where a bar is missed.
+--vectors: of as many numbers as these networks have parameters, as in table 3 of Theano-MPI; each is kept by its name.
 """
 
 from __future__ import annotations
@@ -17,10 +19,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from secrets import token_hex
 from statistics import median
@@ -31,7 +32,8 @@ import numpy as np
 import psutil
 from distributed import Client
 
-from benchmarks.network.netns import network
+from benchmarks.network.netns import linked_cluster
+from benchmarks.runs import command
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import advertised, present, wait_for_members
@@ -52,6 +54,7 @@ SAMPLES = 10_000  # of the run that the workers stand for
 WORKERS = 4
 QUIET, TRIES = 0.1, 6  # share of the machine that others may take while it is measured, and how often that is tried
 RATE = 1.25e8  # bytes a second: 1 Gb/s
+VECTORS = {"googlenet": 13_378_280, "alexnet": 60_965_224, "vgg16": 138_357_544}  # Theano-MPI, table 2
 
 
 # --- what runs on workers: by value, as they do not have this file ---
@@ -318,7 +321,7 @@ def asa_part(size: int, rounds: int) -> dict[str, Any]:
 
 def link_part(size: int, rounds: int) -> dict[str, Any]:
     """Over links of 1 Gb/s each way. The bar: asa16 below asa."""
-    with linked_cluster() as client:
+    with linked_cluster(WORKERS, RATE) as client:
         found = meetings(client, size, rounds)
     figures = found["figures"]
     return {
@@ -326,25 +329,6 @@ def link_part(size: int, rounds: int) -> dict[str, Any]:
         "link": f"{8 * RATE / 1e9:g} Gb/s",
         "bar_met": figures["asa16"]["median"] < figures["asa"]["median"],
     }
-
-
-# --- links ---
-
-
-@contextmanager
-def linked_cluster() -> Iterator[Client]:
-    """A worker in each of several network namespaces, joined by a bridge, every link with its own token bucket.
-
-    Scheduler and this process are at the bridge; the server has a link like a worker's.
-    """
-    with network() as net:
-        scheduler = net.scheduler()
-        for i in range(WORKERS + 1):
-            kind = "CPU" if i < WORKERS else "PS"
-            net.worker(net.host(RATE), scheduler, f"{kind.lower()}-{i}", kind)
-        with Client(scheduler, timeout=60) as client:
-            client.wait_for_workers(WORKERS + 1, timeout=60)
-            yield client
 
 
 # --- results ---
@@ -358,24 +342,28 @@ def main() -> int:
     for name, part in PARTS.items():
         parser.add_argument(f"--{name}", action="store_true", help=part.__doc__)
     parser.add_argument("--size", type=int, default=20_000_000, help="numbers of the vector, float32")
+    parser.add_argument("--vectors", nargs="+", choices=VECTORS, default=(), help="in place of --size")
     parser.add_argument("--rounds", type=int, default=9, help="rounds that all kinds are measured in, in turns")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the results to this file")
     options = parser.parse_args()
     chosen = [name for name in PARTS if getattr(options, name)] or ["server", "asa"]
     kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    for name in chosen:
-        found = PARTS[name](options.size, options.rounds)
-        kept[name] = {
-            "command": f"python -m benchmarks.exchange --{name} --size {options.size} --rounds {options.rounds}",
+    sizes = {f" {vector}": VECTORS[vector] for vector in options.vectors} or {"": options.size}
+    met = []
+    for name, (vector, size) in product(chosen, sizes.items()):
+        found = PARTS[name](size, options.rounds)
+        met.append(found["bar_met"])
+        kept[name + vector] = {
+            "command": command(),
             "processor": device_profile("cpu", cpu_count()).name,
             "cores": cpu_count(),
             "rounds": options.rounds,
-            "numbers": options.size,
+            "numbers": size,
             **found,
         }
         if options.json:
             options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(kept[name]["bar_met"] for name in chosen) else 1
+    return 0 if all(met) else 1
 
 
 if __name__ == "__main__":

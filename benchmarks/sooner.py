@@ -2,7 +2,7 @@
 
     python -m benchmarks.sooner --data data/cifar10.zarr [--networks quick rules] [--ratios 1 3]
         [--strategies bsp default sgwu ddp] [--batches 32 64 128] [--rates 0.005 0.01 0.02] [--seeds 3] [--epochs E]
-        [--limit N] [--targets 0.55 0.6 0.65]
+        [--limit N] [--targets 0.55 0.6 0.65] [--links 5e6]
     python -m benchmarks.sooner --simulated --data data/cifar10.zarr [--processes 2]
         [--workers 2 4 8 16] [--ratios 1 3 10] [--links 5e6 1.25e8 1.25e9]
 
@@ -21,6 +21,8 @@ counts as one that takes for ever.
 
 Real: two one-thread workers. For 1 : R the second one sleeps after each of its steps (DASKCNN_THROTTLE; 2.3 times as
 long makes three times slower, as its caches are cold after a sleep), and so does the second rank. Sides take turns.
+With --links (root, `ip` and `tc`) the two and the server are hosts of their own, behind links of so many bytes a
+second; `alone` needs none.
 --simulated: the arithmetic is real, on one thread, and time is that of a cluster: half of its workers make 2,400 images
 a second, half of them R times fewer, on links of --links bytes a second to the server's host, which has such a link
 too. A sample takes a worker the same time in a step of any size. By default one of workers, ratio and link changes at a
@@ -50,6 +52,7 @@ from typing import Any
 from distributed import Client
 
 from benchmarks.common import LAYERS, RULES_NETWORK
+from benchmarks.network.netns import linked_cluster
 from benchmarks.network.simulated_workers import GIGABIT, cluster, simulated
 from benchmarks.runs import TUNED, add_command, load, machine, reached, run, save, throttle
 from daskcnn.cluster.link.connect import MEMORY, connect
@@ -87,7 +90,7 @@ OF_DDP = 0.5
 
 @dataclass(frozen=True)
 class Place:
-    """Workers, of which half are `ratio` times slower. link: bytes a second in simulated time; None: real processes."""
+    """Workers, half of them `ratio` times slower. link: bytes a second of each; None: real ones without limit."""
 
     workers: int = 1
     ratio: float = 1.0
@@ -181,10 +184,11 @@ def throttled(ratio: float) -> float:
     return 1.0 + 0.65 * (ratio - 1.0)
 
 
-def real(each: Run, client: Client, path: str) -> dict[str, Any]:
+def real(each: Run, client: Client | None, path: str) -> dict[str, Any]:
     """Train on real workers, or ranks; the figures, or why it diverged."""
     if each.side == DDP:
         return of_ddp(each, path)
+    assert client is not None
     throttle(client, throttled(each.place.ratio))
     try:
         found = run(each.job(path), client)
@@ -256,8 +260,8 @@ def places(given: argparse.Namespace) -> list[Place]:
     """The workers that were asked for, apart from the fastest one alone."""
     ratios = given.ratios or (SIMULATED_RATIOS if given.simulated else (1.0, 3.0))
     if not given.simulated:
-        return [Place(2, ratio) for ratio in ratios]
-    values = {"workers": given.workers, "ratio": ratios, "link": given.links}
+        return [Place(2, *each) for each in product(ratios, given.links or [None])]
+    values = {"workers": given.workers, "ratio": ratios, "link": given.links or [*LINKS]}
     if given.grid:
         return [Place(*each) for each in product(*values.values())]
     lines = [Place(**{**MAIN, key: value}) for key, own in values.items() for value in own]
@@ -274,12 +278,14 @@ def train(missing: Sequence[Run], given: argparse.Namespace, keep: Callable[[Run
         return
     os.environ.update(MEMORY)  # of PyTorch's ranks: our workers have it anyway
     with ExitStack() as stack:
-        client = None
+        clients: dict[float | None, Client] = {}
         for each in missing:
-            if client is None and each.side != DDP:
-                client = stack.enter_context(connect(Cluster(workers=Workers(cpu=2))))
-                client.wait_for_workers(3, timeout=60)
-            keep(each, real(each, client, getattr(given, each.data)))
+            link = each.place.link
+            if link not in clients and each.side != DDP:
+                own = connect(Cluster(workers=Workers(cpu=2))) if link is None else linked_cluster(2, link)
+                clients[link] = stack.enter_context(own)
+                clients[link].wait_for_workers(3, timeout=60)
+            keep(each, real(each, clients.get(link), getattr(given, each.data)))
 
 
 def make(wanted: Iterable[Run], given: argparse.Namespace) -> dict[str, Any]:
@@ -450,12 +456,14 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--targets", nargs="+", type=float, default=TARGETS, help="default: 0.55 0.6 0.65")
     options.add_argument("--simulated", action="store_true", help="in simulated time, with real arithmetic")
     options.add_argument("--workers", nargs="+", type=int, default=WORKERS, help="simulated; default: 2 4 8 16")
-    options.add_argument("--links", nargs="+", type=float, default=list(LINKS), help="simulated; bytes a second")
+    options.add_argument("--links", nargs="+", type=float, help="bytes a second; default: none, or simulated four")
     options.add_argument("--grid", action="store_true", help="simulated: workers × ratios × links")
     options.add_argument("--processes", type=int, default=2, help="simulated: runs at a time; default %(default)s")
     given = options.parse_args(words)
     if given.simulated and DDP in given.strategies:
         options.error("--strategies ddp: PyTorch is not simulated; leave --simulated or ddp out")
+    if given.links and not given.simulated and DDP in given.strategies:
+        options.error("--links: PyTorch's ranks have no links of their own; leave --links or ddp out")
     if any(batch % 2 for batch in given.batches) and DDP in given.strategies:
         options.error("--batches: two ranks share a step of ddp; give even numbers")
     name = "sooner_simulated.json" if given.simulated else "sooner.json"

@@ -20,6 +20,8 @@ from pathlib import Path
 from shutil import which
 from typing import IO, Any
 
+from distributed import Client
+
 FRAMING = 1448 / 1514
 """Of what a link carries, what is TCP's payload: packets of 1,500 bytes, Ethernet's head before them."""
 BURST = 0.004
@@ -156,6 +158,22 @@ def network() -> Iterator[Network]:
         run("ip", "addr", "add", f"{subnet}.1/24", "dev", bridge)
         run("ip", "link", "set", bridge, "up")
         yield Network(bridge, subnet, scratch, stack)
+
+
+@contextmanager
+def linked_cluster(workers: int, rate: float) -> Iterator[Client]:
+    """Give workers of one thread in namespaces of their own, behind links of this rate each.
+
+    Scheduler and this process are at the bridge; the server has a link like a worker's.
+    """
+    with network() as net:
+        scheduler = net.scheduler()
+        for i in range(workers):
+            net.worker(net.host(rate), scheduler, f"cpu-{i}")
+        net.worker(net.host(rate), scheduler, "ps-0", "PS")
+        with Client(scheduler, timeout=60) as client:
+            client.wait_for_workers(workers + 1, timeout=60)
+            yield client
 
 
 @contextmanager
