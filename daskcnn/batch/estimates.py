@@ -31,7 +31,9 @@ from daskcnn.files import open_regular
 CHANGE = 5.0
 """Seconds that a run loses when it has other workers: a round ends early, others measure themselves."""
 _TAIL, _HEAD = 1 << 18, 1 << 16  # bytes of a log
-_ROUND, _CHOICE, _START = (f'"event": "{kind}"'.encode() for kind in ("round", "strategy", "start"))
+_ROUND, _CHOICE, _START, _UNFIT, _RESUME = (
+    f'"event": "{kind}"'.encode() for kind in ("round", "strategy", "start", "worker-left-out", "resume")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def pace_of(run: Path) -> RunPace:
     with suppress(KeyError, TypeError, AttributeError):  # of another version's run
         rounds = [*_records(tail, _ROUND)]
         choices = [*_records(tail, _CHOICE)] or [*_records(head, _CHOICE)]
-        speeds = dict.fromkeys(_left_out(choices), 0.0) | _speeds(rounds)
+        speeds = dict.fromkeys((*_left_out(choices), *_unfit(tail)), 0.0) | _speeds(rounds)
         return RunPace(speeds, _exchange(rounds) or _expected(choices), _left(run, head))
     return RunPace({}, 0.0, None)
 
@@ -114,6 +116,11 @@ def _speeds(rounds: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Samples a second of each worker in its last round."""
     done = (each for each in rounds if each.get("samples") and each.get("busy") and not each.get("members"))
     return {each["worker"]: each["samples"] / each["busy"] for each in done}
+
+
+def _unfit(text: bytes) -> Iterable[str]:
+    """Yield the workers that could not be used since the run was last begun."""
+    yield from (each["worker"] for each in _records(text[max(0, text.rfind(_RESUME)) :], _UNFIT))
 
 
 def _exchange(rounds: Iterable[Mapping[str, Any]]) -> float:

@@ -13,7 +13,17 @@ from daskcnn.batch.estimates import CHANGE, Estimates, pace_of
 from daskcnn.batch.policy import share
 from daskcnn.batch.records import Count, QueuedJob
 from daskcnn.batch.shares import SharedWorker
-from daskcnn.events import EpochEnded, Event, PricedStep, RoundEnded, RunStarted, StrategyChosen, WorkerGain
+from daskcnn.events import (
+    EpochEnded,
+    Event,
+    PricedStep,
+    RoundEnded,
+    RunResumed,
+    RunStarted,
+    StrategyChosen,
+    WorkerGain,
+    WorkerLeftOut,
+)
 
 DESKS = [SharedWorker(f"desk-{i}") for i in range(1, 5)]
 ALL = [worker.name for worker in DESKS]
@@ -121,3 +131,15 @@ def test_a_worker_that_a_run_has_not_had_is_as_fast_as_its_threads(tmp_path: Pat
     assert found(job, ["desk-2"]) == pytest.approx(9000 / 200 + CHANGE)
     (Path(job.run) / "events.jsonl").write_text("")
     assert found(job, ["desk-1"]) == 0.5, "a log that has changed is read again"
+
+
+def test_a_worker_that_cannot_be_used_is_another_s_until_it_trains_or_the_run_is_begun_anew(tmp_path: Path) -> None:
+    told = [started(), WorkerLeftOut(worker="desk-2", reason="out of memory"), round_of("desk-1", 500, 50.0)]
+    job = job_of(1, tmp_path, 2, *told, epoch(1.0))
+    assert pace_of(Path(job.run)).speeds == {"desk-1": 10.0, "desk-2": 0.0}
+    waits = QueuedJob(2, "bob", 0.0, run=str(tmp_path / "none"), workers={"cpu": Count(1, 1)}, only=("desk-[12]",))
+    assert share([job, waits], DESKS, now=0.0, gain=estimates(job, waits)).gives == {1: ("desk-2",)}
+    trains = job_of(3, tmp_path, 2, *told, round_of("desk-2", 400, 20.0))
+    assert pace_of(Path(trains.run)).speeds["desk-2"] == 20.0
+    anew = job_of(4, tmp_path, 2, *told, RunResumed(step=1, at=3.0))
+    assert "desk-2" not in pace_of(Path(anew.run)).speeds
