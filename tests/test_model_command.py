@@ -64,6 +64,16 @@ def test_a_job_files_network_is_shown(tmp_path: Path) -> None:
     ]
 
 
+def test_a_job_s_network_is_that_which_it_trains(tmp_path: Path) -> None:
+    """Its outputs are the classes of its data, its network that of the run it goes on from, its minibatch its own."""
+    job = tmp_path / "job.toml"
+    job.write_text('[data]\nname = "cifar100"\n[model]\nname = "resnet20"\n[train]\nbatch_size = 32\n')
+    found = json.loads(invoke("model", job, "--json").stdout)
+    assert (found["layers"][-1]["out_shape"], found["batch"]) == ([100], 32)
+    assert json.loads(invoke("model", job, "--json", "--batch", 8).stdout)["batch"] == 8
+    assert json.loads(invoke("model", job, "--json", "--classes", 7).stdout)["layers"][-1]["out_shape"] == [7]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

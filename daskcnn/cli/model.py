@@ -38,13 +38,19 @@ if TYPE_CHECKING:
     help="A data set, or the size of its images.  [default: what the network was described for]",
 )
 @click.option("--classes", type=click.IntRange(1), help="Outputs.  [default: those the network was described for]")
-@click.option("--batch", type=click.IntRange(1), default=128, show_default=True, help="Samples in a minibatch.")
+@click.option("--batch", type=click.IntRange(1), help="Samples in a minibatch.  [default: the job's, or 128]")
 @click.option("--picture", metavar="FILE", help="Draw the network into this file; its ending says SVG or PNG.")
 @as_json
 @import_option
 @verbose
 def model(
-    model: str, dataset: str | None, classes: int | None, batch: int, picture: str | None, as_json: bool, **_: Any
+    model: str,
+    dataset: str | None,
+    classes: int | None,
+    batch: int | None,
+    picture: str | None,
+    as_json: bool,
+    **_: Any,
 ) -> None:
     """Print the layers of a network, by its name or from a job file: outputs, parameters, operations, memory."""
     found = show_model(model, images=dataset, classes=classes, batch=batch, picture=picture)

@@ -272,6 +272,11 @@ class Train(Options):
         best = self.early_stopping is not None if self.restore_best is None else self.restore_best
         return "best" if best else "last"
 
+    @property
+    def parts_ways(self) -> bool:
+        """True if replicas may make steps of their own: nothing of a step has to be the same everywhere."""
+        return self.lookahead is None and self.largest_batch is None
+
 
 class Run(Options):
     """`[run]`: the results."""

@@ -215,7 +215,7 @@ class Recorder:
 
     def turn(self, job: Job, workers: int) -> None:
         """Keep another kind of job, which is trained in place of the first one. Raises DataError."""
-        self.prepared = replace(self.prepared, job=job)
+        self.prepared, self._training = replace(self.prepared, job=job), False
         self.directory.write_job(job.model_dump(mode="json"))
         self.emit(start_event(self.prepared, workers, run=str(self.directory.path)))
 
@@ -362,18 +362,22 @@ def recorded(
         directory = resume.directory
     with directory, progress:
         recorder = Recorder(directory, progress, prepared)
-        checkpoint = None
-        if resume is not None and (
-            checkpoint := latest(directory.checkpoints, warn=recorder.warn, check=check_of(job))
-        ):
+        checkpoint, damaged = None, list[str]()
+        if resume is not None:
+            checkpoint = latest(directory.checkpoints, warn=damaged.append, check=check_of(job))
+        if checkpoint:
             recorder.seconds_before, recorder.checkpoint = float(checkpoint.state["seconds"]), checkpoint.path
             check_same_data(checkpoint, prepared)
         if resume is not None and resume.kept.train.epochs != job.train.epochs:
             directory.lengthen(job.model_dump(mode="json"))
+        elif resume is not None:
+            directory.reopen()
         directory.write_environment(sys.argv)
         recorder.emit(start_event(prepared, workers, run=str(recorder.directory.path)))
         if checkpoint:
             recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step, epoch=checkpoint.state["epoch"]))
+        for message in damaged:  # behind the start: what comes before it is of the run's earlier life
+            recorder.warn(message)
         try:
             yield recorder, checkpoint
         finally:

@@ -8,14 +8,14 @@ from daskcnn.planning.simulate import Scenario
 from daskcnn.ps.wire import bytes_of
 from daskcnn.sim.cluster import step_problem
 from daskcnn.training.strategy_choice import StrategyChoice, choose
-from daskcnn.training.strategy_prices import STRATEGIES, StepProblem
+from daskcnn.training.strategy_prices import StepProblem, strategies_of
 
 
 def compare_strategies(chosen: Scenario) -> StrategyChoice:
     """Return the strategy for the job's network and minibatch on its cluster, whatever strategy the job names."""
     prices = chosen.sharded_prices()
     sharded = () if prices is None else prices.pricers(chosen.staged_rows())
-    return choose(problem_of(chosen), (*STRATEGIES, *sharded))
+    return choose(problem_of(chosen), (*strategies_of(parts_ways=chosen.job.train.parts_ways), *sharded))
 
 
 def problem_of(chosen: Scenario) -> StepProblem:

@@ -17,7 +17,7 @@ from daskcnn.conv.planner import candidates
 from daskcnn.conv.tuner import tune
 from daskcnn.errors import UserError, nearest
 from daskcnn.job.data_table import BUILT_IN
-from daskcnn.job.network import convolutions
+from daskcnn.job.network import convolutions, network_of
 from daskcnn.job.resolve import read_job_file, resolve
 from daskcnn.nn import Sequential, Shape, build_model, model_problem, sequential_from_spec, summarise
 from daskcnn.nn.models import MODELS, model_spec
@@ -27,6 +27,8 @@ from daskcnn.store import DATASETS, open_dataset
 
 MEASURING = 60.0
 """The most seconds for measuring a network's convolutions."""
+BATCH = 128
+"""Samples of a minibatch, where no job says how many."""
 SINGLE = "conv"
 """The model of a single convolution, by the layer's own options."""
 
@@ -130,21 +132,22 @@ def named_models() -> list[dict[str, Any]]:
 
 
 def show_model(
-    model: str, *, images: str | None, classes: int | None, batch: int, picture: str | None
+    model: str, *, images: str | None, classes: int | None, batch: int | None, picture: str | None
 ) -> dict[str, Any]:
     """The table of a network, by name or of a job file: layers, shapes, parameters, operations, memory of a batch.
 
-    images: a data set, or HxWxC; the network's usual ones by default. picture: a file to draw it into, SVG or PNG.
-    Raises UserError for an unknown network, and for images or classes that it does not take.
+    images: a data set, or HxWxC; by default the job's own, or the network's usual ones. batch: that of the job, or 128,
+    by default. picture: a file to draw it into, SVG or PNG. Raises UserError for an unknown network, and for images or
+    classes that it does not take.
     """
     if picture is not None and Path(picture).suffix not in (".svg", ".png"):
         raise UserError(picture, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
     try:
-        network, shape, dtype = _network(model, images, classes)
+        network, shape, dtype, usual = _network(model, images, classes)
         rows = summarise(network, shape)
     except ValueError as error:
         raise UserError(f"model {model}: {error}") from error
-    itemsize = np.dtype(dtype).itemsize
+    itemsize, batch = np.dtype(dtype).itemsize, batch or usual
     if picture is not None:
         draw_network(drawn(network, shape), f"{Path(model).stem} for images of {times(shape)}", Path(picture))
     return {
@@ -157,21 +160,28 @@ def show_model(
     }
 
 
-def _network(model: str, images: str | None, classes: int | None) -> tuple[Sequential, Shape, str]:
-    """The network, the shape of its images, and its dtype."""
-    name, relu, dtype = model, True, "float32"
+def _network(model: str, images: str | None, classes: int | None) -> tuple[Sequential, Shape, str, int]:
+    """The network, the shape of its images, its dtype, and the usual samples of a minibatch."""
+    name, relu, dtype, batch = model, True, "float32", BATCH
     if model.endswith(".toml"):
         job = resolve(read_job_file(model))
-        images = images or job.data.name or job.data.path
+        from daskcnn.datasets.job_dataset import is_missing  # both are slow to import
+        from daskcnn.planning.simulate import on_own_images
+
+        there = job.data.name in DATASETS or not is_missing(job.data)
+        if there and images is None and classes is None:  # as it will train
+            job, own, _ = on_own_images(job)
+            return network_of(job, own), own.shape, job.model.dtype, job.train.batch_size
+        images, batch = images or job.data.name or job.data.path, job.train.batch_size
         if job.model.layers:
-            return sequential_from_spec(job.model.layers), image_shape(images or BUILT_IN), job.model.dtype
+            return sequential_from_spec(job.model.layers), image_shape(images or BUILT_IN), job.model.dtype, batch
         name, relu, dtype = job.model.name or "quick", job.model.relu, job.model.dtype
     if model_problem(name):
         raise ValueError(f"no name, nor C1:C2 such as 50:500, nor a job file that ends in .toml{nearest(name, MODELS)}")
     known = MODELS.get(name)
     image, usual = (known.image, known.classes) if known else ((32, 32, 3), 10)
     shape = image_shape(images) if images else image
-    return _named(name, shape, classes or usual, relu), shape, dtype
+    return _named(name, shape, classes or usual, relu), shape, dtype, batch
 
 
 def _named(name: str, shape: Shape, classes: int, relu: bool = True) -> Sequential:

@@ -173,10 +173,7 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
 
 def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
     """Return the scenario of a resolved job. Raises UserError."""
-    images, train, name = _images(job)
-    job = on_data(job, name, images.shape, len(images.classes), train)
-    if not names_network(job) and (trained := network_to_start_from(job)) is not None:
-        job = with_network(job, trained, images)
+    job, images, train = on_own_images(job)
     samples = train - job.data.validation
     if samples < max(1, job.train.increments or 1):
         validation = f"data.validation = {job.data.validation}"
@@ -187,8 +184,20 @@ def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
         raise JobError([f"model: {error}"]) from error
 
 
+def on_own_images(job: Job) -> tuple[Job, Described, int]:
+    """Return the job with its network and every default, its images, and how many are for training. Raises UserError.
+
+    A data set of a known name need not exist here.
+    """
+    images, train, name = _images(job)
+    job = on_data(job, name, images.shape, len(images.classes), train)
+    if not names_network(job) and (trained := network_to_start_from(job)) is not None:
+        job = with_network(job, trained, images)
+    return job, images, train
+
+
 def _images(job: Job) -> tuple[Described, int, str]:
-    """The job's images, the number of training samples, the name. A data set of a known name need not exist here."""
+    """The job's images, the number of training samples, the name."""
     if not is_missing(job.data):
         dataset = opened(job.data)
         return dataset, len(dataset.train), dataset.name

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from daskcnn.errors import DataError, UserError
-from daskcnn.events import Event
+from daskcnn.events import Event, RunStarted
 from daskcnn.job.method import method_of
 from daskcnn.runs.directory import RunDirectory, is_written
 from daskcnn.runs.log import followed, read_events
@@ -59,13 +59,14 @@ def _row(run: Path) -> RunRow:
 
 
 def _by_log(run: Path, state: str, events: list[Event], until: float | None = None) -> RunRow:
-    """The row of a run without a summary. until: now, if it goes on."""
+    """The row of a run without a summary, as a simulation is. until: now, if it goes on."""
     course = History()
     for event in events:
         course.take(event)
     validation = course.looks[-1].validation_accuracy if course.looks else None
     seconds = course.attendance.seconds_at(until) if events else None
     workers = tuple(sorted(course.attendance.present)) if until is not None else ()
+    state = course.end.status if course.end is not None else state
     return RunRow(str(run), state, course.start.strategy, course.epoch, None, validation, seconds, workers)
 
 
@@ -81,8 +82,11 @@ def log_lines(run: str, *, follow: bool) -> Iterator[str]:
         _pause(LOOK)
         return True
 
+    simulated = False
     for event in followed(path if path.is_file() else path / "events.jsonl", more):
-        yield from stamped(event, datetime.fromtimestamp(event.at or 0.0))
+        simulated = event.simulated if isinstance(event, RunStarted) else simulated
+        at = event.at or 0.0
+        yield from stamped(event, at if simulated else datetime.fromtimestamp(at))
 
 
 def report(run: str) -> RunReport:

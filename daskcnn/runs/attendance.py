@@ -55,6 +55,7 @@ class Attendance:
                 self._marks[event.step] = self.now
             case events.RunEnded():
                 self.end(event.seconds)
+                self._training = False
             case _:
                 self._take_of_workers(event)
         self._training |= isinstance(event, _TRAINED)
@@ -110,7 +111,7 @@ class Attendance:
         elif self._at is not None:
             passed = max(0.0, event.at - self._at)  # a clock may be set back
         self.now, self._elapsed = self.now + passed, self._elapsed + passed
-        self._at = event.at if self._at is None or event.at is None else max(self._at, event.at)
+        self._at = self._at if event.at is None else event.at
 
     def _come(self, workers: Iterable[str]) -> None:
         if new := set(workers) - self.present:

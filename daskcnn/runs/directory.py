@@ -116,6 +116,13 @@ class RunDirectory:
         """Keep the resolved job. Raises DataError if it cannot be written."""
         self._write_at_start("job.json", job)
 
+    def reopen(self) -> None:
+        """Drop the summary of a run that goes on: it may be killed. That of a run that is done stays."""
+        with suppress(DataError):
+            if (self.summary() or {}).get("status") == "done":
+                return
+        (self.path / "summary.json").unlink(missing_ok=True)
+
     def lengthen(self, job: Mapping[str, Any]) -> None:
         """Keep a job of more epochs: the run is not done any more. Raises DataError."""
         (self.path / "summary.json").unlink(missing_ok=True)

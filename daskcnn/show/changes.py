@@ -35,7 +35,9 @@ class WorkerChanges:
             case events.WorkersCalibrated():
                 self._since |= dict.fromkeys((worker.name for worker in event.workers), now)
             case events.RoundEnded():
-                self._since[event.worker] = now
+                self._since |= dict.fromkeys((event.worker, *(member.name for member in event.members)), now)
+            case events.EpochEnded():  # of sharded layers
+                self._since |= dict.fromkeys((part.name for part in event.workers), now)
             case events.WorkerJoined():
                 self._add(now, "joined", event.worker, event.samples or None, self._seconds(event.worker, now))
                 self._since[event.worker] = now

@@ -154,6 +154,7 @@ class History:
     )  # last counts, by life and server
     attendance: Attendance = field(default_factory=Attendance)
     steps: int = 0  # that ended with an epoch; those that were made again count again
+    steps_of: Counter[str] = field(default_factory=Counter)  # the same of each worker of sharded layers
     began: dict[int, float] = field(default_factory=lambda: {1: 0.0})  # seconds of the run, by life
     step_sums: StepSums = field(default_factory=StepSums)
     _moved: int = 0  # bytes of all rounds
@@ -269,6 +270,7 @@ class History:
             self._step = self.looks[-1].step if self.looks else 0
         made_steps = max(0, event.step - self._step)
         self.steps, self._step = self.steps + made_steps, event.step
+        self.steps_of.update(dict.fromkeys((part.name for part in event.workers), made_steps))
         if self._home is not None and event.workers:
             self.step_sums.add(event, self._home, made_steps)
         judged = event.validation or events.Judged()

@@ -18,9 +18,10 @@ def describe(event: events.Event) -> list[str]:
     return [clean(line) for line in _told(event)]
 
 
-def stamped(event: events.Event, at: datetime) -> list[str]:
-    """Return the event's lines, each behind the time."""
-    return [f"{at:%Y-%m-%d %H:%M:%S}  {line}" for line in describe(event)]
+def stamped(event: events.Event, at: datetime | float) -> list[str]:
+    """Return the event's lines, each behind the time: seconds are those of a simulation."""
+    stamp = f"{at:%Y-%m-%d %H:%M:%S}" if isinstance(at, datetime) else f"{at:10.2f} s"
+    return [f"{stamp}  {line}" for line in describe(event)]
 
 
 def _told(e: events.Event) -> list[str]:

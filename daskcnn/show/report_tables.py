@@ -178,9 +178,11 @@ class RunReport:
         return _pooled(later) if later else None
 
     def reached(self, accuracy: float) -> EvaluationRow | None:
-        """Return the first evaluation on all validation samples with an accuracy of at least this (BPT-CNN table 1)."""
-        whole = (look for look in self.looks if look.judged is None)
-        return next((look for look in whole if (look.validation_accuracy or 0.0) >= accuracy), None)
+        """Return the first evaluation with an accuracy of at least this on validation samples (BPT-CNN table 1).
+
+        One of a part of them counts if its accuracy lies two standard errors above it.
+        """
+        return next((look for look in self.looks if _surely(look) >= accuracy), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON, under the fields' own names."""
@@ -255,6 +257,12 @@ def report_of(run: History) -> RunReport:
     )
 
 
+def _surely(look: EvaluationRow) -> float:
+    """The accuracy that an evaluation shows the weights to have."""
+    chance = 0.0 if look.judged is None else 2 * (look.validation_error or 0.0)
+    return (look.validation_accuracy or 0.0) - chance
+
+
 def alone_of(run: History) -> AloneEstimate | None:
     """Return the estimate by what workers measured of themselves; None for a run of one worker, or without evaluation.
 
@@ -265,7 +273,8 @@ def alone_of(run: History) -> AloneEstimate | None:
     fastest = max(rates, key=lambda name: rates[name], default="")
     if not (run.looks and start.samples and rates.get(fastest)) or {row.worker for row in run.rows} <= {fastest}:
         return None
-    accuracies = [look.validation_accuracy for look in run.looks]
+    whole = any(look.judged is None for look in run.looks)  # then a part, which may be lucky, decides nothing
+    accuracies = [None if whole and look.judged is not None else look.validation_accuracy for look in run.looks]
     last = accuracies.index(max(filter(None, accuracies))) if any(accuracies) else len(accuracies) - 1
     best, looks = run.looks[last], run.looks[: last + 1]
     shares = start.step_samples is not None and start.step_samples == start.batch_size
@@ -293,10 +302,10 @@ def _papers_step(sums: StepSums) -> StepParts | None:
 
 
 def _step(run: History, own: WorkerTotals) -> StepParts:
-    """A worker's part of the mean step, over all epochs that have ended."""
-    conv = sum(run.conv_seconds.get(own.name, {}).values())
+    """A worker's part of the mean step, over the epochs that it took part in."""
+    conv, steps = sum(run.conv_seconds.get(own.name, {}).values()), run.steps_of[own.name] or 1
     comm, comp = own.wait + own.communication, max(0.0, own.busy - conv)
-    return StepParts(comm / run.steps, conv / run.steps, comp / run.steps)
+    return StepParts(comm / steps, conv / steps, comp / steps)
 
 
 # --- workers ---

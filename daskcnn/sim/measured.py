@@ -49,7 +49,7 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
     in the proportion of those that trained, with a link like theirs. Where one trained alone, links are those that were
     probed. Raises DataError if its log has no calibration, or no round of a worker.
     """
-    log = list(events)
+    log = last_life(list(events), RoundEnded)
     calibrated = calibration(log)
     rounds: dict[str, list[_Lap]] = {row.name: [] for row in calibrated}
     for event, after in zip_longest(log, log[1:]):
@@ -100,6 +100,19 @@ def _patterns(
     usual, latency = median(rates), median(own.latency for own in workers)
     alike = {"count": 0, "latency": latency}
     return [calibrated_worker(row, batch).times_as_fast(usual).model_copy(update=alike) for row in idle]
+
+
+def last_life(log: Sequence[Event], kind: type[Event]) -> Sequence[Event]:
+    """Return the events since the last start of the run after which there was one of this kind; all without any.
+
+    A run that is resumed may have other workers under the same names, and the time that nobody trained is no round's.
+    """
+    seen = False
+    for place in reversed(range(len(log))):
+        seen |= isinstance(log[place], kind)
+        if seen and isinstance(log[place], RunStarted):
+            return log[place:]
+    return log
 
 
 def calibration(log: Sequence[Event]) -> Sequence[CalibratedWorker]:
@@ -172,7 +185,8 @@ def _left_out(log: Iterable[Event]) -> set[str]:
 
 def step_seconds(events: Iterable[Event]) -> float | None:
     """Return the seconds of a whole step of a layer-sharded run; None if its log has none."""
-    found = [event.seconds_per_step for event in events if isinstance(event, StepsEnded)]
+    log = last_life(list(events), StepsEnded)
+    found = [event.seconds_per_step for event in log if isinstance(event, StepsEnded)]
     return median(found[1:] or found) if found else None  # the first ones wait for what is made once
 
 

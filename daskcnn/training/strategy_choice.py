@@ -15,7 +15,9 @@ from daskcnn.training.strategy_prices import (
     Pricer,
     StepProblem,
     WorkerCost,
+    local_steps,
     priced_set,
+    strategies_of,
 )
 
 PAYS = 0.05
@@ -83,7 +85,7 @@ def choose(
     more = priced(problem.with_one_more(fastest), pricers)[0]
     return StrategyChoice(
         tuple(candidates),
-        tuple(_parts(problem, chosen)),
+        tuple(_parts(problem, chosen, pricers)),
         _faster_link(problem, pricers, chosen) if chosen.like(least) else None,
         more if more.seconds < chosen.seconds * _WORTH_NAMING else None,
     )
@@ -104,7 +106,7 @@ def priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrate
     return sorted(found, key=lambda each: (max(each.compared, equal), len(each.samples), each.compared))
 
 
-def _parts(problem: StepProblem, chosen: PricedStrategy) -> Iterator[WorkerGain]:
+def _parts(problem: StepProblem, chosen: PricedStrategy, pricers: Sequence[Pricer]) -> Iterator[WorkerGain]:
     """Yield each worker's part, where steps are shared or made alone."""
     if chosen.strategy not in (ALONE, SHARED, LOCAL) or chosen.group is not None:
         return
@@ -118,7 +120,9 @@ def _parts(problem: StepProblem, chosen: PricedStrategy) -> Iterator[WorkerGain]
             yield _gain(own, used, there, away, problem.samples)
         elif rest := tuple(each for each in problem.workers if each.name != own.name):
             # it is the one that is alone: what would be without it is another choice
-            yield _gain(own, used, chosen, priced(replace(problem, workers=rest), STRATEGIES)[0], problem.samples)
+            plain = strategies_of(parts_ways=local_steps in pricers)
+            without = priced(replace(problem, workers=rest), plain)[0]
+            yield _gain(own, used, chosen, without, problem.samples)
 
 
 def _gain(own: WorkerCost, used: bool, there: PricedStrategy, away: PricedStrategy, samples: int) -> WorkerGain:

@@ -355,3 +355,8 @@ def priced_set(
 
 STRATEGIES: tuple[Pricer, ...] = (alone, shared_steps, local_steps)
 """The strategies that are compared. A paper's rule is asked for by name, and is not among them."""
+
+
+def strategies_of(*, parts_ways: bool) -> tuple[Pricer, ...]:
+    """Return the strategies that are compared. parts_ways: replicas may make steps of their own."""
+    return tuple(each for each in STRATEGIES if parts_ways or each is not local_steps)

@@ -17,8 +17,7 @@ from daskcnn.errors import JobError
 from daskcnn.events import KernelsSharded, RunEnded, RunStarted, StrategyChosen
 from daskcnn.launch.training import Result
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.training import sharded_prices
-from daskcnn.training.coordinator import choosing
+from daskcnn.training import sharded_prices, strategy_prices
 from daskcnn.training.strategy_prices import PricedStrategy, StepProblem, alone
 from tests.tiny_runs import tiny_data, tiny_job
 
@@ -47,7 +46,7 @@ def dear_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def dear(problem: StepProblem) -> Iterator[PricedStrategy]:
         yield from (replace(each, compute=1000 * each.compute) for each in alone(problem))
 
-    monkeypatch.setattr(choosing, "STRATEGIES", (dear,))
+    monkeypatch.setattr(strategy_prices, "STRATEGIES", (dear,))
     monkeypatch.setattr(sharded_prices, "TASK", 0.0)
     monkeypatch.setattr(sharded_prices, "HANDOVER", 0.0)
 

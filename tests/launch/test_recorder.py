@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,8 @@ from daskcnn.events import EpochEnded, Warned, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import prepare_job
-from daskcnn.launch.recorder import Listener, Recorder
+from daskcnn.launch.recorder import Listener, Recorder, recorded
+from daskcnn.launch.resume import EarlierRun
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory, kept_job
@@ -260,6 +262,37 @@ def test_the_best_weights_are_kept_elsewhere_too(full: Full, runs: Path, path: s
     np.testing.assert_array_equal(daskcnn.load(place).vector, states[1].weights)
     np.testing.assert_array_equal(daskcnn.load(place, checkpoint="last").vector, states[2].weights)
     assert summary["checkpoint"] == str(place / "checkpoints/step-000000002")
+
+
+# --- a run that goes on ---
+
+
+def test_a_damaged_checkpoint_is_told_behind_the_start_of_the_run_that_goes_on(recorder: Recorder, runs: Path) -> None:
+    recorder.save(random_state(recorder.prepared.job))
+    recorder.save(replace(random_state(recorder.prepared.job), step=9))
+    (runs / "run/checkpoints/step-000000009/arrays.safetensors").write_bytes(b"")
+    recorder.directory.write_summary({"status": "interrupted"})
+    recorder.directory.close()
+    with goes_on(recorder, runs) as again:
+        kinds = [event.kind for event in again.directory.events()]
+        assert kinds[-3:] == ["start", "resume", "warning"]
+        assert again.directory.summary() is None, "that of a run which goes on may be killed"
+
+
+def test_a_run_that_is_done_keeps_its_summary(recorder: Recorder, runs: Path) -> None:
+    recorder.save(random_state(recorder.prepared.job))
+    recorder.directory.write_summary({"status": "done"})
+    recorder.directory.close()
+    with goes_on(recorder, runs) as again:
+        assert again.directory.summary() == {"status": "done"}
+
+
+@contextmanager
+def goes_on(recorder: Recorder, runs: Path) -> Iterator[Recorder]:
+    """The recorder of a run that goes on with the same job."""
+    earlier = EarlierRun(RunDirectory.open(runs / "run", writable=True), recorder.prepared.job)
+    with recorded(recorder.prepared, earlier, runner.Silent(), 2) as (again, _):
+        yield again
 
 
 # --- a run directory that is gone ---

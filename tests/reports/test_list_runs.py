@@ -17,6 +17,7 @@ from daskcnn.events import (
     EpochEnded,
     Event,
     Judged,
+    RunEnded,
     RunResumed,
     RunStarted,
     WorkerLost,
@@ -123,6 +124,15 @@ def test_a_log_has_the_time_of_each_line(tmp_path: Path) -> None:
     assert lines == list(log_lines(str(tmp_path / "it/events.jsonl"), follow=False))
     assert [line[:19] for line in lines] == [f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" for at, _ in EVENTS]
     assert "epoch 1/3" in lines[1]
+
+
+def test_a_simulation_that_is_kept_is_done_and_its_log_has_seconds(tmp_path: Path) -> None:
+    started, epoch = (event for _, event in EVENTS)
+    simulated = started.model_copy(update={"simulated": True})
+    make(tmp_path, "it", [(0.0, simulated), (12.5, epoch), (12.5, RunEnded(status="done", seconds=12.5))]).close()
+    assert list_runs(str(tmp_path))[0].state == "done"
+    lines = list(log_lines(str(tmp_path / "it"), follow=False))
+    assert lines[1].startswith("     12.50 s  epoch 1/3")
 
 
 def test_following_a_log_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

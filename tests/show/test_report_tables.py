@@ -234,6 +234,28 @@ def test_a_layer_sharded_run_has_epochs_for_rounds_and_no_sample_counts_twice() 
     assert [look.rounds for look in report.looks] == [1, 2]
 
 
+def test_a_worker_of_sharded_layers_has_the_mean_of_the_steps_that_it_took_part_in() -> None:
+    def ended(number: int, *names: str) -> Event:
+        workers = [
+            {"name": name, "busy": 4.0, "wait": 2.0, "conv_seconds": {"conv1": 3.0}, "samples": 9} for name in names
+        ]
+        return epoch(epoch=number, step=10 * number, workers=workers)
+
+    report = tables([*layer_sharded(), *(ended(k, "w0") for k in (1, 2, 3)), ended(4, "w0", "w1")])
+    assert report.breakdown["w0"] == report.breakdown["w1"] == StepParts(0.2, 0.3, 0.1)
+
+
+def test_work_that_is_lost_with_a_worker_is_that_since_its_last_report() -> None:
+    part = {"busy": 4.0, "wait": 1.0, "samples": 9}
+    sharded = epoch(workers=[{"name": "w0", **part}, {"name": "w1", **part}])
+    events = timed((0.0, start(strategy="layer")), (0.0, calibration("w0", "w1")), (40.0, sharded), (45.0, lost("w1")))
+    assert [change.lost for change in tables(events).changes] == [5.0]
+    members = [{"name": "w1", "busy": 4.0, "conv_seconds": {}}]
+    group = round_of("group-0", members=members)
+    events = timed((0.0, start()), (0.0, calibration("w1")), (3600.0, group), (3605.0, lost("w1")))
+    assert [change.lost for change in tables(events).changes] == [5.0]
+
+
 def test_a_layer_divided_by_samples_is_shown_in_per_cent() -> None:
     kernels = {"w0": {"conv1": 100, "conv2": 700}, "w1": {"conv1": 50, "conv2": 100}}
     by = {"conv1": "samples", "conv2": "kernels"}
@@ -263,6 +285,34 @@ def test_time_runs_from_the_calibration_and_targets_are_reached_at_the_first_goo
     assert report.reached(0.6) is None
     assert (report.seconds, report.status) == (40.0, "done")
     assert report.utilisation == pytest.approx(2 * 9.7 / 40.0)
+
+
+def test_a_part_of_the_validation_samples_reaches_a_target_where_chance_is_not_enough() -> None:
+    def part(step: int, accuracy: float, error: float) -> Event:
+        return epoch(step=step, validation={"accuracy": accuracy, "loss": 1.0, "samples": 100, "error": error})
+
+    parts = [part(1, 0.55, 0.05), part(2, 0.58, 0.03)]
+    report = tables([start(), calibration("w0"), *parts, scored(0.53, step=3)])
+    first, second = report.reached(0.5), report.reached(0.53)
+    assert first is report.looks[1]
+    assert second is report.looks[2], "0.58 may be chance"
+
+
+def test_a_clock_that_is_set_back_costs_the_run_one_interval() -> None:
+    laps = [(10.0 * k, scored(0.1, step=k)) for k in range(1, 6)]
+    later = [(at - 3600.0, event) for at, event in ((10.0 * k, scored(0.1, step=k)) for k in range(6, 11))]
+    report = tables(timed((0.0, start()), (0.0, calibration("w0")), *laps, *later))
+    assert [look.at for look in report.looks] == [10, 20, 30, 40, 50, 50, 60, 70, 80, 90]
+
+
+def test_nobody_trains_between_the_end_of_a_run_and_its_resume() -> None:
+    first = [(0.0, start()), (0.0, calibration("w0")), (5.0, scored(0.3, step=1))]
+    first += [(6.0, {"event": "end", "status": "interrupted", "seconds": 6.0})]
+    again = [(86_400.0, {"event": "warning", "message": "checkpoint passed over"}), (86_401.0, start())]
+    again += [(86_402.0, {"event": "resume", "step": 1, "path": "c"})]
+    report = tables(timed(*first, *again))
+    assert [worker.present for worker in report.workers] == [6.0]
+    assert all(note.at <= 6.0 for note in report.notes)
 
 
 @pytest.mark.parametrize("origin", [0.0, 1.7e9])
@@ -427,6 +477,14 @@ def test_a_run_says_what_it_brought_against_its_fastest_worker_alone() -> None:
     shown = format_report(tables([*_log(began), *looks]))
     line = "brought     this cluster reached 60.0 % in 15.0 s; w1 alone would have taken about 22.0 s (estimated)"
     assert line in shown
+
+
+def test_a_lucky_part_is_not_what_a_run_brought() -> None:
+    lucky = {**look(8.0, 1, 0.9), "validation": {"loss": 1.0, "accuracy": 0.9, "samples": 100, "error": 0.03}}
+    found = tables([*_log({"batch_size": 64}), lucky, look(15.0, 2, 0.6)]).alone
+    assert found is not None
+    assert (found.accuracy, found.seconds) == (0.6, 15.0)
+    assert getattr(tables([*_log({"batch_size": 64}), lucky]).alone, "accuracy", None) == 0.9, "there is nothing else"
 
 
 def test_replicas_that_are_merged_may_need_more_samples_than_one_machine() -> None:

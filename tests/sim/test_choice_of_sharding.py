@@ -53,6 +53,17 @@ def test_narrow_layers_never_are(speeds: tuple[float, ...], bandwidth: float) ->
     assert compare_strategies(scenario(NARROW, *speeds, bandwidth=bandwidth)).chosen.strategy != "layer"
 
 
+@pytest.mark.parametrize("train", [{"lookahead": {}}, {"largest_batch": 4096}])
+def test_steps_of_their_own_are_not_considered_where_a_run_could_not_make_them(train: dict[str, Any]) -> None:
+    def considered(**own: Any) -> set[str]:
+        return {
+            each.strategy for each in compare_strategies(scenario(NARROW, 25.0, 25.0, bandwidth=1e5, **own)).candidates
+        }
+
+    assert "local-sgd" in considered()
+    assert "local-sgd" not in considered(**train)
+
+
 def test_nor_are_wide_ones_over_a_slow_link() -> None:
     assert compare_strategies(scenario(WIDE, 25.0, 25.0, bandwidth=1e6)).chosen.strategy != "layer"
 

@@ -101,6 +101,13 @@ def test_a_resumed_run_has_the_workers_that_are_there() -> None:
     assert [worker.name for worker in measured_cluster(stopped, work).worker] == ["w0", "w1"]
 
 
+def test_the_absence_before_a_resume_and_rounds_of_other_machines_say_nothing() -> None:
+    work = workload("agwu", epochs=3)
+    earlier, later = (run(work, cluster(*speeds))[1] for speeds in ((1, 3), (10, 30)))
+    late = [event.model_copy(update={"at": (event.at or 0.0) + 36_000}) for event in later]
+    assert measured_cluster([*earlier, *late], work) == measured_cluster(late, work)
+
+
 def test_a_worker_that_ended_no_round_is_a_pattern_for_others() -> None:
     work = workload("agwu", epochs=3)
     events = run(work, cluster(10, 30, latency=0.01))[1]
@@ -212,6 +219,7 @@ def test_a_step_s_seconds_leave_the_first_out() -> None:
     assert step_seconds([steps(9.0), EpochEnded(epoch=1.0, step=1), steps(1.0), steps(2.0), steps(3.0)]) == 2.0
     assert step_seconds([steps(9.0)]) == 9.0
     assert step_seconds([]) is None
+    assert step_seconds([RunStarted(), steps(9.0), steps(9.0), RunStarted(), steps(2.0), RunStarted()]) == 2.0
 
 
 @pytest.mark.parametrize("name", ["sgwu", "agwu"])

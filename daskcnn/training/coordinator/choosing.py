@@ -22,11 +22,10 @@ from daskcnn.training.strategy_choice import choose
 from daskcnn.training.strategy_prices import (
     LOCAL,
     SHARED,
-    STRATEGIES,
     PricedStrategy,
     StepProblem,
-    local_steps,
     measured_problem,
+    strategies_of,
 )
 
 REMEDY = "it is free for another job, and measured again now and then; to use it anyway, train by strategy bsp"
@@ -64,7 +63,7 @@ class Choosing:
         self._links: dict[str, WorkerLink] = {}
         self._nbytes, self._server = 0, dict[str, Any]()  # as they were probed last
         self._steps: dict[str, MeasuredSteps] = {}
-        self._pricers = [each for each in STRATEGIES if settings.parts_ways or each is not local_steps]
+        self._pricers = strategies_of(parts_ways=settings.parts_ways)
         self.spared = Spared()
 
     def unmeasured(self, workers: int) -> UpdateRule | None:
@@ -121,7 +120,7 @@ class Choosing:
         self.heed(fact)
         asked, pricers = self._asked, self._pricers
         if begins and asked.sharded is not None:
-            pricers = [*pricers, *asked.sharded.pricers({name: own.row for name, own in roster.alive.items()})]
+            pricers = (*pricers, *asked.sharded.pricers({name: own.row for name, own in roster.alive.items()}))
         found = choose(self._problem(roster, roster.alive, asked.batch_size), pricers)
         left_out = {part.worker: part.why_left_out for part in found.left_out}
         return Choice(self._rule_of(found.chosen), found.event(), left_out=left_out, turn=_turn_of(found.chosen))

@@ -126,7 +126,7 @@ class Settings(RunSettings):
             rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
             averages=train.ema is not None,
             largest_step=samples if train.largest_batch == "memory" else train.largest_batch,
-            parts_ways=train.lookahead is None and train.largest_batch is None,
+            parts_ways=train.parts_ways,
             overlap=job.cluster.overlap and not train.reproducible,
             **_of_any(job, samples, guess),
         )
