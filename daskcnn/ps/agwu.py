@@ -35,6 +35,11 @@ class AGWU(AccuracyWeighted, Asynchronous):
         0.0, "Least Q that a push counts with.", "it stands for an accuracy", ge=0.0, le=1.0
     )
 
+    @property
+    def overshoots(self) -> bool:
+        """True: what two workers gain may be added up, and what is stale goes on from an earlier center."""
+        return True
+
     def pushes_weights(self, pace: Pace | None) -> bool:
         return False
 

@@ -73,6 +73,10 @@ class BSP(UpdateRule):
         return self._merged == "average"
 
     @property
+    def overshoots(self) -> bool:
+        return self._merged == "sum"
+
+    @property
     def shares_steps(self) -> bool:
         return (self.batch or ("step" if self.every == 1 else "worker")) == "step"
 
@@ -92,6 +96,10 @@ class BSP(UpdateRule):
                 f'rule.combine = "gradients": the server steps by the gradients of single steps, and {why}; use '
                 '"average", or rule.every = 1 and rule.exchange = "allreduce"'
             )
+
+    def times(self, replicas: int) -> int:
+        """Return by how many times the sum of these replicas' updates is larger than their mean."""
+        return 1 if self.shares_steps else replicas
 
     def for_groups(self) -> Self:
         """A group's gradients lie with its shards: the mean of the weights, unless something else is asked for."""
@@ -139,7 +147,7 @@ class BSP(UpdateRule):
         """
         weights, payloads = sample_weights(pushes), [push.payload for push in pushes]
         if self.combine == "sum":
-            times = 1 if self.shares_steps else len(pushes)
+            times = self.times(len(pushes))
             weights, payloads = [1.0, *(times * w for w in weights)], [center, *payloads]
         merged, finite = weighted_sum(payloads, weights)
         paces = [push.pace for push in pushes if push.pace is not None]

@@ -42,6 +42,11 @@ class DCASGD(Asynchronous):
     def period(self) -> int | None:
         return self.every or None
 
+    @property
+    def overshoots(self) -> bool:
+        """True: what all workers gain is added up."""
+        return True
+
     def pushes_weights(self, pace: Pace | None) -> bool:
         return False
 

@@ -46,6 +46,11 @@ class Downpour(Asynchronous):
         pull = {Action.PULL} if round_end or step % self.n_fetch == 0 else set()
         return super().due(step, round_end=round_end) | pull
 
+    @property
+    def overshoots(self) -> bool:
+        """True: what all workers gain is added up."""
+        return True
+
     def pushes_weights(self, pace: Pace | None) -> bool:
         return False
 

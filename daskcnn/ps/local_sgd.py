@@ -11,7 +11,7 @@ from pydantic import field_validator
 
 from daskcnn.ps.messages import Pace, Push, RuleState, Vector
 from daskcnn.ps.rule import Local, Merge, UpdateRule, View, parameter
-from daskcnn.ps.vectors import add_scaled, sample_weights, weighted_sum
+from daskcnn.ps.vectors import sample_weights, weighted_sum
 
 _VELOCITY = "velocity"
 _UNMEASURED = 16
@@ -42,7 +42,6 @@ class LocalSGD(UpdateRule):
     """
 
     barrier: ClassVar[bool] = True
-    overshoots: ClassVar[bool] = True
     every: int | Literal["auto"] = parameter(
         "auto",
         "Steps of the fastest replica between two meetings, at least 1; `auto`: as many as keep meetings to 15 % of "
@@ -83,6 +82,10 @@ class LocalSGD(UpdateRule):
         return True
 
     @property
+    def overshoots(self) -> bool:
+        return not self.takes_means
+
+    @property
     def takes_means(self) -> bool:
         return self.outer_lr == 1.0 and self.outer_momentum == 0.0
 
@@ -115,10 +118,9 @@ class LocalSGD(UpdateRule):
         if len(pushes) == 1:
             lr, momentum = 1.0, 0.0
         gained, _ = weighted_sum([push.payload for push in pushes], parts)
-        mean, _ = add_scaled(center, 1.0, gained)
         velocity, sane = gained, True
         if _VELOCITY in state:
             velocity, sane = weighted_sum([state[_VELOCITY], gained], [momentum, 1.0])
         merged, finite = weighted_sum([center, gained, velocity], [1.0, lr, lr * momentum])
         kept = {} if self.outer_momentum == 0.0 else {_VELOCITY: velocity}
-        return Merge(merged, kept, finite=sane and finite, mean=mean)
+        return Merge(merged, kept, finite=sane and finite)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from daskcnn.frozen import frozen
 from daskcnn.ps.gradient_noise import GradientNoise
 from daskcnn.ps.messages import Pace, Push, RuleState, Vector
+from daskcnn.ps.vectors import sample_weights, weighted_sum
 from daskcnn.ps.versions import Bases, Clocks
 
 
@@ -33,9 +34,10 @@ class Action(StrEnum):
 class Local:
     """A replica's side. All vectors have the center's length and dtype, and lie where the replica computes.
 
-    weights: trained in place. base: the center they started from, never written. memory: what the rule keeps besides,
-    by name (ADMM's dual variables, where Downpour's next push begins). gradients: of the last step, with the change
-    of what layers keep behind them, where the rule merges those; the weights are not trained then. pace: of that step.
+    weights: trained in place. base: the center they started from, never written. memory: the rule's own, by name
+    (ADMM's dual variables, where Downpour's next push begins). gradients: of the last step, with the change of what
+    layers keep behind them, where the rule merges those; the weights are not trained then. pace: of that step. besides:
+    places of what layers keep besides parameters.
     """
 
     weights: Vector
@@ -45,6 +47,7 @@ class Local:
     gradients: Vector | None = None
     pace: Pace | None = None
     noise: GradientNoise | None = None
+    besides: tuple[slice, ...] = ()
 
 
 @frozen
@@ -66,9 +69,8 @@ class Merge:
 
     finite: whether the rule has seen that center and state hold no NaN and no infinity; if not, the server looks.
     pace: `center` is the gradient of all pushes, and the server is to step by it. ahead: the center from this number on
-    is as it was worked out before the pushes were complete. mean: of the weights, where `center` goes beyond it; what
-    layers keep besides parameters follows that. squares: squared norms of the pushed gradients and, last, of the merged
-    one; empty where they were not taken.
+    is as it was worked out before the pushes were complete. squares: squared norms of the pushed gradients and, last,
+    of the merged one; empty where they were not taken.
     """
 
     center: Vector
@@ -78,7 +80,6 @@ class Merge:
     finite: bool = False
     pace: Pace | None = None
     ahead: int | None = None
-    mean: Vector | None = None
     squares: tuple[float, ...] = ()
 
 
@@ -86,8 +87,7 @@ class UpdateRule(BaseModel, ABC):
     """One rule; its fields are the parameters of the job's `[rule]` table, unknown ones are refused.
 
     barrier: whether the pushes of all workers are merged together, or each as it comes. answers: what the reply to a
-    push brings. fewest: workers that it needs. swaps: whether workers swap samples between rounds. overshoots: whether
-    a merge may go beyond the mean of the weights, and gives that too (`Merge.mean`).
+    push brings. fewest: workers that it needs. swaps: whether workers swap samples between rounds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -95,7 +95,6 @@ class UpdateRule(BaseModel, ABC):
     answers: ClassVar[Literal["center", "difference", "nothing"]] = "center"
     fewest: ClassVar[int] = 1
     swaps: ClassVar[bool] = False
-    overshoots: ClassVar[bool] = False
     usual_rate: ClassVar[float] = 1.0
     chooses_workers: ClassVar[bool] = False
     """Factor of the optimizer's usual learning rate, where exchanges take back a part of every step."""
@@ -162,6 +161,11 @@ class UpdateRule(BaseModel, ABC):
         return False
 
     @property
+    def overshoots(self) -> bool:
+        """True if a merge may go beyond the mean of the weights, and `mean` says what that is."""
+        return False
+
+    @property
     def merges_gradients(self) -> bool:
         """True if replicas push gradients of single steps, and the server makes the optimizer's steps."""
         return False
@@ -213,6 +217,10 @@ class UpdateRule(BaseModel, ABC):
         """The vector to push: here, the local weights themselves. The receiver copies what it keeps."""
         return local.weights
 
+    def pushed(self, local: Local) -> Vector:
+        """The payload as it leaves."""
+        return self.payload(local)
+
     def pushes_weights(self, pace: Pace | None) -> bool:
         """True if a push of this pace is the replica's weights, and not a gradient or what they have gained."""
         return True
@@ -251,6 +259,15 @@ class UpdateRule(BaseModel, ABC):
     @abstractmethod
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
         """The new center. `center`, `state` and the pushes are not changed; `view` is from before the merge."""
+
+    def mean(self, center: Vector, pushes: Sequence[Push], view: View, *, coded: bool) -> Vector:
+        """What layers keep besides parameters behind a merge of these pushes, where the rule `overshoots`.
+
+        Running statistics of all replicas move towards the same numbers. Added up, or with momentum, they would go
+        beyond them. center, pushes: at those places alone. coded: the pushes have travelled in int8.
+        """
+        gained, _ = weighted_sum([push.payload for push in pushes], sample_weights(pushes))
+        return center + gained
 
 
 class AccuracyWeighted(UpdateRule):
@@ -307,3 +324,19 @@ class Asynchronous(UpdateRule):
         # all that wait are one push too far ahead: once the slowest goes on all are ready, before that none
         first, last = next(iter(pending.values())), next(reversed(pending.values()))
         return next(((push,) for push in (first, last) if view.clocks.of(push.worker) <= most), ())
+
+    def pushed(self, local: Local) -> Vector:
+        """The payload; with the values of what layers keep besides parameters where gains are added up."""
+        payload = self.payload(local)
+        if self.overshoots:
+            for place in local.besides:
+                payload[place] = local.weights[place]
+        return payload
+
+    def mean(self, center: Vector, pushes: Sequence[Push], view: View, *, coded: bool) -> Vector:
+        """The center and 1/k of the way to the one of the k replicas that pushes. In int8 there is its gain alone.
+
+        By values it is a mean of some that replicas had, however stale a push is. By gains it may go beyond them.
+        """
+        (push,) = pushes
+        return center + (push.payload if coded else push.payload - center) / max(1, len(view.bases))

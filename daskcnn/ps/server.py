@@ -122,9 +122,10 @@ class CenterRange(Vectors):
             merge = self._rule.merge(center, state, pushes, view)
             if steps is not None:
                 merge = _stepped(center, state, _normed(merge, pushes, view, steps.parameters), steps)
-        if merge.mean is not None:
+        if self._rule.overshoots:
             for place in self._besides if whole else within(self._besides, lo, hi):
-                merge.center[place] = merge.mean[place]
+                there = [replace(push, payload=push.payload[place]) for push in pushes]
+                merge.center[place] = self._rule.mean(center[place], there, view, coded=self._coded)
         unchanged = self._unchanged if whole else within(self._unchanged, lo, hi)
         for place in unchanged:  # a mean of equal numbers may differ from them in the last bit
             merge.center[place] = center[place]

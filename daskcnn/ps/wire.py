@@ -184,7 +184,7 @@ class Feedback:
         kept = self._kept if self._left is None else self._left
         return None if kept is None or self._weights != self._usually_weights else encode(kept, self._xp)
 
-    def payload(self, local: Local) -> Vector:
+    def pushed(self, local: Local) -> Vector:
         """The coded push."""
         vector, weights = self._rule.payload(local), self._rule.pushes_weights(local.pace)
         if weights:

@@ -51,7 +51,7 @@ class SimulatedReplica:
         agenda: Agenda,
     ) -> None:
         self.member, self.name, self.link = member, member.name, member.link()
-        self.learner, self.local = learner, Local(learner.weights, learner.weights)
+        self.learner, self.local = learner, Local(learner.weights, learner.weights, besides=learner.besides)
         self.session = self.sent = self.received = 0
         self._pace, self._host, self._agenda = pace, host, agenda
         self._fixed, self._seconds, self._judging = member.step_fixed, member.seconds, member.judging

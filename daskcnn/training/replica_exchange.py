@@ -107,7 +107,7 @@ class ExchangePhase(Enum):
 class Arithmetic(Protocol):
     """Arithmetic of an exchange, of the push and of its answer: a rule's own, unless merges travel in another way."""
 
-    def payload(self, local: Local) -> Vector:
+    def pushed(self, local: Local) -> Vector:
         """Return the vector that is pushed."""
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
@@ -347,7 +347,7 @@ class ReplicaExchange:
         meanwhile = tally.stops[tally.told].sized(tally.sizes) if self._overlaps and not stop.last else None
         self._sent, tally.sent = None if meanwhile is None else local.weights.copy(), tally.since
         if stop.push:
-            payload = self._via.payload(local)
+            payload = self._via.pushed(local)
             if self._sent is not None and payload is local.weights:  # they are trained on meanwhile
                 payload = self._sent
             self._seq += 1

@@ -635,3 +635,27 @@ def test_no_outer_momentum_drives_a_running_variance_below_zero(dataset: Dataset
     mean, variance = np.split(trained(job, dataset, 2)[0][place], 2)
     assert np.abs(mean).min() > 0
     assert 0 < variance.min() < variance.max() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule"),
+    [
+        ("bsp", {"combine": "sum", "every": 0}),
+        ("bsp", {"combine": "sum", "every": 0, "exchange": "asa"}),
+        ("downpour", {"n_push": 12, "n_fetch": 12}),
+        ("downpour", {"server": "adagrad"}),
+        ("dc-asgd", {"every": 0}),
+        ("agwu", {}),
+    ],
+)
+def test_running_statistics_of_several_workers_are_those_of_the_images(
+    dataset: Dataset, strategy: str, rule: dict[str, Any]
+) -> None:
+    """They were added up, and a variance of 0.06 grew to thousands, or fell below 0."""
+    layers = [{"layer": "averagepool", "size": 4}, {"layer": "batchnorm"}, {"layer": "dense", "units": 10}]
+    train = {"lr": 1e-3, "epochs": 12, "batch_size": 2}
+    job = job_of(strategy, rule=rule, model={"layers": layers}, train=train)
+    (place,) = layout_of(job, dataset).besides
+    mean, variance = np.split(RunHere(job, dataset, 4).train()[place], 2)
+    np.testing.assert_allclose(mean, 0.0, atol=0.1)
+    assert 0.03 < variance.min() < variance.max() < 0.1

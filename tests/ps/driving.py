@@ -121,6 +121,7 @@ class Replica:
     samples: int = 10
     accuracy: float = 0.5
     late: int = 0
+    besides: tuple[slice, ...] = ()
     backend: Backend = NUMPY
     local: Local = field(init=False)
     state: OptimizerState = field(init=False)
@@ -131,7 +132,7 @@ class Replica:
         rule, seq = self.rule, 0
         reply = yield Join(0, self.worker, 1)
         weights = self.backend.from_host(np.zeros_like(reply.weights))
-        self.local = local = Local(weights, weights)
+        self.local = local = Local(weights, weights, besides=self.besides)
         self.state = self.optimizer.init(weights, self.backend.xp)
         rule.begin(local, self.backend.from_host(reply.weights), reply.version)
         late = self.late if rule.overlaps else 0
@@ -149,7 +150,7 @@ class Replica:
                 under_way = UnderWay(step, local.weights.copy())
                 if Action.PUSH in due:
                     seq += 1
-                    base, payload = local.base_version, self.backend.to_host(rule.payload(local)).copy()
+                    base, payload = local.base_version, self.backend.to_host(rule.pushed(local)).copy()
                     reply = yield Push(0, self.worker, 1, seq, base, payload, self.samples, self.accuracy)
                     under_way.replies.append((Action.PUSH, reply))
                 if Action.PULL in due:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from daskcnn.ps import RULES, Join, ParameterServer, Push
-from daskcnn.ps.rule import View
+from daskcnn.ps.admm import ADMM
+from daskcnn.ps.rule import UpdateRule, View
 from daskcnn.ps.server import CenterRange
 from daskcnn.ps.split import spans
 from daskcnn.ps.vectors import within
 from daskcnn.ps.versions import Bases
+from tests.ps.driving import Cluster, Replica, every_variant, parabola
 
 PLACES = (slice(2, 5), slice(9, 10))
 
@@ -53,7 +57,7 @@ def test_a_range_keeps_its_places() -> None:
     np.testing.assert_array_equal(part.kept()[0], [7, 1, 2, 7])
 
 
-@pytest.mark.parametrize("strategy", [name for name, rule in RULES.items() if rule.overshoots])
+@pytest.mark.parametrize("strategy", [name for name, rule in RULES.items() if rule().overshoots and rule.barrier])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_what_layers_keep_besides_parameters_is_the_mean_whatever_the_momentum(strategy: str, parts: int) -> None:
     """Or a variance that falls would fall below 0. Of a split server each range has its part."""
@@ -72,3 +76,23 @@ def test_what_layers_keep_besides_parameters_is_the_mean_whatever_the_momentum(s
     np.testing.assert_allclose(after[7:9], mean[7:9], rtol=1e-12)
     assert not np.isclose(after[:2], mean[:2]).any()
     np.testing.assert_array_equal(after[2:5], center[2:5])
+
+
+@every_variant
+@pytest.mark.parametrize(("workers", "steps"), [(2, 2), (5, 12)])
+def test_running_statistics_do_not_go_beyond_what_all_replicas_move_towards(
+    rule: UpdateRule, workers: int, steps: int
+) -> None:
+    """Each step moves a replica's own by a tenth, as batch normalising does. A variance below 0 is none."""
+    if isinstance(rule, ADMM):
+        rule = rule.model_copy(update={"rho": 0.0})  # its term is one of gradients, and statistics have none
+    begun, ended, places = 1.0, 0.1, (slice(2),)
+    server = ParameterServer(rule, np.full(2, begun), besides=places)
+    how: dict[str, Any] = {"rounds": 40, "steps": steps, "lr": 1.0, "late": 2, "besides": places}
+    turns = [0, 0, 0, 1, 2, 3, 4]  # the first is the fastest
+    cluster = Cluster(server, [Replica(rule, f"w{i}", parabola(0.1, [ended] * 2), **how) for i in range(workers)])
+    cluster.run(turns)
+    values = [value for center in cluster.centers for value in center]
+    assert min(values) >= ended - 1e-6
+    assert max(values) <= begun + 1e-6
+    assert values[-1] - ended < 0.1 * (begun - ended)

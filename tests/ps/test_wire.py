@@ -77,7 +77,7 @@ def test_vectors_are_coded_where_the_replica_computes(device: Device, dtype: str
 def gained(feedback: Feedback, gain: Vector, xp: Any = np) -> Vector:
     """The coded push of a replica that has gained this."""
     base = xp.zeros(len(gain), gain.dtype)
-    return feedback.payload(Local(gain, base))
+    return feedback.pushed(Local(gain, base))
 
 
 @few
@@ -117,11 +117,11 @@ def test_nothing_is_added_to_a_push_of_another_kind() -> None:
     """A replica that is alone pushes weights where it pushes gradients beside others."""
     feedback, size = Feedback(rule_of("bsp")), 300
     local = Local(np.ones(size), np.zeros(size), gradients=np.linspace(0, 1, size), pace=(0.1, 0.0))
-    feedback.payload(local)
+    feedback.pushed(local)
     feedback.adopt(local, np.zeros(size), 1)
     assert feedback.rest() is not None
     weights = np.linspace(1, 3, size)
-    coded = feedback.payload(Local(weights, np.zeros(size)))
+    coded = feedback.pushed(Local(weights, np.zeros(size)))
     np.testing.assert_array_equal(coded, encode(weights))
     assert feedback.rest() is None, "of the kind that the rule usually pushes"
 
@@ -134,7 +134,7 @@ def test_feedback_works_where_the_replica_computes(name: str, device: Device) ->
         local = Local(put(np.linspace(0, 1, 300)), put(np.zeros(300)))
         feedback.begin(local, encode(np.full(300, 1e-3)))
         for _ in range(3):
-            coded = feedback.payload(local)
+            coded = feedback.pushed(local)
             feedback.adopt(local, put(encode(np.full(300, 0.5))) if rule.barrier else put(np.ones(300)), 1)
             local.weights += 0.125
         rest = feedback.rest()
@@ -168,7 +168,7 @@ def run(rule: UpdateRule, *, coded: bool, feedback: bool, meetings: int = 600) -
             local = replicas[name]
             local.weights -= RATE * (local.weights - target)
             local.weights[0] = local.base[0] + LARGE * (-1) ** seq
-            push = Push(0, name, 1, seq, local.base_version, feedbacks.get(name, rule).payload(local).copy(), 10, 1.0)
+            push = Push(0, name, 1, seq, local.base_version, feedbacks.get(name, rule).pushed(local).copy(), 10, 1.0)
             for each in server.handle(push):
                 assert isinstance(each, Reply)
                 own = replicas[each.worker]

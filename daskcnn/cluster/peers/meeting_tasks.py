@@ -53,7 +53,7 @@ class Pieces:
 
     asa: ASA
 
-    def payload(self, local: Local) -> Vector:
+    def pushed(self, local: Local) -> Vector:
         """Return the vector that is cut into pieces."""
         return self.asa.contribution(local)
 
@@ -130,8 +130,14 @@ class MeetingRound(ReplicaRound):
         """Go on from the sums of all workers, each of its range."""
         peer, local, backend = self._peer, self._peer.local, self.replica.device.backend
         frozen = [(place, local.weights[place].copy()) for place in self.replica.frozen]
+        besides = self.replica.layout.besides if peer.asa.rule.overshoots else ()
+        followed = [(place, local.base[place].copy()) for place in besides]
         for span, merged in zip(self._spans.values(), sums, strict=True):
             peer.asa.adopt(local, span, backend.from_host(merged))
+        for place, before in followed:  # the sum is of all workers' changes
+            local.base[place] = local.weights[place] = before + (local.weights[place] - before) / peer.asa.rule.times(
+                len(sums)
+            )
         for place, own in frozen:  # a sum of what has not changed may differ in the last bit, or in the wire's dtype
             local.base[place] = local.weights[place] = own
         peer.merged = () if peer.asa.looks_back else tuple(sums)

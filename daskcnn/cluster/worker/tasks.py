@@ -54,7 +54,7 @@ def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -
         # a group's home makes no steps by itself; where a reply comes between two steps is a matter of seconds
         overlap = job.cluster.overlap and job.train.replica_size == 1 and not job.train.reproducible
         cadence = Cadence(rule, job.train.batch_size, job.data.validation)
-        local = Local(replica.weights, replica.weights)
+        local = Local(replica.weights, replica.weights, besides=replica.layout.besides)
         averaged = job.train.ema is not None
         feedback = Feedback(rule, replica.device.xp) if Wire.of(job.cluster.wire, rule).coded else None
         how: dict[str, Any] = {"overlap": overlap, "via": feedback, "frozen": replica.frozen, "averaged": averaged}
