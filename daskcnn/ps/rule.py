@@ -261,7 +261,7 @@ class UpdateRule(BaseModel, ABC):
         """The new center. `center`, `state` and the pushes are not changed; `view` is from before the merge."""
 
     def mean(self, center: Vector, pushes: Sequence[Push], view: View, *, coded: bool) -> Vector:
-        """What layers keep besides parameters behind a merge of these pushes, where the rule `overshoots`.
+        """Values that layers keep besides parameters, behind a merge of these pushes, where the rule `overshoots`.
 
         Running statistics of all replicas move towards the same numbers. Added up, or with momentum, they would go
         beyond them. center, pushes: at those places alone. coded: the pushes have travelled in int8.

@@ -105,7 +105,7 @@ def _patterns(
 def last_life(log: Sequence[Event], kind: type[Event]) -> Sequence[Event]:
     """Return the events since the last start of the run after which there was one of this kind; all without any.
 
-    A run that is resumed may have other workers under the same names, and the time that nobody trained is no round's.
+    A run that is resumed may have other workers under the same names, and the time of its absence is no round's.
     """
     seen = False
     for place in reversed(range(len(log))):

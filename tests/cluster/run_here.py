@@ -66,13 +66,18 @@ class TaskHere:
 
     Attributes
     ----------
-    status : as Dask calls it.
     state : what its worker is asked for by a task that wants to know whether it was stopped.
     """
 
     def __init__(self, key: Any, worker: str, future: Future[Any] | None = None) -> None:
         self.key, self.worker, self.future = key, worker, future or Future()
-        self.status, self.state = "pending", "executing"
+        self.state = "executing"
+
+    @property
+    def status(self) -> str:
+        """As Dask calls it."""
+        failed = self.done() and not self.future.cancelled() and self.future.exception() is not None
+        return "error" if failed else "finished" if self.done() else "pending"
 
     def done(self) -> bool:
         return self.future.done()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import NUMPY
+from daskcnn.cluster.link.leaving import LONGEST
 from daskcnn.cluster.shell.data_parallel import worth_keeping
 from daskcnn.cluster.worker.farewell import Farewell
 from daskcnn.cluster.worker.session import Session
@@ -71,7 +72,8 @@ class CountingReplica:
     def __init__(self, job: Any, before: Callable[[int], None]) -> None:
         self.frozen: tuple[slice, ...] = ()
         self.job, self.before, self.weights = job, before, np.zeros(3)
-        self.device, self.layout = SimpleNamespace(backend=NUMPY), SimpleNamespace(dtype=self.weights.dtype)
+        self.device = SimpleNamespace(backend=NUMPY)
+        self.layout = SimpleNamespace(dtype=self.weights.dtype, besides=())
         self.dataset = SimpleNamespace(train=range(100))
         self.seen: list[np.ndarray] = []
 
@@ -258,6 +260,18 @@ def test_a_worker_leaves_while_it_waits_for_others() -> None:
     report = worker.train(8)
     assert (report.cut, report.pushes) == (40, 1)
     assert worker.link.left == [(1, True)]
+
+
+def test_a_worker_leaves_while_it_waits_for_the_reply_to_what_it_has_sent_ahead() -> None:
+    """Without the steps since: they are in a later round of somebody."""
+    worker = Worker("local-sgd", {"every": 4})
+    worker.link.server.handle(Join(0, "b", 1))
+    begun = time.monotonic()
+    threading.Timer(0.05, worker.session.farewell.leave).start()
+    report = worker.train(8)
+    assert (report.cut, report.samples, report.pushes) == (40, 40, 1)
+    assert worker.link.left == [(1, True)]
+    assert time.monotonic() - begun < LONGEST
 
 
 def test_one_round_ends_early_where_the_server_is_to_leave_and_the_next_does_not() -> None:

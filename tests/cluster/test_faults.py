@@ -22,7 +22,7 @@ from daskcnn.runs.checkpoint import Checkpoint, load
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator import departures
 from daskcnn.training.coordinator.evaluations import guessing_on
-from daskcnn.training.coordinator.facts import RoundDone, Tick, WorkerGone
+from daskcnn.training.coordinator.facts import RoundDone, StepDone, Tick, WorkerGone
 from daskcnn.training.coordinator.layer import LayerCoordinator
 from daskcnn.training.coordinator.orders import EndRound, Judge, StartRound
 from daskcnn.training.coordinator.replicas import Coordinator
@@ -321,6 +321,36 @@ def test_a_layer_run_judges_the_epoch_that_a_signal_left_unjudged(
     result = run(three_workers, job, resume=Path(runs) / "it")
     assert [event["epoch"] for event in result.history] == [1, 2]
     np.testing.assert_allclose(result.model.vector, reference(job).weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_worker_of_layer_that_runs_out_of_memory_is_left_out_and_the_others_go_on(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
+    job = small_job(synthetic, runs, train={"strategy": "layer"}, model={"dtype": "float64"})
+    watch, worker = Watch(), [addresses_of(three_workers)["cpu-1"]]
+    heard = Listener(lambda fact, _: isinstance(fact, StepDone), lambda: three_workers.run(fill, True, workers=worker))
+    try:
+        result = run(three_workers, job, watch, heard=heard)
+    finally:
+        three_workers.run(fill, False, workers=worker)
+    (lost,) = watch.of("worker-lost")
+    assert lost["worker"] == "cpu-1"
+    assert lost["reason"].startswith("out of memory while it trained")
+    np.testing.assert_allclose(result.model.vector, reference(job).weights, rtol=1e-9, atol=1e-12)
+
+
+def fill(full: bool) -> None:
+    """Let what this worker computes fail for want of memory, or no more."""
+    from daskcnn.arrays import NUMPY
+
+    def refuse() -> None:
+        raise MemoryError("8,589,934,592 bytes")
+
+    object.__setattr__(NUMPY, "synchronize", refuse if full else lambda: None)
+
+
+fill.__module__ = "__main__"  # the workers do not have this file
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -13,6 +14,7 @@ import pytest
 from daskcnn.arrays import Device
 from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.run import exchange
+from daskcnn.cluster.run import workers as run_workers
 from daskcnn.cluster.run.server_hosts import Hosted, host_server
 from daskcnn.errors import DataError, Diverged, Interrupted
 from daskcnn.events import (
@@ -659,3 +661,33 @@ def test_running_statistics_of_several_workers_are_those_of_the_images(
     mean, variance = np.split(RunHere(job, dataset, 4).train()[place], 2)
     np.testing.assert_allclose(mean, 0.0, atol=0.1)
     assert 0.03 < variance.min() < variance.max() < 0.1
+
+
+@pytest.mark.parametrize("strategy", ["bsp", "agwu"])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError("1,073,741,824 bytes"), "out of memory while it trained; if that happens again, lower"),
+        (ConnectionError("the server's worker is gone"), "it does not reach the parameter server at ps; is"),
+        (OSError(5, "Input/output error"), "its round ended with OSError: [Errno 5] Input/output error"),
+    ],
+)
+def test_a_worker_whose_round_fails_is_left_out_and_the_others_go_on(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, strategy: str, error: Exception, words: str
+) -> None:
+    """The run ended as if it were a fault of ours, though the others were well."""
+    step, made = Replica.step, count()
+
+    def failing(self: Replica, *args: Any, **options: Any) -> Any:
+        if threading.current_thread().name.startswith("worker-cpu-1") and next(made) > 0:
+            raise error
+        return step(self, *args, **options)
+
+    monkeypatch.setattr(Replica, "step", failing)
+    monkeypatch.setattr(run_workers, "EXPLAINED", 0.1)
+    run = RunHere(job_of(strategy), dataset, 3)
+    run.train()
+    (lost,) = run.of(WorkerLost)
+    assert lost.worker == "cpu-1"
+    assert lost.reason.startswith(words)
+    assert sum(event.samples for event in run.of(RoundEnded)) >= EPOCHS * SAMPLES

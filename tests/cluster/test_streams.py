@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from secrets import token_hex
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -340,6 +342,20 @@ def test_a_server_that_has_ended_is_gone(workers: list[Worker]) -> None:
         del here.server
         with pytest.raises(ConnectionError, match="is gone"):
             waits.result(20)
+
+
+def test_a_part_without_its_rest_does_not_keep_a_replaced_server(workers: list[Worker]) -> None:
+    """Its worker was stopped or cut off in between, and its stream is still open."""
+    here = ByGradients(workers)
+    link = here.link("a")
+    link.call(Pull(1, "a", 1))
+    push = here.gradients("a", 1, ticket=5)
+    link.send_part(PushPart(replace(push, payload=push.payload[CUTS[0] :]), CUTS[0], LENGTH))
+    time.sleep(0.3)
+    server = ref(here.server)
+    del here.server
+    gc.collect()
+    assert server() is None
 
 
 def test_a_wait_ends_when_the_run_is_stopped(workers: list[Worker]) -> None:

@@ -241,6 +241,20 @@ def test_a_worker_that_is_gone_before_it_is_let_in_leaves_rounds_that_end_early(
 # --- groups ---
 
 
+@pytest.mark.parametrize("which", BARRIERS, ids=str)
+@pytest.mark.parametrize("how", [facts.WorkerLeaving, facts.WorkerGone])
+def test_a_last_push_that_counts_waits_at_the_barrier_whatever_becomes_of_its_worker(which: Any, how: Any) -> None:
+    """Its samples are counted. Were it to leave again its push would be dropped, and they be trained by nobody."""
+    shell = long_rounds(which, 5 * FAR)
+    comes(shell)
+    shell.cut = 0.5
+    shell.answer_to(orders.StartRound, "cpu-0")
+    found = shell.tell(how(("cpu-0",), "it is gone", shell.now))
+    assert not [order for order in found if isinstance(order, orders.Leave) and order.replica == "cpu-0"]
+    assert shell.finish().status == "done"
+    assert shell.reported >= 4 * shell.settings.samples
+
+
 def long_rounds_of_groups(rule: str, seconds: float, workers: int = 4) -> Shell:
     """Groups of two whose first rounds take about that many seconds."""
     each = 1 / (1 / 0.01 + 1 / 0.02 + 1 / 0.03 + 1 / 0.04)

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
+from daskcnn.cluster.link.calls import OUT_OF_MEMORY, WorkerFailed
 from daskcnn.cluster.worker.session import Session, session_of
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Job
@@ -288,9 +289,12 @@ def working(context: TaskContext, conv: StagePart | None = None) -> Iterator[Rep
     session = context.session
     replica, counters = session.replica, session.counters
     begun = replica.watch.begin()
-    with single_threaded_blas():
-        yield replica
-        replica.device.backend.synchronize()
+    try:
+        with single_threaded_blas():
+            yield replica
+            replica.device.backend.synchronize()
+    except MemoryError as error:  # of a GPU too
+        raise WorkerFailed(context.worker, OUT_OF_MEMORY) from error
     seconds = replica.watch.since(begun)
     counters.busy += seconds
     if conv is not None and (name := stage_of(replica, conv).name) is not None:

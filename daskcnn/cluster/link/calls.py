@@ -35,6 +35,17 @@ class ServerLost(Exception):
     """The worker that held the parameter server is gone."""
 
 
+class WorkerFailed(Exception):
+    """A worker of the run cannot go on with its work, though it is there. reason: as people are told."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)  # as it is pickled
+        self.name, self.reason = name, reason
+
+
+OUT_OF_MEMORY = "out of memory while it trained; if that happens again, lower train.batch_size"
+
+
 class NotYet(Exception):
     """A result has not come so far."""
 

@@ -180,6 +180,8 @@ class ServerExchange:
 
     def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
         """Replicas that wait at the server, and the workers that an overdue replica waits for. Raises ServerLost."""
+        if self._hosted is not None:  # nobody gets past a range whose host hangs
+            self._context.workers.require_answers(self._hosted.hosts)
         waiting = frozenset(self._call("waiting"))
         return waiting, {replica: self._replicas.stuck(replica) for replica in overdue if replica not in waiting}
 

@@ -37,6 +37,7 @@ from daskcnn.training.replica import Stopped
 
 TURN = 0.5  # seconds
 AGAIN = 0.02  # seconds between two questions if the last push of a worker that leaves is there
+SENT_AGAIN = 0.5  # seconds after which it is sent again; then twice as long, and so on
 
 
 class ServerLink:
@@ -85,21 +86,25 @@ class ServerLink:
     def leave(self, last: ps.Push, *, sent: bool, until: float) -> bool:
         """Leave with this last push, which the server merges although no answer is waited for.
 
-        sent: it was sent already. until: time to give up at. Returns True once the server has it.
+        sent: it was sent already, or begun to be. Where the server does not have it in a while it is sent again: repeats
+        are recognised. until: time to give up at. Returns True once the server has it.
         """
         if not sent:
-            last = self._as_sent(last)
-            self.bytes_up += last.payload.nbytes
-        while time.monotonic() < until:
-            if not sent:
-                sent = self._sent_off(last)
-            left = self._ask([lambda: self._actor().leave(last.worker, last.session, last.seq)])
-            if left == [True]:
-                if self._stream is not None:  # the answer, if one comes, is for no later request
-                    self._stream.close()
-                return True
-            time.sleep(AGAIN)
-        return False
+            self.bytes_up += self._as_sent(last).payload.nbytes
+        last, patience = self._as_sent(last), SENT_AGAIN
+        again = time.monotonic() + patience
+        try:
+            while (now := time.monotonic()) < until:
+                if not sent or now > again:
+                    sent, patience = self._sent_off(last), 2 * patience
+                    again = time.monotonic() + patience
+                if self._ask([lambda: self._actor().leave(last.worker, last.session, last.seq)]) == [True]:
+                    return True
+                time.sleep(AGAIN)
+            return False
+        finally:
+            if self._stream is not None:  # the answer, if one comes, is for no later request
+                self._stream.close()
 
     def leave_as_it_is(self, worker: str, session: int) -> None:
         """Leave without a push: all were answered. Raises Stopped, or OSError where the server is gone."""

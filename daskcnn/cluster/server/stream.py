@@ -244,7 +244,10 @@ class WorkerEnd:
         with self._closed_if_broken():
             if self._stream is None:
                 raise ConnectionError(f"{self._address}: the stream is broken")
-            return read_answer(self._stream, request, self._length, self._wire, stopped)
+            reply = read_answer(self._stream, request, self._length, self._wire, stopped)
+            if isinstance(request, Push) and (reply.session, reply.seq) != (request.session, request.seq):
+                raise ConnectionError(f"{self._address}: the answer to push {reply.seq} in place of {request.seq}")
+            return reply
 
     def close(self) -> None:
         """Close the stream. It is opened again where it is used again."""
@@ -360,6 +363,7 @@ def _served(message: dict[str, Any]) -> Serve:
                 return
             if isinstance(request, PushPart):
                 server.serve_part(request, caller.give)
+                del server  # it may be replaced before the next request comes
                 continue
             with suppress(ConnectionError):  # the caller is told of it
                 server.serve(request, caller.tell)

@@ -13,7 +13,7 @@ import numpy as np
 
 from daskcnn.cluster.groups.replicas import GroupReplicas, GroupRound
 from daskcnn.cluster.layers.task_context import OutOfStep
-from daskcnn.cluster.link.calls import ServerLost, WorkersLost
+from daskcnn.cluster.link.calls import OUT_OF_MEMORY, ServerLost, WorkerFailed, WorkersLost
 from daskcnn.cluster.peers.meetings import PeerExchange
 from daskcnn.cluster.peers.pieces import OutOfTurn
 from daskcnn.cluster.run.context import RunContext
@@ -256,11 +256,30 @@ class DataParallel:
                 self.context.workers.explain(error)
             except (OutOfStep, OutOfTurn, Stopped) as still:
                 return facts.OutOfStep(self.life, str(still) or "a task was stopped", self._shell.now)
+        if (failed := self._failed_worker(name, error)) is not None:
+            return facts.WorkerGone((failed.name,), failed.reason, self._shell.now)
         if isinstance(error, PushRefused) and error.code == Code.FINITE:
             error = Diverged(f"push of {error}")
         if isinstance(error, UserError):
             return facts.RoundFailed(name, self.life, error, self._shell.now)
         raise error
+
+    def _failed_worker(self, name: str, error: Exception) -> WorkerFailed | None:
+        """Return the worker that cannot go on, if an error says so. Raises ServerLost where the server is silent."""
+        if isinstance(error, WorkerFailed):
+            return error
+        if name not in self.context.workers.alive:
+            return None
+        if isinstance(error, MemoryError):
+            return WorkerFailed(name, OUT_OF_MEMORY)
+        if not isinstance(error, OSError):
+            return None
+        hosts = self.context.workers.hosts
+        self.context.workers.require_answers(hosts)
+        if not (hosts and isinstance(error, ConnectionError)):
+            return WorkerFailed(name, f"its round ended with {type(error).__name__}: {error}")
+        way = "is the way there blocked, by a firewall or a NetworkPolicy?"
+        return WorkerFailed(name, f"it does not reach the parameter server at {', '.join(sorted(hosts))}; {way}")
 
 
 def worth_keeping(optimizers: Mapping[str, T], replicas: Collection[str]) -> dict[str, T]:

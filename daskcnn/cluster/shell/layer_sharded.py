@@ -18,6 +18,7 @@ from daskcnn.arrays import Array
 from daskcnn.cluster.layers.measurements import measure_links, settings_of
 from daskcnn.cluster.layers.step_graph import LayerGraph, MinibatchStep
 from daskcnn.cluster.layers.task_context import OutOfStep
+from daskcnn.cluster.link.calls import WorkerFailed
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import Watch
 from daskcnn.cluster.shell.shell import Actions, Shell
@@ -148,9 +149,11 @@ class LayerSharded:
             del self._shell.work[type(fact)]
 
     def failed(self, name: Any, error: Exception) -> Fact:
-        """Return the fact that tasks are out of step. Raises any other error."""
+        """Return the fact that tasks are out of step, or that a worker cannot go on. Raises any other error."""
         if isinstance(error, OutOfStep):
             return facts.OutOfStep(self.life, str(error), self._shell.now)
+        if isinstance(error, WorkerFailed):
+            return facts.WorkerGone((error.name,), error.reason, self._shell.now)
         raise error
 
     def leaves(self, address: str) -> None:

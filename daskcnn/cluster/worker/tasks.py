@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import closing
 from contextvars import copy_context
 from functools import partial
@@ -43,6 +43,9 @@ from daskcnn.training.worker_calibration import (
     step_seconds,
     tune_convolutions,
 )
+
+TURN = 0.2  # seconds between two looks if a worker that waits for a reply is to leave
+SOON = 1.0  # seconds for which such a worker waits still
 
 
 def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> None:
@@ -135,6 +138,7 @@ class ServedRound(ReplicaRound):
         self._farewell, self._stopped, self._waits = session.farewell, stop, False
         self._link = _link(order, session, lambda: stop() or (self._waits and self._farewell.asked))
         self._calls: Future[list[Reply]] | None = None  # under way while steps are made
+        self._sent: Push | None = None  # what they push
         self._ahead = 0, 0  # the ticket of parts that were sent, and the seq of the push that they are of
         if self._link.takes_parts and self.replica.gradient_parts and session.feedback is None:
             self._tell = self._send_part
@@ -201,9 +205,7 @@ class ServedRound(ReplicaRound):
             case Send():
                 return self._send(order)
             case Await():
-                assert self._calls is not None
-                calls, self._calls = self._calls, None
-                return self._taken_in(calls.result())
+                return self._awaited()
 
     def _send(self, order: Send) -> Order:
         push, asked = None, self.asked
@@ -216,7 +218,7 @@ class ServedRound(ReplicaRound):
         if order.meanwhile is None:
             return self._waited(push, order.pull)
         # the task's context has its worker, through which the server is called
-        self._calls = self._session.sender.submit(copy_context().run, self._call, push, order.pull)
+        self._calls, self._sent = self._session.sender.submit(copy_context().run, self._call, push, order.pull), push
         return order.meanwhile
 
     def _waited(self, push: Push | None, pull: bool) -> Order:
@@ -231,6 +233,28 @@ class ServedRound(ReplicaRound):
                     raise
             finally:
                 self._waits = False
+        return self._departed(push, sent=sent)
+
+    def _awaited(self) -> Order:
+        """Wait for the replies to what was sent a while ago; or leave with it, and without the steps since."""
+        calls, self._calls = self._calls, None
+        assert calls is not None
+        asked = None  # since when the worker is to leave
+        try:
+            while not calls.done():
+                wait([calls], TURN)
+                asked = asked or (time.monotonic() if self._farewell.asked else None)
+                self._waits = asked is not None and time.monotonic() - asked > SOON
+            return self._taken_in(calls.result())
+        except Stopped:
+            if self._stopped():
+                raise
+        finally:
+            self._waits = False
+        return self._departed(self._sent, sent=True)
+
+    def _departed(self, push: Push | None, *, sent: bool) -> Order:
+        """Leave the server with this push. Raises Stopped where it does not get there in time."""
         if push is not None and not self._link.leave(push, sent=sent, until=time.monotonic() + LONGEST):
             raise Stopped
         return self.exchange.departed(time.perf_counter())

@@ -162,9 +162,11 @@ class Life:
                 self._leave(replica)
 
     def _leave(self, replica: str) -> None:
-        self.sessions.joined.pop(replica, None)
-        if replica in self.sessions.numbers:
-            self._out.put(orders.Leave(replica, self.number, self.sessions.numbers[replica]))
+        sessions = self.sessions
+        sessions.joined.pop(replica, None)
+        number = sessions.numbers.get(replica)
+        if number is not None and number != sessions.left.get(replica):  # else its last push would not count any more
+            self._out.put(orders.Leave(replica, self.number, number))
 
     def _start(self, due: list[Round], now: float) -> None:
         if self._settings.rule.judges_pushes and self._settings.rule.period is not None:
@@ -282,6 +284,7 @@ class Life:
             self._scored.discard(replica)  # it has not judged the center
             if not self._settings.peers:  # it has left the server with its last push, and joins anew for another round
                 self.sessions.joined.pop(replica, None)
+                self.sessions.left[replica] = self.sessions.numbers[replica]
         if samples := report.samples:
             exchanges = {"exchanges": report.communication / samples, "hidden": report.hidden / samples}
             self.rounds.finished(replica, report.busy / samples, report.sizes, cut=report.cut, **exchanges)

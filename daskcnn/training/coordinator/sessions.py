@@ -31,6 +31,7 @@ class Sessions:
     Attributes
     ----------
     numbers : The number of each replica's last session.
+    left : That of each replica's last session which has left the server with a push that counts.
     joined : Replicas that hold the center and count in the barrier; an ordered set.
     joining : Replicas that were asked to join, and since when.
     due : Rounds that start once all who join have joined.
@@ -41,6 +42,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
+        self.left: dict[str, int] = {}
         self.joined: dict[str, None] = {}
         self.joining: dict[str, float] = {}
         self.due: list[Round] = []
