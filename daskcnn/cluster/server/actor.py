@@ -86,7 +86,7 @@ class ServerLink:
     def leave(self, last: ps.Push, *, sent: bool, until: float) -> bool:
         """Leave with this last push, which the server merges although no answer is waited for.
 
-        sent: it was sent already, or begun to be. Where the server does not have it in a while it is sent again: repeats
+        sent: it was sent already, or begun to be. If the server does not have it in a while it is sent again: repeats
         are recognised. until: time to give up at. Returns True once the server has it.
         """
         if not sent:
