@@ -497,6 +497,17 @@ def test_the_driver_waits_for_the_server_no_longer_than_the_stall_timeout(
     assert asked.call_args.kwargs["within"] == within
 
 
+def test_a_host_of_a_range_that_hangs_is_given_up_before_any_worker() -> None:
+    """Nobody gets past it, and the sequencer, which is asked who waits, is on another host."""
+    context = Mock()
+    context.workers.require_answers.side_effect = ServerLost
+    exchange = ServerExchange(context, RULES["bsp"](), Mock(), Mock())
+    exchange._hosted = Mock(hosts=frozenset({"tcp://a", "tcp://b"}))
+    with pytest.raises(ServerLost):
+        exchange.waiting(["cpu-0", "cpu-1"])
+    assert context.workers.require_answers.call_args == call({"tcp://a", "tcp://b"})
+
+
 def test_all_are_told_before_any_thread_is_woken_up(workers: list[Worker]) -> None:
     here, order = Hosting(workers, "bsp"), list[str]()
     for name in "ab":
