@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
-from dask.base import is_dask_collection
-from zarr.storage import MemoryStore
+from dask.base import is_dask_collection, tokenize
+from distributed import get_worker
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, MemoryStore
 
+from daskcnn.cluster.link.members import given_name
 from daskcnn.errors import DataError
 from daskcnn.store.foreign.array import WRITE_ALL, Layout, check_labels
 from daskcnn.store.foreign.axes import axes_of, check_axes
@@ -85,7 +89,7 @@ def unwrapped(
         raise DataError("images", f"several arrays ({', '.join(names[:10])})", remedy)
     check_axes(_axes(images), layout, option=option, methods=_of_xarray(images))
     if isinstance(images, zarr.Array):
-        return _stored(images, nodata, decoded)
+        return _stored(_by_absolute_path(images), nodata, decoded)
     if _of_xarray(images):
         coding, known = _undecoded(images), images.chunks is not None or images._in_memory
         images = _masked(images.data, coding) if known else Lazy(images, images.shape, images.dtype, coding)
@@ -118,7 +122,73 @@ def _by_chunks(array: zarr.Array[Any]) -> Any:
     """A Zarr array as one of Dask."""
     import dask.array
 
-    return dask.array.from_zarr(array)
+    seen, name = _SeenArray(array), f"from-zarr-{tokenize(array)}"
+    meta = np.empty((0,) * array.ndim, array.dtype)
+    return dask.array.from_array(seen, array.chunks, name=name, meta=meta)
+
+
+@dataclass(frozen=True)
+class _SeenArray:
+    """A Zarr array that Dask reads by `read_stored`."""
+
+    array: zarr.Array[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.array.dtype)
+
+    @property
+    def ndim(self) -> int:
+        return self.array.ndim
+
+    def __getitem__(self, at: Any) -> Any:
+        return read_stored(self.array, at)
+
+
+def read_stored(array: zarr.Array[Any], at: Any) -> Any:
+    """Return a part of a Zarr array. Raises DataError where this process does not see the array.
+
+    Zarr reads what is not there as the array's fill value.
+    """
+    metadata = ".zarray" if array.metadata.zarr_format == 2 else "zarr.json"
+    if not sync((array.store_path / metadata).exists()):
+        remedy = "give an array on storage that every worker reaches, under the same path"
+        raise DataError(_place_of(array), f"no array there, as {_this_process()} sees it", remedy)
+    return array[at]
+
+
+def _by_absolute_path(array: zarr.Array[Any]) -> zarr.Array[Any]:
+    """The same array, found from any folder: a worker may run in another one."""
+    store = array.store
+    if not isinstance(store, LocalStore) or store.root.is_absolute():
+        return array
+    there = LocalStore(store.root.absolute(), read_only=True)
+    try:
+        found = zarr.open_array(there, path=array.path, mode="r", zarr_format=array.metadata.zarr_format)
+    except FileNotFoundError as error:
+        remedy = "give the absolute path of the array"
+        raise DataError(_place_of(array), f"no array there, seen from {Path.cwd()}", remedy) from error
+    assert isinstance(found, zarr.Array), "mode r opens nothing else"
+    return found
+
+
+def _place_of(array: zarr.Array[Any]) -> str:
+    """The path or URL of a Zarr array, as far as its store says it."""
+    root = getattr(array.store, "root", None) or getattr(array.store, "path", None) or array.store
+    return f"{root}/{array.path}".rstrip("/")
+
+
+def _this_process() -> str:
+    try:
+        worker = get_worker()
+    except ValueError:
+        return "this process"
+    name = given_name(worker.name)
+    return f"worker {name} ({worker.address})" if name else f"worker {worker.address}"
 
 
 def is_dask_array(given: Any) -> bool:

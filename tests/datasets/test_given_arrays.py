@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,19 @@ def test_masked_integers_cannot_be_predicted_without_a_number_for_no_data() -> N
     images = np.ma.masked_array((IMAGES * 10).astype(np.uint8), HOLES)
     with pytest.raises(DataError, match="are masked, and no number stands for no data; set nodata in training"):
         model(dtype="uint8").predict(images)
+
+
+# --- arrays that are gone ---
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_array_that_is_not_seen_is_not_read_as_its_fill_value(tmp_path: Path, zarr_format: Any) -> None:
+    array = zarr.create_array(tmp_path / "x.zarr", data=IMAGES, chunks=(7, 3, 4, 2), zarr_format=zarr_format)
+    lazy = model().predict(array)
+    np.testing.assert_allclose(lazy.compute(), model().predict(IMAGES), rtol=1e-5)
+    shutil.rmtree(tmp_path / "x.zarr")
+    with pytest.raises(DataError, match=r"x\.zarr: no array there, as this process sees it; give an array"):
+        lazy.compute()
 
 
 # --- names of axes ---

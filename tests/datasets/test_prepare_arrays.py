@@ -162,6 +162,42 @@ def test_a_worker_that_dies_loses_no_block(tmp_path: Path, reference: Dataset) -
     assert (tmp_path / "died").exists()
 
 
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Two processes, one of which runs in another folder."""
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2)
+        client.run(
+            os.chdir, str(tmp_path_factory.mktemp("elsewhere")), workers=list(client.scheduler_info()["workers"])[:1]
+        )
+        yield client
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_pieces")
+def test_workers_find_an_array_of_a_relative_path(
+    tmp_path: Path, reference: Dataset, apart: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zarr takes an array that a process does not see for one of its fill value alone."""
+    _zarr(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    images = zarr.open_array("tiles.zarr", mode="r")
+    found = prepare(images, LABELS, "out.zarr", classes=NAMES, seed=3, name="tiles", client=apart)
+    assert found.fingerprint == reference.fingerprint
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_worker_that_does_not_see_an_array_is_named(tmp_path: Path, apart: Client) -> None:
+    images = zarr.create_array("memory://tiles-of-this-process", data=IMAGES, chunks=(77, 5, 6, 3), overwrite=True)
+    with pytest.raises(DataError, match=r"tiles-of-this-process: no array there, as worker .*tcp.* sees it; give"):
+        prepare(images, LABELS, tmp_path / "out.zarr", client=apart)
+
+
 def test_the_shuffle_is_exact_and_labels_and_weights_follow(tmp_path: Path) -> None:
     numbers = np.arange(230)
     images = np.broadcast_to(numbers.astype(np.int16)[:, None, None, None], (230, 2, 2, 1))
