@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def predict_whole(
             place, reason, f"use daskcnn.load({place!r}).predict(images) in Python, which takes Dask arrays"
         )
     source = source_of(data, part, classifier.facts, skip_bad=skip_bad)
+    classifier.facts = replace(classifier.facts, nodata=source.nodata)
     kept = KeptParts(target, identity(classifier, source), len(classifier.classes))
     begun = time.monotonic()
     left = [p for p in source.parts if not kept.has(p)]
