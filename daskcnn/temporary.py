@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,13 +34,30 @@ class OwnFolder(tempfile.TemporaryDirectory[str]):
             os.rename(f"{self.name}/{_LOCK}.new", f"{self.name}/{_LOCK}")  # with the lock on it
 
     def cleanup(self) -> None:
-        """Remove the folder. A task of a graph that failed may write into it meanwhile: then it is tried again."""
-        for _ in range(_TRIES):
-            with suppress(OSError):
-                super().cleanup()
-                return
-            time.sleep(_PAUSE)
-        shutil.rmtree(self.name, ignore_errors=True)
+        """Remove the folder, as `remove_folder` does."""
+        _insist(super().cleanup, self.name)
+
+
+def remove_folder(folder: str | Path) -> None:
+    """Remove a folder as far as that is possible, if it is there.
+
+    A task of a graph that failed may write into it meanwhile: then it is tried again.
+    """
+
+    def remove() -> None:
+        if os.path.lexists(folder):
+            shutil.rmtree(folder)
+
+    _insist(remove, folder)
+
+
+def _insist(remove: Callable[[], object], folder: str | Path) -> None:
+    for _ in range(_TRIES):
+        with suppress(OSError):
+            remove()
+            return
+        time.sleep(_PAUSE)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def inherit(folder: Path) -> None:

@@ -177,6 +177,12 @@ class ImageSource:
         stored = isinstance(self.what, zarr.Array) and isinstance(self.what.store, LocalStore | FsspecStore)
         return stored or is_dask_array(self.what)
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a Zarr array on a disk."""
+        stored = isinstance(self.what, zarr.Array) and isinstance(self.what.store, LocalStore)
+        return self.what.store.root / self.what.path if stored else None
+
     def at_rest(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return images of the source's layout and type as (n, H, W, C) in the type that they are kept in."""
         if images.ndim == 3:

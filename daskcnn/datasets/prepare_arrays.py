@@ -17,6 +17,7 @@ from distributed import Client, Future
 
 from daskcnn.cluster.link.calls import Check, no_check
 from daskcnn.cluster.link.client import given_or_default
+from daskcnn.cluster.run.admission import check_sight
 from daskcnn.cluster.spread.spread import spread, submit_part
 from daskcnn.datasets.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.datasets.array_sources import ImageSource, SampleBlock, channels_elsewhere
@@ -87,6 +88,7 @@ def prepare(
     Raises
     ------
     DataError : for images and labels that are not fit to train on, with value, reason and remedy; nothing is written
+    ClusterError : where a worker does not see the images, or the folder of the store
 
     Examples
     --------
@@ -244,8 +246,12 @@ class _ArrayWriter:
     def through_buckets(self, out: str, client: Client | None) -> dict[str, list[ChunkFacts]]:
         """Shuffle in two passes through files, on the workers if they can read the images."""
         there = client if all(part.images.on_workers for part in self._samples.given) else None
+        if there is not None:
+            folders = [found for part in self._samples.given if (found := part.images.folder) is not None]
+            check_sight(there, folders, self._draft.path, self._check)
         folder = _beside(out)
         try:
+            writer.make_folder(folder)
             return self._buckets(folder, self._blocks(folder, there), there)
         finally:
             writer.remove(folder)

@@ -7,6 +7,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import dask
@@ -17,13 +18,15 @@ import pytest
 import zarr
 from distributed import Client, LocalCluster
 
+from daskcnn.cluster.run import admission
 from daskcnn.datasets import prepare_arrays
 from daskcnn.datasets.array_sources import opened
 from daskcnn.datasets.names import path_of
 from daskcnn.datasets.prepare import prepare_array_files
 from daskcnn.datasets.prepare_arrays import prepare
-from daskcnn.errors import DataError
+from daskcnn.errors import ClusterError, DataError
 from daskcnn.store import Dataset, verify
+from daskcnn.store.making import writer
 
 RNG = np.random.default_rng(5)
 IMAGES = RNG.integers(0, 4096, (230, 5, 6, 3), dtype=np.uint16)
@@ -196,6 +199,52 @@ def test_a_worker_that_does_not_see_an_array_is_named(tmp_path: Path, apart: Cli
     images = zarr.create_array("memory://tiles-of-this-process", data=IMAGES, chunks=(77, 5, 6, 3), overwrite=True)
     with pytest.raises(DataError, match=r"tiles-of-this-process: no array there, as worker .*tcp.* sees it; give"):
         prepare(images, LABELS, tmp_path / "out.zarr", client=apart)
+
+
+def test_a_worker_that_cannot_write_is_named_before_an_image_is_read(
+    tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unseen(source: Any, target: str) -> Any:
+        return admission.unseen(source, "/nowhere")
+
+    monkeypatch.setattr(admission, "partial", lambda _, *arguments: lambda: unseen(*arguments))
+    images = da.from_array(IMAGES, chunks=60).map_blocks(_fail, dtype=IMAGES.dtype, meta=IMAGES[:0])
+    words = r"worker cpu-\d \(.*\): cannot write beside the output \(/nowhere\); give an output on storage"
+    with pytest.raises(ClusterError, match=words):
+        prepare(images, LABELS, tmp_path / "x.zarr", client=client)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_task_that_ends_after_a_failure_leaves_nothing(
+    tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, begun, failed, ended = writer.write_block, Event(), Event(), Event()
+
+    def late(folder: str, block: int, *arrays: Any) -> None:
+        begun.wait(60)
+        write(folder, block, *arrays)
+
+    def first(folder: str, *arrays: Any) -> None:
+        begun.set()
+        failed.wait(60)
+        try:
+            write(folder, *arrays)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(
+        writer, "write_block", lambda folder, block, *rest: (late if block else first)(folder, block, *rest)
+    )
+    images = IMAGES.astype(np.float32)
+    images[229] = np.nan
+    array = zarr.create_array(tmp_path / "in" / "tiles.zarr", data=images, chunks=(20, 5, 6, 3))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match="sample 229"):
+        prepare(array, LABELS, tmp_path / "out" / "x.zarr", client=client)
+    failed.set()
+    assert ended.wait(60)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_the_shuffle_is_exact_and_labels_and_weights_follow(tmp_path: Path) -> None:

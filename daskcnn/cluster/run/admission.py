@@ -8,6 +8,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -250,10 +251,7 @@ def require_sight(client: Client, source: Path, target: str, check: Check = no_c
 
     Raises ClusterError naming a worker that does not or cannot, or does not answer. only: patterns of their names.
     """
-    there = present(client, check)
-    ours = {member.address: member.name for member in advertised(there)}
-    called = {a: ours.get(a) or given_name(info.get("name")) for a, info in there.items()}
-    names = {a: f"worker {name} ({a})" for a, name in called.items() if named_by(only, name)}
+    names = _in_words(client, check, only)
     answers = ask_workers(client, versions_by_value(), names, within=ANSWER, check=check)
     for address, found in _complete(answers, names, ANSWER).given.items():
         require_same(names[address], found)
@@ -261,6 +259,30 @@ def require_sight(client: Client, source: Path, target: str, check: Check = no_c
     for address, problem in _complete(answers, names, LOOK_AT_DATA).given.items():
         if problem:
             raise ClusterError(names[address], *problem)
+
+
+def check_sight(client: Client, sources: Sequence[Path], target: str, check: Check = no_check) -> None:
+    """Check that workers can read folders, and write to another or to a URL. One that does not answer is passed over.
+
+    Raises ClusterError naming a worker that cannot: DataUnseen for one that cannot write.
+    """
+    try:
+        names = _in_words(client, check)
+        for source in sources or (None,):
+            answers = ask_workers(client, partial(unseen, source, target), names, within=LOOK_AT_DATA, check=check)
+            for address, problem in answers.given.items():
+                if problem:
+                    raise (DataUnseen if problem[1] == WRITE else ClusterError)(names[address], *problem)
+    except OSError as error:
+        raise _scheduler_lost(client, error) from error
+
+
+def _in_words(client: Client, check: Check, only: Sequence[str] = ()) -> dict[str, str]:
+    """The workers by address, in words."""
+    there = present(client, check)
+    ours = {member.address: member.name for member in advertised(there)}
+    called = {a: ours.get(a) or given_name(info.get("name")) for a, info in there.items()}
+    return {a: f"worker {name} ({a})" for a, name in called.items() if named_by(only, name)}
 
 
 def _complete(answers: calls.Answers, names: dict[str, str], within: float) -> calls.Answers:
@@ -272,10 +294,10 @@ def _complete(answers: calls.Answers, names: dict[str, str], within: float) -> c
     return answers
 
 
-def unseen(source: Path, target: str) -> tuple[str, str] | None:
+def unseen(source: Path | None, target: str) -> tuple[str, str] | None:
     """Return the fault where this process cannot read or write, and the remedy; None where all is well."""
     try:
-        with os.scandir(source) as entries:
+        with nullcontext(iter(())) if source is None else os.scandir(source) as entries:
             next(entries, None)
     except OSError as error:
         return f"cannot read {source} ({error.strerror or error})", READ

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -29,6 +28,7 @@ from daskcnn.files import local_path, sync
 from daskcnn.store.dataset import arrays_of
 from daskcnn.store.files import EMPTY_CHUNKS_TOO, Files, create_array, is_url
 from daskcnn.store.manifest import ATTRIBUTE, PARTS, Manifest, Source, chunks
+from daskcnn.temporary import remove_folder
 
 Places = npt.NDArray[np.int64]
 
@@ -59,10 +59,19 @@ def buckets(places: Sequence[Places], edges: Sequence[tuple[int, int]]) -> Itera
         yield Bucket(lo, hi, tuple(segments), np.concatenate([np.empty(0, np.int64), *found]))
 
 
+def make_folder(folder: str) -> None:
+    """Make the folder of the blocks. A URL needs none."""
+    if not is_url(folder):
+        Path(folder).mkdir()
+
+
 def write_block(folder: str, block: int, samples: npt.NDArray[Any], places: Places) -> None:
-    """Write a block's samples (n, …) in the order of their places (n,)."""
+    """Write a block's samples (n, …) in the order of their places (n,).
+
+    A local folder has to be there: a task that ends after a failure must not make it again.
+    """
     rows = np.ascontiguousarray(samples[np.argsort(places, kind="stable")])
-    with fsspec.open(_file(folder, block), "wb", auto_mkdir=True) as file:
+    with fsspec.open(_file(folder, block), "wb", auto_mkdir=is_url(folder)) as file:
         file.write(rows.reshape(-1).view(np.uint8).data)
 
 
@@ -80,10 +89,14 @@ def read_bucket(folder: str, bucket: Bucket, shape: tuple[int, ...], dtype: np.d
 
 
 def remove(folder: str) -> None:
-    """Remove a folder or what is at a URL, if it is there."""
-    system, path = fsspec.core.url_to_fs(folder)
-    if system.exists(path):
-        system.rm(path, recursive=True)
+    """Remove a folder or what is at a URL as far as that is possible, if it is there."""
+    if not is_url(folder):
+        remove_folder(local_path(folder))
+        return
+    with suppress(Exception):  # what went wrong first is what is told
+        system, path = fsspec.core.url_to_fs(folder)
+        if system.exists(path):
+            system.rm(path, recursive=True)
 
 
 def _file(folder: str, block: int) -> str:
@@ -200,7 +213,7 @@ def _temporary_sibling(target: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def _clear(out: str) -> None:
