@@ -141,6 +141,24 @@ def test_masked_integers_cannot_be_predicted_without_a_number_for_no_data() -> N
         model(dtype="uint8").predict(images)
 
 
+# --- lazy predictions ---
+
+
+@pytest.mark.parametrize("change", ["views", "loss"])
+def test_networks_of_the_same_weights_that_predict_otherwise_share_no_tasks(change: str) -> None:
+    units, losses = (24, ("reconstruction", "sigmoid-reconstruction")) if change == "loss" else (4, (None, None))
+    layers: dict[str, Any] = {"layers": [{"layer": "dense", "units": units}]}
+    known = facts((3, 4, 2), dtype=np.dtype("float32"))
+    one, other = (TrainedModel(classifier(layers, known, loss=loss)) for loss in losses)
+    if change == "views":
+        other.classifier.views = "mirror"
+    images = da.from_array(IMAGES, chunks=(7, 3, 4, 2))
+    found = da.compute(one.predict(images), other.predict(images))
+    for model, lazy in zip((one, other), found, strict=True):
+        np.testing.assert_allclose(lazy, model.predict(IMAGES), rtol=1e-5)
+    assert np.abs(found[0] - found[1]).max() > 1e-3
+
+
 # --- arrays that are gone ---
 
 
