@@ -16,6 +16,8 @@ from daskcnn.errors import DataError
 
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 REGULAR = "give a regular file"
+SEEN = "check the path and its permissions"
+"""The remedy where the system does not let a path be looked at."""
 
 
 def local_path(path: str | Path) -> Path:

@@ -438,6 +438,11 @@ def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
         prepare(IMAGES, LABELS, tmp_path / "tiles.zarr")
 
 
+def test_a_path_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="File name too long; choose another place"):
+        prepare(IMAGES, LABELS, tmp_path / ("x" * 300))
+
+
 def test_a_url(reference: Dataset) -> None:
     found = prepare(
         da.from_array(IMAGES, chunks=60), LABELS, "memory://daskcnn-arrays/tiles.zarr", classes=NAMES, seed=3
