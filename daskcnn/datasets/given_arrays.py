@@ -303,12 +303,21 @@ def _places(labels: Any, what: str, images: Any) -> npt.NDArray[np.intp] | None:
     if wanted is None or found is None or len(wanted) != len(found) or found.equals(wanted):
         return None
     if found.is_unique and wanted.is_unique and (places := found.get_indexer(wanted)).min() >= 0:
+        if _counts_rows(found):
+            reason = f"the images' coordinates {wanted.name!s:.40} are the numbers of their rows in another order"
+            remedy = f"give {what}.to_numpy() if they are in the order of the images; else name their index"
+            raise DataError(what, reason, f"{remedy}: {what}.rename_axis({wanted.name!r:.40})")
         order: npt.NDArray[np.intp] = places
         return order
     if wanted.name != found.name:
         return None
     remedy = f"give {what} with the coordinates of the images, each once, or without coordinates"
     raise DataError(what, f"coordinates {found.name!s:.40} of other samples than the images'", remedy)
+
+
+def _counts_rows(index: Any) -> bool:
+    """Return True for the index that pandas gives a column of itself: it may say nothing about the samples."""
+    return (getattr(index, "start", None), getattr(index, "step", None), index.name) == (0, 1, None)
 
 
 def _coordinates(given: Any) -> Any:

@@ -255,6 +255,19 @@ def test_labels_of_other_samples_are_refused(tmp_path: Path) -> None:
     assert len(stored(tmp_path, _with_coordinates(), by_place).train) == 32, "numbers of rows are no coordinates"
 
 
+def test_numbers_of_rows_that_may_be_coordinates_are_asked_about(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    order = np.random.default_rng(1).permutation(N)
+    images = _with_coordinates().assign_coords(tile=np.arange(N)).isel(tile=order)
+    by_place, by_tile = pandas.Series(LABELS[order]), pandas.Series(LABELS)
+    for labels in (by_place, by_tile):
+        with pytest.raises(DataError, match=r"labels: .* the numbers of their rows.*; give labels\.to_numpy\(\) if"):
+            stored(tmp_path, images, labels)
+    wanted = stored(tmp_path / "a", images.values, LABELS[order], name="x")
+    for place, labels in enumerate((by_place.to_numpy(), by_tile.rename_axis("tile"))):
+        assert stored(tmp_path / str(place), images, labels, name="x").fingerprint == wanted.fingerprint
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 def test_predictions_have_the_coordinates_of_the_samples(lazy: bool) -> None:
     images = _with_coordinates()
