@@ -102,6 +102,7 @@ def prepare(
     if suspected := channels_elsewhere(images, layout):
         warn(suspected)
     _check_options(order=order, seed=seed, nodata=nodata, labelling=labelling, name=name, chunk=chunk)
+    seed, chunk = int(seed), None if chunk is None else int(chunk)  # they may be numbers of NumPy
     refuse_occupied(out)
     client = given_or_default(client)
     # Dask's settings may name a cluster that is gone

@@ -102,7 +102,9 @@ def prepare_folder(
     --------
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
-    look = folder_plan.Appearance(size, fit, grey, value_range)
+    numbers: tuple[Any, ...] = (*size, seed)
+    height, width, seed = (int(each) if isinstance(each, np.integer) else each for each in numbers)
+    look = folder_plan.Appearance((height, width), fit, grey, value_range)
     request = Request(str(path), str(store), look, test, order, seed, skip_bad, name)
     return prepare(request, client=given_or_default(client), say=lambda _: None, warn=warn, quiet=True)
 

@@ -266,6 +266,12 @@ def test_the_shuffle_is_exact_and_labels_and_weights_follow(tmp_path: Path) -> N
     np.testing.assert_allclose(stored, weights[trained] / weights[trained].mean(), rtol=1e-6)
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path: Path, reference: Dataset) -> None:
+    how: dict[str, Any] = {"seed": np.int64(3), "chunk": np.int16(reference.manifest.chunk), "test": np.float32(0.2)}
+    found = prepare(IMAGES, LABELS, tmp_path / "x.zarr", classes=NAMES, name="tiles", **how)
+    assert found.fingerprint == reference.fingerprint
+
+
 def test_stored_keeps_the_order(tmp_path: Path) -> None:
     found = prepare(IMAGES, LABELS, tmp_path / "x.zarr", order="stored", test=30)
     at = [next(i for i, image in enumerate(IMAGES) if (image == kept).all()) for kept in found.train.read(0, 200)[0]]
