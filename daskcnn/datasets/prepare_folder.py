@@ -130,7 +130,7 @@ def prepare(
     for note in listing.notes:
         warn(f"{listing.root}: {note}")
     with ExitStack() as stack:
-        check = stack.enter_context(_interruptible()) if handle_signals else no_check
+        check = stack.enter_context(interruptible()) if handle_signals else no_check
         _write(request, listing, _Workers(cluster, client, check, say, warn, quiet))
     return open_dataset(request.out)
 
@@ -153,7 +153,8 @@ def check_request(request: Request) -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[Check]:
+def interruptible() -> Iterator[Check]:
+    """Yield a check that raises Interrupted once a signal has come."""
     signals = Signals()
     signals.polled = True
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +27,7 @@ from daskcnn.datasets.array_sources import opened
 from daskcnn.datasets.names import path_of
 from daskcnn.datasets.prepare import prepare_array_files
 from daskcnn.datasets.prepare_arrays import prepare
-from daskcnn.errors import ClusterError, DataError
+from daskcnn.errors import ClusterError, DataError, Interrupted
 from daskcnn.store import Dataset, verify
 from daskcnn.store.making import writer
 
@@ -245,6 +248,55 @@ def test_a_task_that_ends_after_a_failure_leaves_nothing(
     failed.set()
     assert ended.wait(60)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    write = writer.write_block
+
+    def interrupted(folder: str, block: int, *arrays: Any) -> None:
+        if block == 3:
+            signal.raise_signal(signum)
+        write(folder, block, *arrays)
+
+    monkeypatch.setattr(writer, "write_block", interrupted)
+    (tmp_path / "out").mkdir()
+    np.savez(tmp_path / "all.npz", x=IMAGES, y=LABELS)
+    files = {"images": f"{tmp_path}/all.npz:x", "labels": f"{tmp_path}/all.npz:y", "weights": None, "classes": None}
+    with pytest.raises(Interrupted, match="nothing was written") as caught:
+        prepare_array_files(**files, out=str(tmp_path / "out" / "x.zarr"), name=None, say=print)
+    assert caught.value.exit_code == 128 + signum
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_next_one_removes_what_a_killed_process_has_left(tmp_path: Path) -> None:
+    arrays = "numpy.arange(480, dtype='u1').reshape(30, 4, 4, 1), chunks=5), numpy.arange(30) % 2"
+    killed = "progress=lambda *_: os.kill(os.getpid(), 9)"
+    code = f"import os, numpy, daskcnn, dask.array as da; daskcnn.prepare(da.from_array({arrays}, 'x.zarr', {killed})"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == -signal.SIGKILL
+    left = sorted(path.suffix for path in tmp_path.iterdir())
+    assert left == [".buckets", ".tmp"]
+    prepare(da.from_array(IMAGES, chunks=60), LABELS, tmp_path / "other.zarr")
+    assert len(list(tmp_path.iterdir())) == 3, "they are another store's"
+    prepare(da.from_array(IMAGES, chunks=60), LABELS, tmp_path / "x.zarr")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.zarr", "x.zarr"]
+    assert ".in-use" not in os.listdir(tmp_path / "x.zarr")
+
+
+def test_what_another_one_is_writing_stays(tmp_path: Path) -> None:
+    images, done = da.from_array(IMAGES, chunks=60), list[Dataset]()
+
+    def other_one(stage: str, *_: int) -> None:
+        if not done:
+            done.append(prepare(images, LABELS, tmp_path / "x.zarr"))
+
+    with pytest.raises(DataError, match="already holds a data set"):
+        prepare(images, LABELS, tmp_path / "x.zarr", progress=other_one)
+    verify(done[0])
+    assert os.listdir(tmp_path) == ["x.zarr"]
 
 
 def test_the_shuffle_is_exact_and_labels_and_weights_follow(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from daskcnn.files import local_path, sync
 from daskcnn.store.dataset import arrays_of
 from daskcnn.store.files import EMPTY_CHUNKS_TOO, Files, create_array, is_url
 from daskcnn.store.manifest import ATTRIBUTE, PARTS, Manifest, Source, chunks
-from daskcnn.temporary import remove_folder
+from daskcnn.temporary import hidden_beside, let_go, remove_folder
 
 Places = npt.NDArray[np.int64]
 
@@ -59,10 +59,18 @@ def buckets(places: Sequence[Places], edges: Sequence[tuple[int, int]]) -> Itera
         yield Bucket(lo, hi, tuple(segments), np.concatenate([np.empty(0, np.int64), *found]))
 
 
-def make_folder(folder: str) -> None:
-    """Make the folder of the blocks. A URL needs none."""
-    if not is_url(folder):
-        Path(folder).mkdir()
+@contextmanager
+def between_passes(out: str) -> Iterator[str]:
+    """Make the folder of the blocks beside a path or URL, and remove it when the context ends."""
+    if not is_url(out):
+        with hidden_beside(local_path(out).absolute(), "buckets") as folder:
+            yield str(folder)
+        return
+    url = f"{out.rstrip('/')}.{uuid.uuid4().hex}.tmp"
+    try:
+        yield url
+    finally:
+        remove(url)
 
 
 def write_block(folder: str, block: int, samples: npt.NDArray[Any], places: Places) -> None:
@@ -168,7 +176,7 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
         return
     target = local_path(out).absolute()
     try:
-        with _temporary_sibling(target) as folder:
+        with hidden_beside(target, "tmp") as folder:
             draft = Draft(str(folder), manifest)
             for name in PARTS:
                 on_part(name)
@@ -176,6 +184,8 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
             yield draft
             if draft.finished:
                 _flush(folder)
+                let_go(folder)
+                sync(folder)
                 _take_place(folder, target)
     except OSError as error:
         raise DataError(
@@ -203,17 +213,6 @@ def storing(out: str) -> Iterator[None]:
     except Exception as error:
         reason = f"cannot be written ({str(error) or type(error).__name__})"
         raise DataError(out, reason, "choose another place (--out)") from error
-
-
-@contextmanager
-def _temporary_sibling(target: Path) -> Iterator[Path]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        remove_folder(folder)
 
 
 def _clear(out: str) -> None:
