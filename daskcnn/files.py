@@ -81,6 +81,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """Wait until a folder with all that is inside, at all depths, is on the disk."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            sync(Path(parent, name))
+        sync(Path(parent))
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Put a file in place of `path` in one step. Raises OSError; then, and after a crash, the old file stays.
 

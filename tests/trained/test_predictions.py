@@ -561,6 +561,35 @@ def _full(*_: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
+def test_an_output_that_another_process_writes_is_refused(
+    run: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+
+    def beside_another(*args: Any, **options: Any) -> Iterator[tuple[Part, Any]]:
+        told.append(refused(run, store, "--out", "p.csv"))
+        return SpreadHere.over(*args, **options)
+
+    monkeypatch.setattr(whole, "spread", beside_another)
+    predicted(run, store, "--out", "p.csv")
+    assert len(rows("p.csv")) == 60
+    assert "p.csv.parts: another process writes it; wait for its end, or give another path" in told[0]
+    assert not Path("p.csv.parts").exists()
+
+
+def test_an_output_that_another_process_has_written_meanwhile_stays(
+    run: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_slowly(*args: Any, **options: Any) -> Any:
+        Path("p.csv").write_text("mine")
+        return find_network(*args, **options)
+
+    monkeypatch.setattr(whole, "find_network", find_slowly)
+    assert "p.csv: exists already" in refused(run, store, "--out", "p.csv")
+    assert Path("p.csv").read_text() == "mine"
+    assert not Path("p.csv.parts").exists()
+
+
 @pytest.mark.parametrize("damage", [b"", b"abc", None])
 def test_a_damaged_part_is_predicted_anew(
     run: Path, store: str, damage: bytes | None, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,6 @@ holds more than a block or a bucket.
 from __future__ import annotations
 
 import errno
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -24,7 +23,7 @@ import zarr
 from zarr.core.sync import sync as sync_store
 
 from daskcnn.errors import DataError
-from daskcnn.files import local_path, sync
+from daskcnn.files import local_path, sync, sync_tree
 from daskcnn.store.dataset import arrays_of
 from daskcnn.store.files import EMPTY_CHUNKS_TOO, Files, create_array, is_url
 from daskcnn.store.manifest import ATTRIBUTE, PARTS, Manifest, Source, chunks
@@ -183,7 +182,7 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
                 draft.make_arrays(name)
             yield draft
             if draft.finished:
-                _flush(folder)
+                sync_tree(folder)
                 let_go(folder)
                 sync(folder)
                 _take_place(folder, target)
@@ -221,13 +220,6 @@ def _clear(out: str) -> None:
     for removal in (*map(store.delete_dir, PARTS), store.delete("zarr.json")):
         with suppress(Exception):  # what went wrong first is what is told
             sync_store(removal)
-
-
-def _flush(folder: Path) -> None:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            sync(Path(parent, name))
-        sync(Path(parent))
 
 
 def _take_place(folder: Path, target: Path) -> None:
