@@ -64,7 +64,7 @@ settings = click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multip
 
 
 _REFUSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
-"""What the system says of a path that a user gave, and that is no bug."""
+"""Errors of the system about a path that a user gave, which are no bugs."""
 _WHOLE = 1000
 """Characters of a command's first sentence, more than any has."""
 
