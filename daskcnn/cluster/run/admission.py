@@ -251,7 +251,10 @@ def require_sight(client: Client, source: Path, target: str, check: Check = no_c
 
     Raises ClusterError naming a worker that does not or cannot, or does not answer. only: patterns of their names.
     """
-    names = _in_words(client, check, only)
+    there = present(client, check)
+    ours = {member.address: member.name for member in advertised(there)}
+    called = {a: ours.get(a) or given_name(info.get("name")) for a, info in there.items()}
+    names = {a: f"worker {name} ({a})" for a, name in called.items() if named_by(only, name)}
     answers = ask_workers(client, versions_by_value(), names, within=ANSWER, check=check)
     for address, found in _complete(answers, names, ANSWER).given.items():
         require_same(names[address], found)
@@ -262,12 +265,14 @@ def require_sight(client: Client, source: Path, target: str, check: Check = no_c
 
 
 def check_sight(client: Client, sources: Sequence[Path], target: str, check: Check = no_check) -> None:
-    """Check that workers can read folders, and write to another or to a URL. One that does not answer is passed over.
+    """Check that workers that compute can read folders, and write to another or to a URL.
+
+    One that does not answer is passed over: others do its part.
 
     Raises ClusterError naming a worker that cannot: DataUnseen for one that cannot write.
     """
     try:
-        names = _in_words(client, check)
+        names = {m.address: f"worker {m.name} ({m.address})" for m in advertised(present(client, check))}
         for source in sources or (None,):
             answers = ask_workers(client, partial(unseen, source, target), names, within=LOOK_AT_DATA, check=check)
             for address, problem in answers.given.items():
@@ -275,14 +280,6 @@ def check_sight(client: Client, sources: Sequence[Path], target: str, check: Che
                     raise (DataUnseen if problem[1] == WRITE else ClusterError)(names[address], *problem)
     except OSError as error:
         raise _scheduler_lost(client, error) from error
-
-
-def _in_words(client: Client, check: Check, only: Sequence[str] = ()) -> dict[str, str]:
-    """The workers by address, in words."""
-    there = present(client, check)
-    ours = {member.address: member.name for member in advertised(there)}
-    called = {a: ours.get(a) or given_name(info.get("name")) for a, info in there.items()}
-    return {a: f"worker {name} ({a})" for a, name in called.items() if named_by(only, name)}
 
 
 def _complete(answers: calls.Answers, names: dict[str, str], within: float) -> calls.Answers:
