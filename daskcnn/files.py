@@ -16,6 +16,8 @@ from daskcnn.errors import DataError
 
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 REGULAR = "give a regular file"
+SEEN = "check the path and its permissions"
+"""The remedy where the system does not let a path be looked at."""
 
 
 def local_path(path: str | Path) -> Path:
@@ -77,6 +79,14 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until a folder with all that is inside, at all depths, is on the disk."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            sync(Path(parent, name))
+        sync(Path(parent))
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -1,14 +1,18 @@
-"""Temporary folders that go with their process: after a kill, the next process that makes one removes them."""
+"""Folders that go with their process: after a kill, the next process that makes one in the same place removes them."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
+import socket
 import tempfile
 import time
+import uuid
 import weakref
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "daskcnn-"
@@ -27,19 +31,60 @@ class OwnFolder(tempfile.TemporaryDirectory[str]):
     def __init__(self, label: str = "") -> None:
         remove_left()
         super().__init__(prefix=f"{PREFIX}{label}")
-        with suppress(OSError):  # a disk without locks, or a full one: it is removed by its own process alone
-            descriptor = _locked(Path(self.name) / f"{_LOCK}.new", os.O_CREAT)
+        if (descriptor := _held(Path(self.name))) is not None:
             weakref.finalize(self, os.close, descriptor)
-            os.rename(f"{self.name}/{_LOCK}.new", f"{self.name}/{_LOCK}")  # with the lock on it
 
     def cleanup(self) -> None:
-        """Remove the folder. A task of a graph that failed may write into it meanwhile: then it is tried again."""
-        for _ in range(_TRIES):
-            with suppress(OSError):
-                super().cleanup()
-                return
-            time.sleep(_PAUSE)
-        shutil.rmtree(self.name, ignore_errors=True)
+        """Remove the folder, as `remove_folder` does."""
+        _insist(super().cleanup, self.name)
+
+
+def remove_folder(folder: str | Path) -> None:
+    """Remove a folder as far as that is possible, if it is there.
+
+    A task of a graph that failed may write into it meanwhile: then it is tried again.
+    """
+
+    def remove() -> None:
+        if os.path.lexists(folder):
+            shutil.rmtree(folder)
+
+    _insist(remove, folder)
+
+
+def _insist(remove: Callable[[], object], folder: str | Path) -> None:
+    for _ in range(_TRIES):
+        with suppress(OSError):
+            remove()
+            return
+        time.sleep(_PAUSE)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def hidden_beside(target: Path, kind: str) -> Iterator[Path]:
+    """Make a hidden folder beside a path for as long as the context lasts, and the path's parents.
+
+    Folders of killed processes of this machine beside the same path are removed first. The folder may be moved away:
+    `let_go` comes before. Raises OSError.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.\w+")
+    _remove_held_by_none(target.parent, lambda name: pattern.fullmatch(name) is not None)
+    folder = target.parent / f".{target.name}.{uuid.uuid4().hex}.{kind}"
+    folder.mkdir()
+    descriptor = _held(folder)
+    try:
+        yield folder
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)  # first: NFS keeps the name of an open file
+        remove_folder(folder)
+
+
+def let_go(folder: Path) -> None:
+    """Take away what says that this process uses a folder. Raises OSError."""
+    (folder / _LOCK).unlink(missing_ok=True)
 
 
 def inherit(folder: Path) -> None:
@@ -51,9 +96,13 @@ def inherit(folder: Path) -> None:
 
 def remove_left() -> None:
     """Remove the temporary folders of this user's processes that are gone."""
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as found:
+    _remove_held_by_none(Path(tempfile.gettempdir()), lambda name: name.startswith(PREFIX))
+
+
+def _remove_held_by_none(parent: Path, ours: Callable[[str], bool]) -> None:
+    with suppress(OSError), os.scandir(parent) as found:
         for entry in found:
-            if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
+            if ours(entry.name) and entry.is_dir(follow_symlinks=False):
                 with suppress(OSError):  # it is in use, another user's, or gone
                     _remove(entry)
 
@@ -63,9 +112,32 @@ def _remove(folder: os.DirEntry[str]) -> None:
         return
     descriptor = _locked(Path(folder.path) / _LOCK)
     try:
-        shutil.rmtree(folder.path, ignore_errors=True)
+        if os.read(descriptor, 1000) in (b"", _machine()):
+            shutil.rmtree(folder.path, ignore_errors=True)
     finally:
         os.close(descriptor)
+
+
+def _held(folder: Path) -> int | None:
+    """Say that this process uses a folder. Return the descriptor, which holds the lock until it is closed.
+
+    None on a disk without locks, or a full one: the folder is removed by its own process alone.
+    """
+    new = folder / f"{_LOCK}.new"
+    with suppress(OSError):
+        descriptor = _locked(new, os.O_CREAT)
+        try:
+            os.write(descriptor, _machine())  # locks of a file system may not reach other machines
+            os.rename(new, folder / _LOCK)  # with the lock on it
+        except OSError:
+            os.close(descriptor)
+            return None
+        return descriptor
+    return None
+
+
+def _machine() -> bytes:
+    return socket.gethostname().encode()
 
 
 def _locked(path: Path, how: int = 0) -> int:

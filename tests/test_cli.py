@@ -220,6 +220,11 @@ def test_a_bug_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "run again with --verbose" in told
 
 
+@pytest.mark.parametrize("args", [["report"], ["logs"], ["plan"], ["data", "prepare", "synthetic", "--out"]])
+def test_a_path_that_the_system_refuses_is_no_bug(args: list[str]) -> None:
+    assert "File name too long" in refused(2, daskcnn, *args, "x" * 300)
+
+
 def test_without_a_cluster_nothing_is_left_behind(nothing_starts: list[Any], path: str) -> None:
     told = refused(3, run, *flags(tiny_job(path)), "--json")
     assert "no cluster here" in told

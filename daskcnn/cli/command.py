@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from daskcnn.errors import DataError, UserError, nearest
+from daskcnn.files import SEEN
 from daskcnn.modules import import_modules, import_plugins
 from daskcnn.show.text import plain
 
@@ -62,6 +63,8 @@ import_option = click.option(
 settings = click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any key of the job.")
 
 
+_REFUSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Errors of the system about a path that a user gave, which are no bugs."""
 _WHOLE = 1000
 """Characters of a command's first sentence, more than any has."""
 
@@ -104,6 +107,9 @@ class Command(click.Command):
         except KeyboardInterrupt:
             ctx.exit(128 + signal.SIGINT)
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in _REFUSED and error.filename:
+                _say(f"error: {DataError(error.filename, error.strerror, SEEN)}", ctx.params.get("verbose"))
+                ctx.exit(DataError.exit_code)
             _say(f"internal error: {type(error).__name__}: {error}", ctx.params.get("verbose"))
             click.echo("This is a bug of daskcnn's; run again with --verbose and report what it prints.", err=True)
             ctx.exit(1)

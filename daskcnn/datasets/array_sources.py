@@ -16,7 +16,7 @@ import zarr
 from dask.base import is_dask_collection
 from zarr.storage import FsspecStore, LocalStore
 
-from daskcnn.datasets.given_arrays import as_array, is_dask_array, unwrapped
+from daskcnn.datasets.given_arrays import as_array, is_dask_array, read_stored, unwrapped
 from daskcnn.errors import DataError
 from daskcnn.files import check_regular
 from daskcnn.store.foreign.array import Layout
@@ -103,7 +103,10 @@ class SampleBlock:
 
     def read(self, source: ImageSource) -> npt.NDArray[Any]:
         """Return the block's images (hi - lo, H, W, C) in the type that they are kept in."""
-        return self.at_rest(source, self.data if self.sliced else self.data[self.lo : self.hi])
+        if self.sliced:
+            return self.at_rest(source, self.data)
+        at = slice(self.lo, self.hi)
+        return self.at_rest(source, read_stored(self.data, at) if isinstance(self.data, zarr.Array) else self.data[at])
 
     def at_rest(self, source: ImageSource, data: Any) -> npt.NDArray[Any]:
         """Return what was read of the block in the same way. Raises DataError where the source has said otherwise."""
@@ -173,6 +176,12 @@ class ImageSource:
         """True if a worker can read the images itself."""
         stored = isinstance(self.what, zarr.Array) and isinstance(self.what.store, LocalStore | FsspecStore)
         return stored or is_dask_array(self.what)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a Zarr array on a disk."""
+        stored = isinstance(self.what, zarr.Array) and isinstance(self.what.store, LocalStore)
+        return self.what.store.root / self.what.path if stored else None
 
     def at_rest(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return images of the source's layout and type as (n, H, W, C) in the type that they are kept in."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
-from dask.base import is_dask_collection
-from zarr.storage import MemoryStore
+from dask.base import is_dask_collection, tokenize
+from distributed import get_worker
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, MemoryStore
 
+from daskcnn.cluster.link.members import given_name
 from daskcnn.errors import DataError
 from daskcnn.store.foreign.array import WRITE_ALL, Layout, check_labels
 from daskcnn.store.foreign.axes import axes_of, check_axes
@@ -85,7 +89,7 @@ def unwrapped(
         raise DataError("images", f"several arrays ({', '.join(names[:10])})", remedy)
     check_axes(_axes(images), layout, option=option, methods=_of_xarray(images))
     if isinstance(images, zarr.Array):
-        return _stored(images, nodata, decoded)
+        return _stored(_by_absolute_path(images), nodata, decoded)
     if _of_xarray(images):
         coding, known = _undecoded(images), images.chunks is not None or images._in_memory
         images = _masked(images.data, coding) if known else Lazy(images, images.shape, images.dtype, coding)
@@ -118,7 +122,73 @@ def _by_chunks(array: zarr.Array[Any]) -> Any:
     """A Zarr array as one of Dask."""
     import dask.array
 
-    return dask.array.from_zarr(array)
+    seen, name = _SeenArray(array), f"from-zarr-{tokenize(array)}"
+    meta = np.empty((0,) * array.ndim, array.dtype)
+    return dask.array.from_array(seen, array.chunks, name=name, meta=meta)
+
+
+@dataclass(frozen=True)
+class _SeenArray:
+    """A Zarr array that Dask reads by `read_stored`."""
+
+    array: zarr.Array[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.array.dtype)
+
+    @property
+    def ndim(self) -> int:
+        return self.array.ndim
+
+    def __getitem__(self, at: Any) -> Any:
+        return read_stored(self.array, at)
+
+
+def read_stored(array: zarr.Array[Any], at: Any) -> Any:
+    """Return a part of a Zarr array. Raises DataError where this process does not see the array.
+
+    Zarr reads what is not there as the array's fill value.
+    """
+    metadata = ".zarray" if array.metadata.zarr_format == 2 else "zarr.json"
+    if not sync((array.store_path / metadata).exists()):
+        remedy = "give an array on storage that every worker reaches, under the same path"
+        raise DataError(_place_of(array), f"no array there, as {_this_process()} sees it", remedy)
+    return array[at]
+
+
+def _by_absolute_path(array: zarr.Array[Any]) -> zarr.Array[Any]:
+    """The same array, found from any folder: a worker may run in another one."""
+    store = array.store
+    if not isinstance(store, LocalStore) or store.root.is_absolute():
+        return array
+    there = LocalStore(store.root.absolute(), read_only=True)
+    try:
+        found = zarr.open_array(there, path=array.path, mode="r", zarr_format=array.metadata.zarr_format)
+    except FileNotFoundError as error:
+        remedy = "give the absolute path of the array"
+        raise DataError(_place_of(array), f"no array there, seen from {Path.cwd()}", remedy) from error
+    assert isinstance(found, zarr.Array), "mode r opens nothing else"
+    return found
+
+
+def _place_of(array: zarr.Array[Any]) -> str:
+    """The path or URL of a Zarr array, as far as its store says it."""
+    root = getattr(array.store, "root", None) or getattr(array.store, "path", None) or array.store
+    return f"{root}/{array.path}".rstrip("/")
+
+
+def _this_process() -> str:
+    try:
+        worker = get_worker()
+    except ValueError:
+        return "this process"
+    name = given_name(worker.name)
+    return f"worker {name} ({worker.address})" if name else f"worker {worker.address}"
 
 
 def is_dask_array(given: Any) -> bool:
@@ -233,12 +303,21 @@ def _places(labels: Any, what: str, images: Any) -> npt.NDArray[np.intp] | None:
     if wanted is None or found is None or len(wanted) != len(found) or found.equals(wanted):
         return None
     if found.is_unique and wanted.is_unique and (places := found.get_indexer(wanted)).min() >= 0:
+        if _counts_rows(found):
+            reason = f"the images' coordinates {wanted.name!s:.40} are the numbers of their rows in another order"
+            remedy = f"give {what}.to_numpy() if they are in the order of the images; else name their index"
+            raise DataError(what, reason, f"{remedy}: {what}.rename_axis({wanted.name!r:.40})")
         order: npt.NDArray[np.intp] = places
         return order
     if wanted.name != found.name:
         return None
     remedy = f"give {what} with the coordinates of the images, each once, or without coordinates"
     raise DataError(what, f"coordinates {found.name!s:.40} of other samples than the images'", remedy)
+
+
+def _counts_rows(index: Any) -> bool:
+    """Return True for the index that pandas gives a column of itself: it may say nothing about the samples."""
+    return (getattr(index, "start", None), getattr(index, "step", None), index.name) == (0, 1, None)
 
 
 def _coordinates(given: Any) -> Any:

@@ -87,9 +87,9 @@ def stored(data: OwnData, path: str, *, seed: int, client: Client | None, place:
         chunk = len(data.labels) if data.images.nbytes <= _SMALL else None
         how: dict[str, Any] = {"classes": data.classes, "weights": data.weights, "name": NAME, "chunk": chunk}
         how["nodata"] = data.nodata
-        # no warnings: an estimator takes what it is given
-        prepare(data.images, data.labels, path, test=first, seed=seed, client=client, warn=silent, **how)
         with _seen_nowhere_else(place):
+            # no warnings: an estimator takes what it is given
+            prepare(data.images, data.labels, path, test=first, seed=seed, client=client, warn=silent, **how)
             yield
     finally:
         remove(path)

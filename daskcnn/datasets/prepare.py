@@ -10,7 +10,7 @@ from daskcnn import store
 from daskcnn.datasets.array_sources import opened
 from daskcnn.datasets.names import path_of
 from daskcnn.datasets.prepare_arrays import prepare as prepare_arrays
-from daskcnn.datasets.prepare_folder import Request
+from daskcnn.datasets.prepare_folder import Request, interruptible
 from daskcnn.datasets.prepare_folder import prepare as prepare_images
 from daskcnn.errors import DataError
 from daskcnn.files import local_path
@@ -44,6 +44,7 @@ def prepare_array_files(
     if names is not None and not all(names):
         raise DataError(f"--classes {classes}", "a name is empty", "write NAME,NAME with one comma between two names")
     with ExitStack() as stack:
+        options["check"] = stack.enter_context(interruptible())
         pixels, answers = (stack.enter_context(opened(file)) for file in (images, labels))
         options["weights"] = None if weights is None else stack.enter_context(opened(weights))
         options |= {"classes": names, "name": name, "progress": shown(say), "warn": warnings_by(say)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -17,16 +16,15 @@ from distributed import Client, Future
 
 from daskcnn.cluster.link.calls import Check, no_check
 from daskcnn.cluster.link.client import given_or_default
+from daskcnn.cluster.run.admission import check_sight
 from daskcnn.cluster.spread.spread import spread, submit_part
 from daskcnn.datasets.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.datasets.array_sources import ImageSource, SampleBlock, channels_elsewhere
 from daskcnn.datasets.names import check_name, name_of
 from daskcnn.errors import DataError
-from daskcnn.files import local_path
 from daskcnn.show.renderers import terminal
 from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
 from daskcnn.store.dataset import Dataset, open_dataset
-from daskcnn.store.files import is_url
 from daskcnn.store.foreign.array import Layout
 from daskcnn.store.making import writer
 from daskcnn.store.making.prepare import refuse_occupied
@@ -87,6 +85,7 @@ def prepare(
     Raises
     ------
     DataError : for images and labels that are not fit to train on, with value, reason and remedy; nothing is written
+    ClusterError : where a worker does not see the images, or the folder of the store
 
     Examples
     --------
@@ -100,6 +99,7 @@ def prepare(
     if suspected := channels_elsewhere(images, layout):
         warn(suspected)
     _check_options(order=order, seed=seed, nodata=nodata, labelling=labelling, name=name, chunk=chunk)
+    seed, chunk = int(seed), None if chunk is None else int(chunk)  # they may be numbers of NumPy
     refuse_occupied(out)
     client = given_or_default(client)
     # Dask's settings may name a cluster that is gone
@@ -217,6 +217,7 @@ class _ArrayWriter:
         """Take every chunk's images from memory."""
         for part in self._samples.given:
             for block in part.images.blocks():
+                self._check()
                 images = block.read(part.images)
                 check_finite(images, missing_pixels(images, self._plan.nodata), where="images", first=block.lo)
         facts: dict[str, list[ChunkFacts]] = {name: [] for name in PARTS}
@@ -244,11 +245,11 @@ class _ArrayWriter:
     def through_buckets(self, out: str, client: Client | None) -> dict[str, list[ChunkFacts]]:
         """Shuffle in two passes through files, on the workers if they can read the images."""
         there = client if all(part.images.on_workers for part in self._samples.given) else None
-        folder = _beside(out)
-        try:
+        if there is not None:
+            folders = [found for part in self._samples.given if (found := part.images.folder) is not None]
+            check_sight(there, folders, self._draft.path, self._check)
+        with writer.between_passes(out) as folder:
             return self._buckets(folder, self._blocks(folder, there), there)
-        finally:
-            writer.remove(folder)
 
     def _blocks(self, folder: str, client: Client | None) -> list[writer.Places]:
         works, total = [], 0
@@ -294,11 +295,3 @@ def _submit_block(client: Client, function: Future, work: _BlockWork, key: str, 
     without = replace(work, block=replace(block, data=None), source=replace(work.source, what=None))
     written = dask.delayed(partial(_write_block, without), pure=False)(block.data, dask_key_name=key)
     return client.compute(written, workers=[worker], allow_other_workers=True)
-
-
-def _beside(out: str) -> str:
-    """The folder of the files between the passes."""
-    if is_url(out):
-        return f"{out.rstrip('/')}.{uuid.uuid4().hex}.tmp"
-    path = local_path(out).absolute()
-    return str(path.parent / f".{path.name}.{uuid.uuid4().hex}.buckets")

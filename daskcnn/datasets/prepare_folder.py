@@ -102,7 +102,9 @@ def prepare_folder(
     --------
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
-    look = folder_plan.Appearance(size, fit, grey, value_range)
+    numbers: tuple[Any, ...] = (*size, seed)
+    height, width, seed = (int(each) if isinstance(each, np.integer) else each for each in numbers)
+    look = folder_plan.Appearance((height, width), fit, grey, value_range)
     request = Request(str(path), str(store), look, test, order, seed, skip_bad, name)
     return prepare(request, client=given_or_default(client), say=lambda _: None, warn=warn, quiet=True)
 
@@ -128,7 +130,7 @@ def prepare(
     for note in listing.notes:
         warn(f"{listing.root}: {note}")
     with ExitStack() as stack:
-        check = stack.enter_context(_interruptible()) if handle_signals else no_check
+        check = stack.enter_context(interruptible()) if handle_signals else no_check
         _write(request, listing, _Workers(cluster, client, check, say, warn, quiet))
     return open_dataset(request.out)
 
@@ -151,7 +153,8 @@ def check_request(request: Request) -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[Check]:
+def interruptible() -> Iterator[Check]:
+    """Yield a check that raises Interrupted once a signal has come."""
     signals = Signals()
     signals.polled = True
 

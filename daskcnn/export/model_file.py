@@ -21,6 +21,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -39,15 +40,18 @@ from daskcnn.modules import import_plugins
 from daskcnn.nn import leaves
 from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.spec import spec_of
-from daskcnn.runs.checkpoint import read_arrays, read_header
+from daskcnn.runs.checkpoint import BOUNDS, read_arrays, read_header
 from daskcnn.store.image_facts import Facts
+from daskcnn.store.manifest import MOST_CLASSES
 from daskcnn.training.trained_network import Classifier
 
 FORMAT = "daskcnn 1"
 REMEDY = "export the model again with `daskcnn export RUN --to safetensors`"
 _KEYS = ("format", "layers", "dtype", "images", "loss")  # those that reading needs
 _LONGEST = 1000  # letters of the names of modules
+_HEADER = replace(BOUNDS, size=20 << 20)
 _BOUNDS = Bounds(size=4 << 20, values=50_000, tables=20_000)
+_IMAGES = Bounds(size=16 << 20, values=MOST_CLASSES + 50_000, tables=10)  # names of 250 bytes, means, deviations
 
 
 def write_model(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]:
@@ -77,7 +81,7 @@ def read_model(path: str | Path) -> Classifier:
     try:
         with open_regular(file) as source:
             size = os.fstat(source.fileno()).st_size
-            header, metadata = read_header(source, file, size, remedy=REMEDY)
+            header, metadata = read_header(source, file, size, remedy=REMEDY, bounds=_HEADER)
             job, facts = _described(metadata, file)
             stored = sum(prod(array.shape) for array in header.values())
             if stored != (wanted := _numbers(job, facts, file)):
@@ -102,7 +106,10 @@ def _described(metadata: Mapping[str, str], file: Path) -> tuple[Job, Facts]:
     if "format" not in metadata or "layers" not in metadata:
         raise DataError(file, "not a model of daskcnn (its metadata name no layers)", REMEDY)
     given = {key: metadata[key].encode(errors="replace") for key in _KEYS if key in metadata}
-    found = {k: parse_json(text, f"{file}: {k}", remedy=REMEDY, bounds=_BOUNDS) for k, text in given.items()}
+    found = {
+        key: parse_json(text, f"{file}: {key}", remedy=REMEDY, bounds=_IMAGES if key == "images" else _BOUNDS)
+        for key, text in given.items()
+    }
     if found["format"] != FORMAT:
         raise DataError(file, f"format {found['format']!r:.80}, this version reads {FORMAT!r}", REMEDY)
     if not isinstance(found["layers"], list) or not isinstance(found.get("images"), dict):

@@ -57,16 +57,16 @@ Header = Mapping[str, Stored]
 
 
 def read_header(
-    source: BufferedReader, file: Path, size: int, *, remedy: str = REMEDY
+    source: BufferedReader, file: Path, size: int, *, remedy: str = REMEDY, bounds: Bounds = BOUNDS
 ) -> tuple[Header, Mapping[str, str]]:
     """Return the places of the arrays, in their order, and the metadata. Raises DataError for a damaged file."""
     actual = os.fstat(source.fileno()).st_size
     if actual != size:
         raise DataError(file, f"{actual:,} bytes, not {size:,} as written", remedy)
     length = int.from_bytes(source.read(8), "little")
-    if length > min(size - 8, BOUNDS.size):
+    if length > min(size - 8, bounds.size):
         raise DataError(file, f"a header of {length:,} bytes, more than the file allows", remedy)
-    found = parse_json(source.read(length), f"{file}: header", remedy=remedy, bounds=BOUNDS)
+    found = parse_json(source.read(length), f"{file}: header", remedy=remedy, bounds=bounds)
     try:
         metadata = found.get("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):

@@ -33,7 +33,7 @@ from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.documents import Bounds, read_json, write_json
 from daskcnn.errors import DataError, InUse, JobError
 from daskcnn.events import Event
-from daskcnn.files import check_regular, open_regular, write_synced
+from daskcnn.files import SEEN, check_regular, open_regular, write_synced
 from daskcnn.runs.log import EventLog, events_in, read_events
 
 if TYPE_CHECKING:
@@ -96,12 +96,14 @@ class RunDirectory:
         Raises DataError if it is no run, another driver writes it, or it cannot be written.
         """
         path = Path(path)
-        if not (path / "job.json").is_file():
-            raise DataError(path, "not a run directory (it has no job.json)", f"give one that a run made{near(path)}")
         try:
+            if not (path / "job.json").is_file():
+                remedy = f"give one that a run made{near(path)}"
+                raise DataError(path, "not a run directory (it has no job.json)", remedy)
             found = cls(path, writable=writable, warn=warn)
         except OSError as error:
-            raise DataError(f"run directory {path}", error.strerror or error, "make it writable to resume") from error
+            remedy = "make it writable to resume" if writable else SEEN
+            raise DataError(f"run directory {path}", error.strerror or error, remedy) from error
         if writable:
             with suppress(DataError):  # who reads the job is told
                 found._documents["job.json"] = found.job()

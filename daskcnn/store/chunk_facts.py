@@ -84,6 +84,8 @@ def _exact(values: Numbers) -> tuple[int, int, int]:
 def _real(values: Numbers) -> tuple[int, float, float]:
     if not values.size:
         return 0, 0.0, 0.0
+    if values.min() == values.max():  # the mean's rounding error is no deviation
+        return values.size, float(values[0]), 0.0
     mean = float(values.mean(dtype=np.float64))
     away = values.astype(np.float64) - mean
     return values.size, mean, float(away @ away)

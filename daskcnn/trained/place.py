@@ -10,7 +10,7 @@ from typing import get_args
 
 from daskcnn.errors import DataError, UserError
 from daskcnn.export import FORMATS, read_model
-from daskcnn.files import local_path
+from daskcnn.files import SEEN, local_path
 from daskcnn.job.tables import CheckpointChoice, Job
 from daskcnn.nn.network import Views, views_problem
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, load
@@ -79,7 +79,10 @@ def find_network(
     """
     if checkpoint not in (None, *get_args(CheckpointChoice)):
         raise UserError(f"checkpoint={checkpoint!r:.60}", "there is no such choice", "give 'best' or 'last'")
-    found = _find(local_path(place), checkpoint, say)
+    try:
+        found = _find(local_path(place), checkpoint, say)
+    except OSError as error:
+        raise DataError(place, error.strerror or error, SEEN) from error
     own = found.classifier
     if views is not None:
         if problem := views_problem(views, own.facts.shape, reconstructs=own.reconstructs):

@@ -127,9 +127,9 @@ class TrainedModel:
 
     @cached_property
     def token(self) -> str:
-        """A token for the names of Dask's tasks, equal for equal networks."""
-        facts = self.classifier.facts.to_dict()
-        return str(tokenize(self.vector, facts, self.job.model_dump(mode="json")["model"]))
+        """A token for the names of Dask's tasks, equal for networks that predict the same."""
+        facts, how = self.classifier.facts.to_dict(), (self.classifier.views, self.job.train.loss, self.job.train.exact)
+        return str(tokenize(self.vector, facts, how, self.job.model_dump(mode="json")["model"]))
 
     def kept_in(self, folder: Path) -> Path:
         """Write the network into this folder as a run with one checkpoint. Return the run directory."""

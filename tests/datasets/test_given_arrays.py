@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,37 @@ def test_masked_integers_cannot_be_predicted_without_a_number_for_no_data() -> N
         model(dtype="uint8").predict(images)
 
 
+# --- lazy predictions ---
+
+
+@pytest.mark.parametrize("change", ["views", "loss"])
+def test_networks_of_the_same_weights_that_predict_otherwise_share_no_tasks(change: str) -> None:
+    units, losses = (24, ("reconstruction", "sigmoid-reconstruction")) if change == "loss" else (4, (None, None))
+    layers: dict[str, Any] = {"layers": [{"layer": "dense", "units": units}]}
+    known = facts((3, 4, 2), dtype=np.dtype("float32"))
+    one, other = (TrainedModel(classifier(layers, known, loss=loss)) for loss in losses)
+    if change == "views":
+        other.classifier.views = "mirror"
+    images = da.from_array(IMAGES, chunks=(7, 3, 4, 2))
+    found = da.compute(one.predict(images), other.predict(images))
+    for model, lazy in zip((one, other), found, strict=True):
+        np.testing.assert_allclose(lazy, model.predict(IMAGES), rtol=1e-5)
+    assert np.abs(found[0] - found[1]).max() > 1e-3
+
+
+# --- arrays that are gone ---
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_array_that_is_not_seen_is_not_read_as_its_fill_value(tmp_path: Path, zarr_format: Any) -> None:
+    array = zarr.create_array(tmp_path / "x.zarr", data=IMAGES, chunks=(7, 3, 4, 2), zarr_format=zarr_format)
+    lazy = model().predict(array)
+    np.testing.assert_allclose(lazy.compute(), model().predict(IMAGES), rtol=1e-5)
+    shutil.rmtree(tmp_path / "x.zarr")
+    with pytest.raises(DataError, match=r"x\.zarr: no array there, as this process sees it; give an array"):
+        lazy.compute()
+
+
 # --- names of axes ---
 
 CONTRARY = {
@@ -221,6 +253,19 @@ def test_labels_of_other_samples_are_refused(tmp_path: Path) -> None:
             stored(tmp_path, _with_coordinates(), other)
     by_place = _labelled(np.arange(N), "pandas").reset_index(drop=True)
     assert len(stored(tmp_path, _with_coordinates(), by_place).train) == 32, "numbers of rows are no coordinates"
+
+
+def test_numbers_of_rows_that_may_be_coordinates_are_asked_about(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    order = np.random.default_rng(1).permutation(N)
+    images = _with_coordinates().assign_coords(tile=np.arange(N)).isel(tile=order)
+    by_place, by_tile = pandas.Series(LABELS[order]), pandas.Series(LABELS)
+    for labels in (by_place, by_tile):
+        with pytest.raises(DataError, match=r"labels: .* the numbers of their rows.*; give labels\.to_numpy\(\) if"):
+            stored(tmp_path, images, labels)
+    wanted = stored(tmp_path / "a", images.values, LABELS[order], name="x")
+    for place, labels in enumerate((by_place.to_numpy(), by_tile.rename_axis("tile"))):
+        assert stored(tmp_path / str(place), images, labels, name="x").fingerprint == wanted.fingerprint
 
 
 @pytest.mark.parametrize("lazy", [False, True])

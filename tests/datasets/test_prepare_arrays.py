@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import dask
@@ -17,13 +21,15 @@ import pytest
 import zarr
 from distributed import Client, LocalCluster
 
+from daskcnn.cluster.run import admission
 from daskcnn.datasets import prepare_arrays
 from daskcnn.datasets.array_sources import opened
 from daskcnn.datasets.names import path_of
 from daskcnn.datasets.prepare import prepare_array_files
 from daskcnn.datasets.prepare_arrays import prepare
-from daskcnn.errors import DataError
+from daskcnn.errors import ClusterError, DataError, Interrupted
 from daskcnn.store import Dataset, verify
+from daskcnn.store.making import writer
 
 RNG = np.random.default_rng(5)
 IMAGES = RNG.integers(0, 4096, (230, 5, 6, 3), dtype=np.uint16)
@@ -162,6 +168,137 @@ def test_a_worker_that_dies_loses_no_block(tmp_path: Path, reference: Dataset) -
     assert (tmp_path / "died").exists()
 
 
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Two processes, one of which runs in another folder."""
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2)
+        client.run(
+            os.chdir, str(tmp_path_factory.mktemp("elsewhere")), workers=list(client.scheduler_info()["workers"])[:1]
+        )
+        yield client
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_pieces")
+def test_workers_find_an_array_of_a_relative_path(
+    tmp_path: Path, reference: Dataset, apart: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zarr takes an array that a process does not see for one of its fill value alone."""
+    _zarr(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    images = zarr.open_array("tiles.zarr", mode="r")
+    found = prepare(images, LABELS, "out.zarr", classes=NAMES, seed=3, name="tiles", client=apart)
+    assert found.fingerprint == reference.fingerprint
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_worker_that_does_not_see_an_array_is_named(tmp_path: Path, apart: Client) -> None:
+    images = zarr.create_array("memory://tiles-of-this-process", data=IMAGES, chunks=(77, 5, 6, 3), overwrite=True)
+    with pytest.raises(DataError, match=r"tiles-of-this-process: no array there, as worker .*tcp.* sees it; give"):
+        prepare(images, LABELS, tmp_path / "out.zarr", client=apart)
+
+
+def test_a_worker_that_cannot_write_is_named_before_an_image_is_read(
+    tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unseen(source: Any, target: str) -> Any:
+        return admission.unseen(source, "/nowhere")
+
+    monkeypatch.setattr(admission, "partial", lambda _, *arguments: lambda: unseen(*arguments))
+    images = da.from_array(IMAGES, chunks=60).map_blocks(_fail, dtype=IMAGES.dtype, meta=IMAGES[:0])
+    words = r"worker cpu-\d \(.*\): cannot write beside the output \(/nowhere\); give an output on storage"
+    with pytest.raises(ClusterError, match=words):
+        prepare(images, LABELS, tmp_path / "x.zarr", client=client)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_task_that_ends_after_a_failure_leaves_nothing(
+    tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, begun, failed, ended = writer.write_block, Event(), Event(), Event()
+
+    def late(folder: str, block: int, *arrays: Any) -> None:
+        begun.wait(60)
+        write(folder, block, *arrays)
+
+    def first(folder: str, *arrays: Any) -> None:
+        begun.set()
+        failed.wait(60)
+        try:
+            write(folder, *arrays)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(
+        writer, "write_block", lambda folder, block, *rest: (late if block else first)(folder, block, *rest)
+    )
+    images = IMAGES.astype(np.float32)
+    images[229] = np.nan
+    array = zarr.create_array(tmp_path / "in" / "tiles.zarr", data=images, chunks=(20, 5, 6, 3))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match="sample 229"):
+        prepare(array, LABELS, tmp_path / "out" / "x.zarr", client=client)
+    failed.set()
+    assert ended.wait(60)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    write = writer.write_block
+
+    def interrupted(folder: str, block: int, *arrays: Any) -> None:
+        if block == 3:
+            signal.raise_signal(signum)
+        write(folder, block, *arrays)
+
+    monkeypatch.setattr(writer, "write_block", interrupted)
+    (tmp_path / "out").mkdir()
+    np.savez(tmp_path / "all.npz", x=IMAGES, y=LABELS)
+    files = {"images": f"{tmp_path}/all.npz:x", "labels": f"{tmp_path}/all.npz:y", "weights": None, "classes": None}
+    with pytest.raises(Interrupted, match="nothing was written") as caught:
+        prepare_array_files(**files, out=str(tmp_path / "out" / "x.zarr"), name=None, say=print)
+    assert caught.value.exit_code == 128 + signum
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_next_one_removes_what_a_killed_process_has_left(tmp_path: Path) -> None:
+    arrays = "numpy.arange(480, dtype='u1').reshape(30, 4, 4, 1), chunks=5), numpy.arange(30) % 2"
+    killed = "progress=lambda *_: os.kill(os.getpid(), 9)"
+    code = f"import os, numpy, daskcnn, dask.array as da; daskcnn.prepare(da.from_array({arrays}, 'x.zarr', {killed})"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == -signal.SIGKILL
+    left = sorted(path.suffix for path in tmp_path.iterdir())
+    assert left == [".buckets", ".tmp"]
+    prepare(da.from_array(IMAGES, chunks=60), LABELS, tmp_path / "other.zarr")
+    assert len(list(tmp_path.iterdir())) == 3, "they are another store's"
+    prepare(da.from_array(IMAGES, chunks=60), LABELS, tmp_path / "x.zarr")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.zarr", "x.zarr"]
+    assert ".in-use" not in os.listdir(tmp_path / "x.zarr")
+
+
+def test_what_another_one_is_writing_stays(tmp_path: Path) -> None:
+    images, done = da.from_array(IMAGES, chunks=60), list[Dataset]()
+
+    def other_one(stage: str, *_: int) -> None:
+        if not done:
+            done.append(prepare(images, LABELS, tmp_path / "x.zarr"))
+
+    with pytest.raises(DataError, match="already holds a data set"):
+        prepare(images, LABELS, tmp_path / "x.zarr", progress=other_one)
+    verify(done[0])
+    assert os.listdir(tmp_path) == ["x.zarr"]
+
+
 def test_the_shuffle_is_exact_and_labels_and_weights_follow(tmp_path: Path) -> None:
     numbers = np.arange(230)
     images = np.broadcast_to(numbers.astype(np.int16)[:, None, None, None], (230, 2, 2, 1))
@@ -179,6 +316,12 @@ def test_the_shuffle_is_exact_and_labels_and_weights_follow(tmp_path: Path) -> N
     stored = found.train.weights(np.arange(180))
     assert stored is not None
     np.testing.assert_allclose(stored, weights[trained] / weights[trained].mean(), rtol=1e-6)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path, reference: Dataset) -> None:
+    how: dict[str, Any] = {"seed": np.int64(3), "chunk": np.int16(reference.manifest.chunk), "test": np.float32(0.2)}
+    found = prepare(IMAGES, LABELS, tmp_path / "x.zarr", classes=NAMES, name="tiles", **how)
+    assert found.fingerprint == reference.fingerprint
 
 
 def test_stored_keeps_the_order(tmp_path: Path) -> None:
@@ -351,6 +494,11 @@ def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
         DataError, match=r"holds no whole data set \(.*\); choose another place \(--out\), or remove it"
     ):
         prepare(IMAGES, LABELS, tmp_path / "tiles.zarr")
+
+
+def test_a_path_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="File name too long; choose another place"):
+        prepare(IMAGES, LABELS, tmp_path / ("x" * 300))
 
 
 def test_a_url(reference: Dataset) -> None:

@@ -106,6 +106,12 @@ def test_the_same_folder_gives_the_same_data_set(folder: Path, tmp_path: Path) -
     assert prints[0] == prints[1] != prints[2]
 
 
+def test_numbers_of_numpy_are_numbers_here_too(folder: Path, tmp_path: Path) -> None:
+    size, seed = tuple(np.array(SIZE)), np.int64(7)
+    found = prepare_folder(folder, tmp_path / "a" / "x.zarr", size=size, seed=seed)  # type: ignore[arg-type]
+    assert found.manifest == prepare_folder(folder, tmp_path / "b" / "x.zarr", size=SIZE, seed=7).manifest
+
+
 def test_another_file_of_the_same_pixels_is_another_origin(folder: Path, tmp_path: Path) -> None:
     before = prepare_folder(folder, tmp_path / "a.zarr", size=SIZE, name="x")
     with open(folder / "daisy" / "0.png", "ab") as file:

@@ -21,6 +21,7 @@ from distributed import Client, LocalCluster
 
 import daskcnn
 from daskcnn.cluster.link.own_process import SHARED
+from daskcnn.cluster.run import admission
 from daskcnn.errors import ClusterError, JobError, installing
 from daskcnn.estimator.classifier import CNNClassifier
 from daskcnn.events import CheckpointWritten, EpochEnded, Event
@@ -304,6 +305,18 @@ def test_a_worker_that_does_not_see_the_samples_asks_for_data_dir(
         pytest.raises(ClusterError, match=r"worker cpu-0 .* set data\.path of the job to a folder or URL"),
     ):
         daskcnn.train(client, data=(images, (y == "dark").astype(int)))
+
+
+def test_a_worker_that_cannot_write_the_samples_asks_for_data_dir(
+    images: np.ndarray, y: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unseen(source: Any, target: str) -> Any:
+        return admission.unseen(source, "/nowhere")
+
+    monkeypatch.setattr(admission, "partial", lambda _, *arguments: lambda: unseen(*arguments))
+    lazy = da.from_array(images, chunks=(10, *images.shape[1:]))
+    with pytest.raises(ClusterError, match=r"worker cpu-0 .* set data_dir to a folder or URL that every worker sees"):
+        small().fit(lazy, y)
 
 
 def test_early_stopping_keeps_the_best_weights_without_a_run_directory_too(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from daskcnn.nn import LAYERS
 from daskcnn.nn.layers.dense import Bias
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import sequential_from_spec, spec_of
+from daskcnn.store.manifest import MOST_CLASSES
 from tests.export.networks import CLASSES, MORE, NAMES, Spec, classifier, every_layer, facts, pictures
 from tests.special_files import SPECIAL, special
 
@@ -46,6 +48,15 @@ def test_named_networks_come_back(name: str, dtype: str, tmp_path: Path) -> None
     assert found.job.model.dtype == dtype
     images = pictures(trained.facts)
     assert found.predict(images).tobytes() == trained.predict(images).tobytes()
+
+
+def test_as_many_classes_as_a_data_set_has_at_most_come_back(tmp_path: Path) -> None:
+    names = tuple(f"class {number:0100}" for number in range(MOST_CLASSES))
+    layers = [{"layer": "dense", "units": MOST_CLASSES}]
+    trained = classifier({"layers": layers}, replace(facts((1, 1, 1)), classes=names))
+    found = read_model(*write_model(trained, "", tmp_path / "m.safetensors"))
+    assert found.classes == names
+    assert found.weights.tobytes() == trained.weights.tobytes()
 
 
 def test_what_others_read_in_the_file(file: Path) -> None:

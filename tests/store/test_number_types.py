@@ -78,6 +78,18 @@ def test_a_channel_that_is_the_same_everywhere_becomes_zero(tmp_path: Path) -> N
     assert np.isfinite(x).all()
 
 
+@pytest.mark.parametrize("value", [23.7, 0.1, -1e5 / 3])
+def test_a_channel_of_one_real_number_has_no_deviation(tmp_path: Path, value: float) -> None:
+    """The rounding error of its mean is none: images would be divided by it."""
+    images = tiles("float64")
+    images[..., 2] = value
+    told = list[str]()
+    describe(in_classes(images), chunk=7, order="stored", seed=0, warn=told.append)
+    assert told == ["tiles: channel 2 is the same in every training image"]
+    data = stored(tmp_path, in_classes(images))
+    assert (data.mean[2], data.deviation[2]) == (value, 1)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_named(value: float) -> None:
     images = tiles("float32")

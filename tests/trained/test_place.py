@@ -70,6 +70,7 @@ WRONG = {
     "a run without a checkpoint": ("new", "no checkpoint yet"),
     "another file": ("run/job.json", "a header of"),
     "a pipe": ("pipe", "a named pipe, not a regular file"),
+    "a name that is too long": ("x" * 300, "File name too long"),
 }
 """By kind: the place, and what is said of it."""
 

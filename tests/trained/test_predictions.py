@@ -230,6 +230,36 @@ def test_tiles_of_twelve_channels_with_several_labels(tmp_path: Path) -> None:
         assert row["label"] == ";".join(n for n, yes in zip(names, truth, strict=True) if yes)
 
 
+@pytest.mark.parametrize("own", [None, -1])
+def test_a_data_set_has_its_own_value_for_no_data(tmp_path: Path, own: int | None) -> None:
+    """As for `evaluate`: a number that stands for no data in training is data where the data set says another one."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(-500, 500, (60, 8, 8, 12)).astype(np.int16)
+    gone, seen = rng.random(images.shape) < 0.1, rng.random(images.shape) < 0.1
+    source = Source("tiles", CLASSES[:2], (images, np.arange(60) % 2), (images, np.arange(60) % 2), {})
+    source = replace(
+        source, test=(np.where(gone, np.int16(-999), np.where(seen, np.int16(-1), images)), source.test[1])
+    )
+    write(source, describe(source, chunk=20, order="stored", seed=0, nodata=-999), "b.zarr", lambda _: None)
+    known = facts((8, 8, 12), dtype=np.dtype("int16"))
+    network = classifier({"layers": [{"layer": "dense", "units": 4}]}, replace(known, nodata=own))
+    write_model(network, "", tmp_path / "m.safetensors")
+    predicted("m.safetensors", "b.zarr", "--out", "p.csv")
+    expected = Classifier(network.job, replace(known, nodata=-999), network.weights).predict(source.test[0])
+    np.testing.assert_array_equal(chances(rows("p.csv"), network.classes), expected)
+
+
+def test_a_data_set_of_another_range_of_values_is_refused(tmp_path: Path) -> None:
+    network, path = unusual(tmp_path)
+    images = Facts.of(open_dataset(path))
+    network = Classifier(network.job, replace(images, value_range=(0.0, 4095.0)), network.weights)
+    write_model(network, "", tmp_path / "m.safetensors")
+    other = open_dataset(path).manifest.model_copy(update={"value_range": (0.0, 255.0)})
+    zarr.open_group(path, mode="r+").update_attributes(other.attributes())
+    told = refused("m.safetensors", path, "--out", "p.csv")
+    assert "black and white at (0.0, 255.0), the network was trained on (0.0, 4095.0); give a data set like" in told
+
+
 def test_array_files_of_the_networks_own_number_type(tmp_path: Path) -> None:
     network, path = unusual(tmp_path)
     write_model(network, "", tmp_path / "m.safetensors")
@@ -529,6 +559,35 @@ def test_nothing_starts_where_all_parts_are_done(run: Path, store: str, monkeypa
 
 def _full(*_: Any) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_an_output_that_another_process_writes_is_refused(
+    run: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+
+    def beside_another(*args: Any, **options: Any) -> Iterator[tuple[Part, Any]]:
+        told.append(refused(run, store, "--out", "p.csv"))
+        return SpreadHere.over(*args, **options)
+
+    monkeypatch.setattr(whole, "spread", beside_another)
+    predicted(run, store, "--out", "p.csv")
+    assert len(rows("p.csv")) == 60
+    assert "p.csv.parts: another process writes it; wait for its end, or give another path" in told[0]
+    assert not Path("p.csv.parts").exists()
+
+
+def test_an_output_that_another_process_has_written_meanwhile_stays(
+    run: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_slowly(*args: Any, **options: Any) -> Any:
+        Path("p.csv").write_text("mine")
+        return find_network(*args, **options)
+
+    monkeypatch.setattr(whole, "find_network", find_slowly)
+    assert "p.csv: exists already" in refused(run, store, "--out", "p.csv")
+    assert Path("p.csv").read_text() == "mine"
+    assert not Path("p.csv.parts").exists()
 
 
 @pytest.mark.parametrize("damage", [b"", b"abc", None])

@@ -8,6 +8,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,24 @@ def require_sight(client: Client, source: Path, target: str, check: Check = no_c
             raise ClusterError(names[address], *problem)
 
 
+def check_sight(client: Client, sources: Sequence[Path], target: str, check: Check = no_check) -> None:
+    """Check that workers that compute can read folders, and write to another or to a URL.
+
+    One that does not answer is passed over: others do its part.
+
+    Raises ClusterError naming a worker that cannot: DataUnseen for one that cannot write.
+    """
+    try:
+        names = {m.address: f"worker {m.name} ({m.address})" for m in advertised(present(client, check))}
+        for source in sources or (None,):
+            answers = ask_workers(client, partial(unseen, source, target), names, within=LOOK_AT_DATA, check=check)
+            for address, problem in answers.given.items():
+                if problem:
+                    raise (DataUnseen if problem[1] == WRITE else ClusterError)(names[address], *problem)
+    except OSError as error:
+        raise _scheduler_lost(client, error) from error
+
+
 def _complete(answers: calls.Answers, names: dict[str, str], within: float) -> calls.Answers:
     """The answers. Raises ClusterError where one is missing."""
     for address in answers.silent:
@@ -272,10 +291,10 @@ def _complete(answers: calls.Answers, names: dict[str, str], within: float) -> c
     return answers
 
 
-def unseen(source: Path, target: str) -> tuple[str, str] | None:
+def unseen(source: Path | None, target: str) -> tuple[str, str] | None:
     """Return the fault where this process cannot read or write, and the remedy; None where all is well."""
     try:
-        with os.scandir(source) as entries:
+        with nullcontext(iter(())) if source is None else os.scandir(source) as entries:
             next(entries, None)
     except OSError as error:
         return f"cannot read {source} ({error.strerror or error})", READ

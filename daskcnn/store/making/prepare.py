@@ -81,10 +81,13 @@ def _archive(importer: Importer, archive: str | Path | None, out: str, progress:
 
 def _existing(out: str) -> Dataset | None:
     """Return the data set at `out`, None if nothing is there. Raises DataError for anything else."""
-    if not is_url(out) and not local_path(out).is_dir():
-        if local_path(out).exists():
-            raise DataError(out, "is a file, not a folder", "choose another place (--out)")
-        return None
+    try:
+        if not is_url(out) and not local_path(out).is_dir():
+            if local_path(out).exists():
+                raise DataError(out, "is a file, not a folder", "choose another place (--out)")
+            return None
+    except OSError as error:
+        raise DataError(out, error.strerror or error, "choose another place (--out)") from error
     if Files.at(out).is_empty():
         return None
     try:

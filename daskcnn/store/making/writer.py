@@ -9,8 +9,6 @@ holds more than a block or a bucket.
 from __future__ import annotations
 
 import errno
-import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -25,10 +23,11 @@ import zarr
 from zarr.core.sync import sync as sync_store
 
 from daskcnn.errors import DataError
-from daskcnn.files import local_path, sync
+from daskcnn.files import local_path, sync, sync_tree
 from daskcnn.store.dataset import arrays_of
 from daskcnn.store.files import EMPTY_CHUNKS_TOO, Files, create_array, is_url
 from daskcnn.store.manifest import ATTRIBUTE, PARTS, Manifest, Source, chunks
+from daskcnn.temporary import hidden_beside, let_go, remove_folder
 
 Places = npt.NDArray[np.int64]
 
@@ -59,10 +58,27 @@ def buckets(places: Sequence[Places], edges: Sequence[tuple[int, int]]) -> Itera
         yield Bucket(lo, hi, tuple(segments), np.concatenate([np.empty(0, np.int64), *found]))
 
 
+@contextmanager
+def between_passes(out: str) -> Iterator[str]:
+    """Make the folder of the blocks beside a path or URL, and remove it when the context ends."""
+    if not is_url(out):
+        with hidden_beside(local_path(out).absolute(), "buckets") as folder:
+            yield str(folder)
+        return
+    url = f"{out.rstrip('/')}.{uuid.uuid4().hex}.tmp"
+    try:
+        yield url
+    finally:
+        remove(url)
+
+
 def write_block(folder: str, block: int, samples: npt.NDArray[Any], places: Places) -> None:
-    """Write a block's samples (n, …) in the order of their places (n,)."""
+    """Write a block's samples (n, …) in the order of their places (n,).
+
+    A local folder has to be there: a task that ends after a failure must not make it again.
+    """
     rows = np.ascontiguousarray(samples[np.argsort(places, kind="stable")])
-    with fsspec.open(_file(folder, block), "wb", auto_mkdir=True) as file:
+    with fsspec.open(_file(folder, block), "wb", auto_mkdir=is_url(folder)) as file:
         file.write(rows.reshape(-1).view(np.uint8).data)
 
 
@@ -80,10 +96,14 @@ def read_bucket(folder: str, bucket: Bucket, shape: tuple[int, ...], dtype: np.d
 
 
 def remove(folder: str) -> None:
-    """Remove a folder or what is at a URL, if it is there."""
-    system, path = fsspec.core.url_to_fs(folder)
-    if system.exists(path):
-        system.rm(path, recursive=True)
+    """Remove a folder or what is at a URL as far as that is possible, if it is there."""
+    if not is_url(folder):
+        remove_folder(local_path(folder))
+        return
+    with suppress(Exception):  # what went wrong first is what is told
+        system, path = fsspec.core.url_to_fs(folder)
+        if system.exists(path):
+            system.rm(path, recursive=True)
 
 
 def _file(folder: str, block: int) -> str:
@@ -155,14 +175,16 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
         return
     target = local_path(out).absolute()
     try:
-        with _temporary_sibling(target) as folder:
+        with hidden_beside(target, "tmp") as folder:
             draft = Draft(str(folder), manifest)
             for name in PARTS:
                 on_part(name)
                 draft.make_arrays(name)
             yield draft
             if draft.finished:
-                _flush(folder)
+                sync_tree(folder)
+                let_go(folder)
+                sync(folder)
                 _take_place(folder, target)
     except OSError as error:
         raise DataError(
@@ -192,30 +214,12 @@ def storing(out: str) -> Iterator[None]:
         raise DataError(out, reason, "choose another place (--out)") from error
 
 
-@contextmanager
-def _temporary_sibling(target: Path) -> Iterator[Path]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _clear(out: str) -> None:
     """Remove what a draft has written at a URL, as far as the storage allows."""
     store = Files.at(out, read_only=False).store
     for removal in (*map(store.delete_dir, PARTS), store.delete("zarr.json")):
         with suppress(Exception):  # what went wrong first is what is told
             sync_store(removal)
-
-
-def _flush(folder: Path) -> None:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            sync(Path(parent, name))
-        sync(Path(parent))
 
 
 def _take_place(folder: Path, target: Path) -> None:

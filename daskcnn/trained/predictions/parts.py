@@ -1,12 +1,13 @@
 """Parts of a prediction: a worker predicts each, and the driver keeps it beside the output.
 
-`OUT.parts/` holds `task.json`, which identifies network and data, and a file for each part. A second call with the same
-network and data predicts the missing parts only. With others the folder is refused: hours of work are never discarded
-silently.
+`OUT.parts/` holds `task.json`, which identifies network and data, a lock, and a file for each part. A second call with
+the same network and data predicts the missing parts only. With others the folder is refused: hours of work are never
+discarded silently.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from weakref import finalize
 
 import numpy as np
@@ -48,6 +49,7 @@ class Predicted:
 
 _BOUNDS = Bounds(size=1 << 16, values=100, tables=10)
 _TASK = "task.json"
+_LOCK = "lock"
 _MOST_BAD = 20  # unreadable files of a part that are named
 
 
@@ -62,27 +64,58 @@ def identity(classifier: Classifier, source: PredictedSource) -> dict[str, Any]:
 
 
 class KeptParts:
-    """The folder of parts of an output."""
+    """The folder of parts of an output. One process has it at a time, until it is closed or removed."""
 
     def __init__(self, out: Path, task: dict[str, Any], classes: int) -> None:
-        """Make the folder, or continue with the one that is there. Raises DataError where it is of another task."""
+        """Make the folder, or continue with the one that is there.
+
+        Raises DataError where it is of another task, or another process has it.
+        """
         self._folder, self._classes = out.with_name(f"{out.name}.parts"), classes
-        file, again = self._folder / _TASK, f"remove {self._folder} to start anew, or give another path"
+        self._lock: int | None = None
         try:
-            self._folder.mkdir(exist_ok=True)
-            if not os.path.lexists(file):
-                if any(self._folder.iterdir()):
-                    raise DataError(self._folder, "a folder with other files", "give another path")
-                replace_file(file, json.dumps(task, indent=1).encode())
-            found = parse_json(read_regular(file, _BOUNDS.size), file, remedy=again, bounds=_BOUNDS)
+            self._begin(task)
         except OSError as error:
+            self.close()
             raise DataError(self._folder, error.strerror or error, "give another path") from error
+        except DataError:
+            self.close()
+            raise
+
+    def _begin(self, task: dict[str, Any]) -> None:
+        file, again = self._folder / _TASK, f"remove {self._folder} to start anew, or give another path"
+        self._folder.mkdir(exist_ok=True)
+        if not os.path.lexists(file) and self._names() - {_LOCK}:
+            raise DataError(self._folder, "a folder with other files", "give another path")
+        self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            remedy = "wait for its end, or give another path"
+            raise DataError(self._folder, "another process writes it", remedy) from None
+        except OSError:  # a disk without locks
+            pass
+        if not os.path.lexists(file):
+            replace_file(file, json.dumps(task, indent=1).encode())
+        found = parse_json(read_regular(file, _BOUNDS.size), file, remedy=again, bounds=_BOUNDS)
         if not isinstance(found, dict) or found.get("format") != task["format"]:
             raise DataError(self._folder, "parts of another version of daskcnn", again)
         if found.get("network") != task["network"]:
             raise DataError(self._folder, "parts that another network has predicted", again)
         if found != task:
             raise DataError(self._folder, "parts of other data", again)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def has(self, part: Part) -> bool:
         """Return True if a part is done and whole."""
@@ -107,12 +140,16 @@ class KeptParts:
 
     def remove(self) -> None:
         """Remove the folder, once the output is whole."""
+        self.close()  # first: NFS keeps the name of an open file
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def remove_empty(self) -> None:
         """Remove the folder where no part was kept."""
-        if [file.name for file in self._folder.iterdir()] == [_TASK]:
+        if self._names() <= {_TASK, _LOCK}:
             self.remove()
+
+    def _names(self) -> set[str]:
+        return {file.name for file in self._folder.iterdir()}
 
     def _file(self, part: Part) -> Path:
         return self._folder / f"part-{part.index:06d}.safetensors"

@@ -98,6 +98,7 @@ class PredictedSource:
     key : the column that names a sample.
     label_names : None where no labels are known.
     splits : the parts of the data set, in order; one without a name for arrays and files.
+    nodata : the value that stands for no data in what is read: a data set's own, elsewhere the network's.
     """
 
     place: str
@@ -107,6 +108,7 @@ class PredictedSource:
     key: Literal["sample", "file"] = "sample"
     label_names: tuple[str, ...] | None = None
     splits: tuple[str, ...] = ("",)
+    nodata: float | None = None
 
 
 def source_of(data: Sequence[str], choice: PartChoice | None, facts: Facts, *, skip_bad: bool) -> PredictedSource:
@@ -118,7 +120,10 @@ def source_of(data: Sequence[str], choice: PartChoice | None, facts: Facts, *, s
         path = data[0] if is_url(data[0]) else str(local_path(data[0]).absolute())
         if (array := array_at(path)) is None:
             dataset = open_dataset(path)
-            _check_images(path, dataset, facts, "give a data set like the one that it was trained on")
+            _check_images(path, dataset, facts, like := "give a data set like the one that it was trained on")
+            ranges = dataset.value_range, facts.value_range
+            if None not in ranges and ranges[0] != ranges[1]:
+                raise DataError(path, "black and white at {}, the network was trained on {}".format(*ranges), like)
             if dataset.labels != facts.labels:
                 raise DataError(path, "other labels than the network's: one a sample, or several", "give others")
             return of_store(path, choice or "test", dataset)
@@ -143,8 +148,8 @@ def of_store(path: str, choice: PartChoice, dataset: Dataset) -> PredictedSource
     for name in splits:
         parts += _cut(len(_split(dataset, name)), size, name, first=len(parts))
     read, fingerprint = StoreReader(path, dataset.fingerprint), f"{dataset.fingerprint} {choice}"
-    names = dataset.classes
-    return PredictedSource(f"{path} ({choice})", read, tuple(parts), fingerprint, label_names=names, splits=splits)
+    known: dict[str, Any] = {"label_names": dataset.classes, "nodata": dataset.nodata}
+    return PredictedSource(f"{path} ({choice})", read, tuple(parts), fingerprint, splits=splits, **known)
 
 
 @dataclass(frozen=True)
@@ -180,9 +185,8 @@ def _of_array(path: str, found: ImageArray, facts: Facts) -> PredictedSource:
     _check_images(path, found, facts, "give an array (N, H, W, C) or (N, C, H, W) like those of training")
     check_axes(axes_of(found.stored), found.layout, option=None, what=path)
     fingerprint = f"{found.path} {found.digest} {found.layout} {storage_version(found.files)}"
-    return PredictedSource(
-        found.path, partial(_read_array, found, facts.nodata), tuple(_cut(found.samples, found.chunk)), fingerprint
-    )
+    read, parts = partial(_read_array, found, facts.nodata), tuple(_cut(found.samples, found.chunk))
+    return PredictedSource(found.path, read, parts, fingerprint, nodata=facts.nodata)
 
 
 def _read_array(found: ImageArray, nodata: float | None, part: Part) -> Samples:
@@ -210,7 +214,8 @@ def _of_files(place: str, files: tuple[str, ...], facts: Facts, *, skip_bad: boo
     for path in files:
         digest.update(os.fsencode(path) + f"\0{_version(path)}\n".encode())
     names, read = None if labels is None else facts.classes, partial(_read_files, facts, skip_bad)
-    return PredictedSource(place, read, parts, digest.hexdigest(), key="file", label_names=names)
+    known: dict[str, Any] = {"label_names": names, "nodata": facts.nodata}
+    return PredictedSource(place, read, parts, digest.hexdigest(), key="file", **known)
 
 
 def _version(path: str) -> str:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import zarr
 
 from daskcnn.errors import DataError, UserError, installing
+from daskcnn.files import sync, sync_tree
 from daskcnn.trained.predictions.parts import Predicted
 from daskcnn.trained.predictions.sources import Part
 
@@ -198,7 +199,9 @@ def write_table(out: Path, columns: Columns, rows: int, parts: Iterable[tuple[Pa
         with TABLES[out.suffix](temporary, columns, rows) as write:
             for part, found in parts:
                 write(part, found)
+        (sync_tree if temporary.is_dir() else sync)(temporary)
         os.rename(temporary, out)
+        sync(out.parent)
     except BaseException:
         _remove(temporary)
         raise

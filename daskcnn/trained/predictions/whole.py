@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +70,26 @@ def predict_whole(
             place, reason, f"use daskcnn.load({place!r}).predict(images) in Python, which takes Dask arrays"
         )
     source = source_of(data, part, classifier.facts, skip_bad=skip_bad)
-    kept = KeptParts(target, identity(classifier, source), len(classifier.classes))
+    classifier.facts = replace(classifier.facts, nodata=source.nodata)
     begun = time.monotonic()
-    left = [p for p in source.parts if not kept.has(p)]
-    samples = sum(map(len, source.parts))
-    done = samples - sum(map(len, left))
-    if done:
-        say(f"going on: {done:,} of {samples:,} samples are predicted already")
-    if left:
+    with KeptParts(target, identity(classifier, source), len(classifier.classes)) as kept:
+        left = [p for p in source.parts if not kept.has(p)]
+        samples = sum(map(len, source.parts))
+        done = samples - sum(map(len, left))
+        if done:
+            say(f"going on: {done:,} of {samples:,} samples are predicted already")
         try:
-            _predict(
-                PredictionTask(classifier, source.read), left, kept, cluster, Counter("predict", samples, done), say
-            )
+            check_table(target)  # another process may have written it meanwhile
+            if left:
+                counter = Counter("predict", samples, done)
+                _predict(PredictionTask(classifier, source.read), left, kept, cluster, counter, say)
         except UserError:
             kept.remove_empty()
             raise
-    several = classifier.facts.labels == "several"
-    columns = Columns(source.key, len(source.splits) > 1, classifier.classes, source.label_names, several)
-    bad, unread = _write(target, columns, samples, kept, source.parts)
-    kept.remove()
+        several = classifier.facts.labels == "several"
+        columns = Columns(source.key, len(source.splits) > 1, classifier.classes, source.label_names, several)
+        bad, unread = _write(target, columns, samples, kept, source.parts)
+        kept.remove()
     for problem in bad[:_MOST_TOLD]:
         say(f"warning: passed over: {problem}")
     if len(bad) > _MOST_TOLD:
