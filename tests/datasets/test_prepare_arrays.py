@@ -265,7 +265,8 @@ def test_a_signal_ends_the_command_and_leaves_nothing(
     monkeypatch.setattr(writer, "write_block", interrupted)
     (tmp_path / "out").mkdir()
     np.savez(tmp_path / "all.npz", x=IMAGES, y=LABELS)
-    files = {"images": f"{tmp_path}/all.npz:x", "labels": f"{tmp_path}/all.npz:y", "weights": None, "classes": None}
+    places = {"images": f"{tmp_path}/all.npz:x", "labels": f"{tmp_path}/all.npz:y"}
+    files: dict[str, Any] = {**places, "weights": None, "classes": None}
     with pytest.raises(Interrupted, match="nothing was written") as caught:
         prepare_array_files(**files, out=str(tmp_path / "out" / "x.zarr"), name=None, say=print)
     assert caught.value.exit_code == 128 + signum
