@@ -284,7 +284,8 @@ class Life:
             self._scored.discard(replica)  # it has not judged the center
             if not self._settings.peers:  # it has left the server with its last push, and joins anew for another round
                 self.sessions.joined.pop(replica, None)
-                self.sessions.left[replica] = self.sessions.numbers[replica]
+                if self._barrier:  # where the push may wait for others
+                    self.sessions.left[replica] = self.sessions.numbers[replica]
         if samples := report.samples:
             exchanges = {"exchanges": report.communication / samples, "hidden": report.hidden / samples}
             self.rounds.finished(replica, report.busy / samples, report.sizes, cut=report.cut, **exchanges)
