@@ -232,9 +232,14 @@ def _is_set(table: Options, key: str) -> bool:
     return bool(getattr(table, key) != type(table).model_fields[key].default)
 
 
+def most_increments(epochs: int) -> int:
+    """Return the most increments that a run of these epochs gives."""
+    return 2 * epochs - 1
+
+
 def _too_few_epochs(train: Train) -> Iterator[str]:
     """Increments and a warm-up that take longer than the run."""
-    most, warmup = 2 * train.epochs - 1, train.schedule.warmup
+    most, warmup = most_increments(train.epochs), train.schedule.warmup
     if train.increments is not None and train.increments > most:
         yield (
             f"train.increments = {train.increments}: {train.epochs} epochs end before the last increment is given; "

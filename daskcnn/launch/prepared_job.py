@@ -21,6 +21,8 @@ from daskcnn.nn.metrics import measured
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import samples_first
 from daskcnn.store import Dataset, verify
+from daskcnn.store.augmentation import steps_of
+from daskcnn.store.augmentation.steps import Mixup
 from daskcnn.store.manifest import Progress, Warn
 from daskcnn.trained.fine_tuning import names_network, network_to_start_from, start_of, with_network
 from daskcnn.training.weighting import weighting_of
@@ -117,6 +119,11 @@ def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:
         yield (
             f"train.sub_batches = {job.train.sub_batches}: {', '.join(names)} takes the mean of a whole minibatch; "
             "use 1, or a network without batch normalising"
+        )
+    if job.train.sub_batches > 1 and any(isinstance(step, Mixup) for step in steps_of(job.data.augment or "none")):
+        yield (
+            f"train.sub_batches = {job.train.sub_batches}: mixup takes the next image of a whole minibatch; use 1, or "
+            "data.augment without mixup"
         )
     if job.train.shards_kernels:
         try:

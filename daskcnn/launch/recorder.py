@@ -322,9 +322,13 @@ class Recorder:
         if self.directory.disk_is_there:
             yield Path(self.prepared.job.run.dir)
         try:
-            yield Path(tempfile.mkdtemp(prefix="daskcnn-"))
+            own = Path(tempfile.mkdtemp(prefix="daskcnn-"))
         except OSError as error:
             self.not_kept += f"; folder for temporary files: {_reason(error)}"
+            return
+        yield own
+        with suppress(OSError):  # there was no room either, and it is empty
+            own.rmdir()
 
     def raise_if_not_kept(self) -> None:
         """Raise NotKept where the trained network is elsewhere than it was asked to be, or nowhere."""

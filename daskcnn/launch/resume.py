@@ -12,6 +12,7 @@ import numpy as np
 
 from daskcnn.errors import DataError, JobError
 from daskcnn.events import StrategyChosen
+from daskcnn.job.checks import most_increments
 from daskcnn.job.prepared import Prepared
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import LAYER, Job, Run
@@ -72,6 +73,8 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
     keys = {f"{section}.{key}" for section, table in raw.items() if section != "cluster" for key in table}
     keys = {key for key in keys if not (own_data and key.startswith("data."))} - {f"data.{key}" for key in _PLACES}
     keys -= {_IMPORTS, _TIME_LIMIT}  # modules are imported, and the run keeps its own
+    if raw.get("train", {}).get("batch_size") == "auto":  # the data set chose the samples of the first steps
+        keys = keys - {"train.batch_size"} | {"train.largest_batch"}
     others = {key: values for key in sorted(keys) if (values := _differing(key, kept, asked))}
     if _chooses(asked) and not _chooses(kept) and _has_chosen(earlier):
         others = {key: values for key, values in others.items() if key not in _CHOSEN}
@@ -113,10 +116,12 @@ def _of_epochs(earlier: EarlierRun, epochs: int) -> Job:
         reason = f"the run has trained {done:.4g} epochs already; give more, or use its checkpoint {path} as it is"
         raise JobError([f"{_EPOCHS} = {epochs}: {reason}"])
     tables = kept.model_dump(mode="json")
-    schedule = tables["train"]["schedule"]
+    train, schedule = tables["train"], tables["train"]["schedule"]
     if schedule["warmup"] >= epochs:  # of a run that is cut short: it may be a default
-        schedule = {**schedule, "warmup": epochs / 4}
-    return resolve({**tables, "train": {**tables["train"], "epochs": epochs, "schedule": schedule}})
+        train["schedule"] = {**schedule, "warmup": epochs / 4}
+    if train["increments"] is not None:  # likewise
+        train["increments"] = min(train["increments"], most_increments(epochs))
+    return resolve({**tables, "train": {**train, "epochs": epochs}})
 
 
 def _differing(key: str, kept: Job, asked: Job) -> tuple[Any, Any] | None:

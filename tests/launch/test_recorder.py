@@ -212,6 +212,17 @@ def test_nowhere_to_keep_it_is_said(full: Full, runs: Path, path: str, monkeypat
     assert str(caught.value).count("No space left on device") >= 2, "each place with its reason"
 
 
+def test_a_folder_for_temporary_files_without_room_is_not_left(
+    full: Full, runs: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recorder_in(runs, path) as recorder:
+        full(True)
+        recorder.save(random_state(recorder.prepared.job))
+        monkeypatch.setattr(tempfile, "tempdir", str(runs))
+        finish(recorder)
+    assert not list(runs.glob("daskcnn-*"))
+
+
 # --- weights that are handed back ---
 
 

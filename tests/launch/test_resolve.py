@@ -242,6 +242,10 @@ def test_a_job_that_fits_is_prepared(path: str) -> None:
             "train.sub_batches = 2: batchnorm1 takes the mean of a whole minibatch; use 1",
         ),
         (
+            {"train": LAYER | {"sub_batches": 2}, "data": {"augment": [{"step": "mixup"}]}},
+            "train.sub_batches = 2: mixup takes the next image of a whole minibatch; use 1",
+        ),
+        (
             {"train": LAYER | {"first_conv": "samples"}, "model": {"layers": BATCH_NORM}},
             "train.first_conv = 'samples': batchnorm1 takes the mean of a whole minibatch; use 'kernels'",
         ),

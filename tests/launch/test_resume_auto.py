@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from daskcnn.errors import InUse
+from daskcnn.errors import InUse, JobError
 from daskcnn.job import resolve as parsing
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import resume
+from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.runs.directory import RunDirectory
 from tests.tiny_runs import tiny_job, tiny_run
 
@@ -69,3 +71,34 @@ def test_each_job_is_parsed_once_and_the_run_opened_once(
     assert earlier is not None
     assert parsed.call_count == 2, "the job that is asked for, and the one that is kept"
     assert opened.call_count == 1
+
+
+@pytest.mark.parametrize("way", ["auto", "path"])
+def test_a_job_whose_steps_may_grow_goes_on_with_its_own_job_file(tmp_path: Path, path: str, way: str) -> None:
+    """The data set chose the samples of the first steps; 64 stood in the message, which nobody had written."""
+    job = asked(tmp_path, path)
+    job["train"] = {"epochs": 2, "strategy": "bsp", "batch_size": "auto"}
+    made = kept_as(tmp_path / "it", job)
+    longer = job | {"train": job["train"] | {"epochs": 5}}
+    going_on, earlier = resume.job_to_run(longer, "auto" if way == "auto" else str(made))
+    assert earlier is not None
+    assert (going_on.train.epochs, going_on.train.largest_batch) == (5, "memory")
+    other = job | {"train": job["train"] | {"batch_size": 64, "largest_batch": 512}}
+    with pytest.raises(JobError, match=r"train\.largest_batch = 512: the run .* has memory"):
+        resume.job_to_run(other, str(made))
+
+
+def test_a_run_is_made_shorter_than_its_usual_increments(tmp_path: Path, path: str) -> None:
+    job = asked(tmp_path, path)
+    job["train"] = {"epochs": 10, "strategy": "sgwu"}
+    made = kept_as(tmp_path / "it", job)
+    going_on, _ = resume.job_to_run(job | {"train": {"epochs": 2, "strategy": "sgwu"}}, str(made))
+    assert (going_on.train.epochs, going_on.train.increments) == (2, 3)
+
+
+def kept_as(run: Path, job: dict[str, Any]) -> Path:
+    """A run of this job that has not trained yet, with every default that its data set brings."""
+    prepared = prepare_job(resolve(job), progress=lambda *_: None, warn=pytest.fail)
+    with RunDirectory.create(run.parent, run.name, strategy="x", now=datetime.now(UTC)) as made:
+        made.write_job(prepared.job.model_dump(mode="json"))
+    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from daskcnn.store import Batch, BatchPlan, batches
 from daskcnn.training.coordinator import facts, growth, orders
 from daskcnn.training.coordinator.growth import StepSeconds, better_step
 from daskcnn.training.coordinator.records import Kept
+from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.replica import Replica
 from tests.sim.sim_cases import cluster, of, run
 from tests.sim.test_learners import JUDGED, SAMPLES, dataset, replica_of
@@ -225,6 +227,27 @@ def test_a_resumed_run_goes_on_with_the_steps_and_the_rate_that_it_had() -> None
     assert [(o.round.steps, o.round.samples, o.scale) for o in begun(again)] == [
         (o.round.steps, o.round.samples, o.scale) for o in going_on
     ]
+
+
+def test_steps_fit_the_memory_of_the_workers_that_begin_a_life() -> None:
+    first = shell()
+    first.start("cpu-0", "cpu-1")
+    until_rounds(first)
+    one_round(first, 40.0)
+    saved = first.of(orders.Save)[-1]
+    assert saved.book["growth"]["samples"] == 32
+    again = shell(Kept(1, saved.epoch, saved.book, judged=True))
+    again.tell(facts.WorkerReady("cpu-0", "cpu", 0.0))
+    _, answer = again.pending.pop(0)
+    measured: Any = answer(1.0)
+    again.tell(replace(measured, row=measured.row.model_copy(update={"largest_step": 16})))
+    until_rounds(again)
+    assert {order.scale for order in begun(again)} == {2.0}
+
+
+def test_no_step_is_larger_than_the_data_set() -> None:
+    job = growing(largest_batch=1 << 20)
+    assert Settings.of(job, 1000).largest_step == 1000
 
 
 # --- noise by halves ---

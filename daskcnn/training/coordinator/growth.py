@@ -97,6 +97,15 @@ class StepGrowth:
         """The factor of the learning rate."""
         return (self.samples / self._first) ** self._power
 
+    def fit(self, workers: Iterable[Measured]) -> None:
+        """Let steps be no larger than each of these workers has memory for: others may have made them so far."""
+        if self._allowed is not None:
+            self.samples = min(self.samples, _largest(self._first, self._most(workers)))
+
+    def _most(self, workers: Iterable[Measured]) -> int:
+        assert self._allowed is not None, "grows"
+        return min([self._allowed, *(own.row.largest_step for own in workers if own.row.largest_step is not None)])
+
     def book(self) -> dict[str, Any]:
         """Return the entries of a checkpoint."""
         return {"growth": {"samples": self.samples, "noise": [*self._noise]}} if self.grows else {}
@@ -133,9 +142,8 @@ class StepGrowth:
             return None
         slowest = max(self._steps, key=lambda each: each.fixed + each.growing)
         self._steps = []
-        room = [row.row.largest_step for row in workers if row.row.largest_step is not None]
         before, noise = self.samples, self._scale
-        self.samples = better_step(before, self._first, min([self._allowed, *room]), noise, slowest)
+        self.samples = better_step(before, self._first, self._most(workers), noise, slowest)
         if self.samples == before:
             return None
         known = {"noise_scale": noise.scale, "noise_error": noise.error} if noise and noise.known else {}

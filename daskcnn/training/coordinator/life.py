@@ -54,6 +54,7 @@ class Life:
     def _first_rounds(self) -> Rounds:
         settings, rule, seconds = self._settings, self._settings.rule, self.teams.seconds
         growth = self._records.growth
+        growth.fit(self._roster.alive.values())
         rounds = Rounds(
             settings.partitioner,
             settings.samples,

@@ -118,6 +118,8 @@ class Settings(RunSettings):
         train = job.train
         assert train.partition is not None, "resolved before the run"
         assert job.rule is not None, "strategy layer has a driver of its own"
+        allowed = train.largest_batch
+        most = min(samples, allowed) if isinstance(allowed, int) else None if allowed is None else samples
         return cls(
             strategy=train.strategy,
             rule=job.rule,
@@ -125,7 +127,7 @@ class Settings(RunSettings):
             replica_size=train.replica_size,
             rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
             averages=train.ema is not None,
-            largest_step=samples if train.largest_batch == "memory" else train.largest_batch,
+            largest_step=most,
             parts_ways=train.parts_ways,
             overlap=job.cluster.overlap and not train.reproducible,
             **_of_any(job, samples, guess),
