@@ -31,7 +31,7 @@ from distributed import Client
 from benchmarks.runs import command, machine
 from daskcnn.cluster.link.connect import MEMORY, connect
 from daskcnn.cluster.worker.session import THROTTLE
-from daskcnn.events import Event, KernelsSharded, RoundEnded, StepsEnded, WorkerJoined
+from daskcnn.events import EpochEnded, Event, KernelsSharded, RoundEnded, StepsEnded, WorkerJoined
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.training import train_job
@@ -66,7 +66,7 @@ class Course:
             self.joined = now
         if isinstance(event, KernelsSharded) and self.joined is None and any(event.kernels.get(THIRD, {}).values()):
             self.joined = now
-        if isinstance(event, RoundEnded | StepsEnded):
+        if isinstance(event, RoundEnded | StepsEnded) or (isinstance(event, EpochEnded) and event.workers):
             self.ends.append((now, event.epoch))
             self.own += [(now, event)] if isinstance(event, RoundEnded) and event.worker == THIRD else []
             if self._joins and self.started is None and event.epoch >= self._half:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,14 +99,14 @@ def alone(at: TaskContext, seconds: float) -> list[float]:
     dataset, size = replica.dataset, replica.batch_size
     plan = batch_plan(replica.job, training_samples(replica.job, dataset), 0)
     batch = load_batch(dataset, dataset.train, plan, replica.job.model.dtype, np.arange(size))
-    ends = []
+    ends, step = [], partial(replica.step, batch, StepPace(1e-4))
     with single_threaded_blas():
         for _ in range(WARM):
-            replica.step(batch, StepPace(1e-4))
+            replica.watch.seconds(step)
         begun = time.time()
         ends.append(begun)
         while time.time() - begun < seconds or len(ends) < 4:
-            replica.step(batch, StepPace(1e-4))
+            replica.watch.seconds(step)  # throttled as in a run
             ends.append(time.time())
     return ends
 
