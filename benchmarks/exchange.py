@@ -41,6 +41,7 @@ from daskcnn.cluster.peers.meeting_tasks import RoundStart
 from daskcnn.cluster.peers.pieces import Peers
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.server_hosts import host_server
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Job, Workers
 from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
@@ -206,9 +207,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 # --- the server ---
 
 
+def job_of(workers: int, shards: int) -> Job:
+    """A run of so many workers and ranges of the server, without any data."""
+    return resolve({"train": {"strategy": "bsp"}, "cluster": {"workers": {"cpu": workers}, "ps_shards": shards}})
+
+
 def context_of(client: Client, workers: int, shards: int = 1) -> RunContext:
     """Surroundings of a run of so many workers; others of the cluster are set apart for the server."""
-    job = Job(cluster=Cluster(workers=Workers(cpu=workers), ps_shards=shards))
+    job = job_of(workers, shards)
     members = wait_for_members(client, job.cluster.workers, 60.0)
     used = {members.server.address, *(m.address for m in members.workers)}
     spare = [m for m in advertised(present(client)) if m.address not in used]
@@ -292,7 +298,7 @@ def meetings(client: Client, size: int, rounds: int) -> dict[str, Any]:
     )
     servers = {}
     for shards in (1, WORKERS + 1):
-        context.job = Job(cluster=Cluster(workers=Workers(cpu=WORKERS), ps_shards=shards))
+        context.job = job_of(WORKERS, shards)
         servers[shards] = host_server(context, RULES["bsp"].model_validate({"combine": "average"}), zeros, life=1)
     works: dict[str, Callable[[], float]] = {
         "allreduce": lambda: allreduce_seconds(context, servers[1].at, next(lives)),
