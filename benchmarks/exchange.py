@@ -209,7 +209,10 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def job_of(workers: int, shards: int) -> Job:
     """A run of so many workers and ranges of the server, without any data."""
-    return resolve({"train": {"strategy": "bsp"}, "cluster": {"workers": {"cpu": workers}, "ps_shards": shards}})
+    model = {"name": "quick"}  # without running statistics, which an asynchronous server looks for
+    return resolve(
+        {"train": {"strategy": "bsp"}, "model": model, "cluster": {"workers": {"cpu": workers}, "ps_shards": shards}}
+    )
 
 
 def context_of(client: Client, workers: int, shards: int = 1) -> RunContext:
@@ -220,7 +223,7 @@ def context_of(client: Client, workers: int, shards: int = 1) -> RunContext:
     spare = [m for m in advertised(present(client)) if m.address not in used]
     members = replace(members, servers=tuple(spare[: shards - 1]))
     none: Any = None
-    dataset: Any = SimpleNamespace(train=range(SAMPLES))
+    dataset: Any = SimpleNamespace(train=range(SAMPLES), shape=(32, 32, 3), classes=range(10))
     return RunContext.of(client, f"exchange-{time.time_ns():x}", job, dataset, members, emit=none, save=none)
 
 

@@ -483,12 +483,6 @@ def test_fewer_epochs_than_were_trained_are_refused(tmp_path: Path, path: str, e
     assert f"train.epochs = {epochs}: the run has trained 2 epochs already; give more" in told
 
 
-def test_epochs_that_the_job_cannot_have_are_refused(tmp_path: Path, path: str) -> None:
-    raw = tiny_job(path, train={"epochs": 4, "increments": 4})
-    place = tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)))
-    assert "train.increments = 4: 2 epochs end" in refused(2, run, "--resume", place, "--epochs", 2)
-
-
 def test_auto_trains_longer_but_never_shorter(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
     raw = tiny_job(path, run={"name": "run", "dir": str(tmp_path / "runs")})
     tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)))

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped] # it ships no types; Dask depends on it
@@ -23,7 +24,7 @@ from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.server_hosts import Hosted, host_server
 from daskcnn.cluster.server.actor import ServerActor
 from daskcnn.errors import Diverged, Interrupted
-from daskcnn.job.tables import Cluster, Job, Workers
+from daskcnn.job.tables import Cluster, Job, Model, Workers
 from daskcnn.launch.training import Result
 from daskcnn.ps import RULES, ParameterServer, Request, Snapshot
 from daskcnn.ps.wire import bytes_of as wire_bytes_of
@@ -191,7 +192,9 @@ def hosted(client: Client, parts: int, size: int) -> Iterator[Hosted]:
     cluster = Cluster(workers=Workers(cpu=3), ps_shards=parts)
     members = wait_for_members(client, cluster.workers, 60.0)
     none: Any = None
-    context = RunContext.of(client, "hosted", Job(cluster=cluster), none, members, emit=none, save=none)
+    images: Any = SimpleNamespace(shape=(32, 32, 3), classes=range(10))  # of a network without running statistics
+    job = Job(cluster=cluster, model=Model(name="quick"))
+    context = RunContext.of(client, "hosted", job, images, members, emit=none, save=none)
     server = host_server(context, RULES["downpour"](), Snapshot(np.zeros(size, np.float32)), life=1)
     yield server
     server.close()
