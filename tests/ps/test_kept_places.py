@@ -88,7 +88,7 @@ def test_running_statistics_do_not_go_beyond_what_all_replicas_move_towards(
         rule = rule.model_copy(update={"rho": 0.0})  # its term is one of gradients, and statistics have none
     begun, ended, places = 1.0, 0.1, (slice(2),)
     server = ParameterServer(rule, np.full(2, begun), besides=places)
-    how: dict[str, Any] = {"rounds": 40, "steps": steps, "lr": 1.0, "late": 2, "besides": places}
+    how: dict[str, Any] = {"rounds": 25, "steps": steps, "lr": 1.0, "late": 2, "besides": places}
     turns = [0, 0, 0, 1, 2, 3, 4]  # the first is the fastest
     cluster = Cluster(server, [Replica(rule, f"w{i}", parabola(0.1, [ended] * 2), **how) for i in range(workers)])
     cluster.run(turns)
