@@ -208,7 +208,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def job_of(workers: int, shards: int) -> Job:
-    """A run of so many workers and ranges of the server, without any data."""
+    """The job of a run without data. shards: ranges of its server."""
     model = {"name": "quick"}  # without running statistics, which an asynchronous server looks for
     return resolve(
         {"train": {"strategy": "bsp"}, "model": model, "cluster": {"workers": {"cpu": workers}, "ps_shards": shards}}

@@ -21,8 +21,8 @@ counts as one that takes for ever.
 
 Real: two one-thread workers. For 1 : R the second one sleeps after each of its steps (DASKCNN_THROTTLE; 2.3 times as
 long makes three times slower, as its caches are cold after a sleep), and so does the second rank. Sides take turns.
-With --links (root, `ip` and `tc`) the two and the server are hosts of their own, behind links of so many bytes a
-second; `alone` needs none.
+With --links (root, `ip` and `tc`) the two workers and the server are hosts of their own. --links gives the bytes
+a second of each link. `alone` has no link.
 --simulated: the arithmetic is real, on one thread, and time is that of a cluster: half of its workers make 2,400 images
 a second, half of them R times fewer, on links of --links bytes a second to the server's host, which has such a link
 too. A sample takes a worker the same time in a step of any size. By default one of workers, ratio and link changes at a

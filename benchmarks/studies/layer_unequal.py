@@ -3,7 +3,7 @@
     python -m benchmarks.studies.layer_unequal --data data/cifar10.zarr [--models 50:500 …] [--batches 64 …]
         [--no-relu] [--page FILE]
 
-Workers have one thread each, and are so many times slower than a core as `--slower` says (DASKCNN_THROTTLE): one of
+Workers have one thread each. `--slower` gives how many times slower than a core each is (DASKCNN_THROTTLE). One of
 factor 2 keeps half of a core busy, so that two cores carry four. Each network has its ReLU, and with `--no-relu` it has
 exactly the layers that the papers list. A step of the first worker by itself, one of the last, all at once each by
 itself (the machine's own ceiling), and sharded steps have their turns in each round; medians count. What --results has

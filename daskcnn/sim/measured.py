@@ -120,11 +120,8 @@ def calibration(log: Sequence[Event]) -> Sequence[CalibratedWorker]:
 
     A run that is resumed begins anew, with the workers that are there. Raises DataError if the log has none.
     """
-    found, anew = dict[str, CalibratedWorker](), True
-    for event in log:
-        if isinstance(event, WorkersCalibrated):
-            found = ({} if anew else found) | {row.name: row for row in event.workers}
-        anew = isinstance(event, RunStarted) or (anew and not isinstance(event, WorkersCalibrated))
+    calibrated = (event for event in last_life(log, WorkersCalibrated) if isinstance(event, WorkersCalibrated))
+    found = {row.name: row for event in calibrated for row in event.workers}
     if not found:
         remedy = "give a run that began to train, or a cluster file"
         raise DataError(reason="this run's log has no calibration", remedy=remedy)

@@ -103,9 +103,9 @@ class Departures(Recovering):
             return False
         life.take(fact, fact.at)
         if replica in leavers:
-            self._depart(replica, leavers[replica], report.samples, fact.at, left=cut)
+            self._depart(replica, leavers[replica], report.samples, fact.at)
         else:
-            self._lose_group(replica, leavers, report.samples, left=cut)
+            self._lose_group(replica, leavers, report.samples)
             self._go_on_without(fact.at)
         return True
 
@@ -115,8 +115,8 @@ class Departures(Recovering):
         if running is not None and running.session == fact.session:
             self._depart(fact.replica, self._leaving.get(fact.replica, UNTOLD), 0, fact.at)
 
-    def _depart(self, worker: str, reason: str, done: int, now: float, *, left: bool = False) -> None:
-        """Go on without a worker that leaves. done: the samples of its last round. left: as for `Life.give_away`."""
+    def _depart(self, worker: str, reason: str, done: int, now: float) -> None:
+        """Go on without a worker that leaves. done: the samples of its last round."""
         self._choosing.spared.recall([worker], self.roster, self._out, now)
         life = self._present
         if life and self.settings.peers and self.phase is _TRAINING and life.teams.members.keys() == {worker}:
@@ -124,7 +124,7 @@ class Departures(Recovering):
         replica = life.teams.of(worker) if life else None
         self._drop(worker, reason, life.samples_of(worker) if life else 0, done)
         if replica is not None:
-            self._lose_replica(replica, left=left)
+            self._lose_replica(replica)
         if self.phase is _TRAINING:
             self._alive.go_on_without(now)
             self._go_on_from_reports(now)

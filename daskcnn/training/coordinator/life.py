@@ -335,18 +335,14 @@ class Life:
         self.teams.drop(replica)
         self._give_up(replica)
 
-    def reform(self, replica: str, now: float, *, left: bool = False) -> bool:
-        """Form a group anew that has lost workers, and give up its round. Returns False without any worker.
-
-        left: as for `give_away`.
-        """
+    def reform(self, replica: str, now: float) -> bool:
+        """Form a group anew that has lost workers, and give up its round. Returns False without any worker."""
         if not (self.teams.left(replica) or self.teams.free):
             return False
         self._give_up(replica)
         if replica in self.rounds.running:
             self.rounds.dropped(replica)
-        if not (left and self._barrier):
-            self._leave(replica)
+        self._leave(replica)
         self.teams.regroup(replica)
         self.newcomers[replica] = now
         return True
@@ -360,14 +356,11 @@ class Life:
             self._out.put(orders.Cancel(replica))
         self._scored.discard(replica)
 
-    def give_away(self, replica: str, *, left: bool = False) -> None:
-        """Give the replica's samples to the others, and let none wait for it.
-
-        left: it has left the server with a push, which may still wait at the barrier.
-        """
+    def give_away(self, replica: str) -> None:
+        """Give the replica's samples to the others, and let none wait for it."""
         if replica in self.rounds.seconds:
             self.rounds.lost(replica)
-        if not self._settings.peers and not (left and self._barrier):
+        if not self._settings.peers:
             self._leave(replica)  # it may have joined without our knowing
 
     def go_on_without(self, now: float) -> None:

@@ -172,12 +172,10 @@ class Recovering(Coordinating):
         else:
             self._lose_group(replica, {worker: reason}, done)
 
-    def _lose_group(
-        self, replica: str, workers: Mapping[str, str], done: int | None = None, *, left: bool = False
-    ) -> None:
+    def _lose_group(self, replica: str, workers: Mapping[str, str], done: int | None = None) -> None:
         """Go on without these workers. The group is formed anew of who is left, or of others that are free.
 
-        workers: by name, the reasons. done: as for `_drop`. left: as for `Life.give_away`.
+        workers: by name, the reasons. done: as for `_drop`.
         """
         life = self._alive
         self._take_held(replica)
@@ -190,7 +188,7 @@ class Recovering(Coordinating):
         if self.phase in (_ENDED, Phase.CALIBRATING):
             return
         told = "; ".join(f"{worker}: {reason}" for worker, reason in workers.items())
-        if self.phase is _TRAINING and life.reform(replica, self._now, left=left):
+        if self.phase is _TRAINING and life.reform(replica, self._now):
             names, again = ", ".join(life.teams.members[replica]), "; its round begins again" if under_way else ""
             self._out.warn(f"{replica} ({told}) is formed anew of {names}{again}")
         elif self.phase is not _TRAINING and (rest := life.teams.left(replica)):  # it has no round any more
@@ -198,7 +196,7 @@ class Recovering(Coordinating):
         else:
             gone: dict[str, Any] = {"worker": replica, "reason": told, "samples_moved": life.samples_of(replica)}
             self._out.log(WorkerLost(**gone) if done is None else WorkerLeft(**gone, samples_done=done))
-            self._lose_replica(replica, f"{replica} ({told}): it was the last group of the run", left=left)
+            self._lose_replica(replica, f"{replica} ({told}): it was the last group of the run")
 
     def _take_held(self, replica: str) -> None:
         """Take the replica's report that was put off, before the replica is given up: its pushes are merged."""
@@ -227,13 +225,13 @@ class Recovering(Coordinating):
         self._await_workers()
         self._begin_if_calibrated(self._now)
 
-    def _lose_replica(self, replica: str, last: str = "", *, left: bool = False) -> None:
-        """Give the replica's samples to the others. left: as for `Life.give_away`."""
+    def _lose_replica(self, replica: str, last: str = "") -> None:
+        """Give the replica's samples to the others."""
         if self.phase in (_ENDED, Phase.CALIBRATING):
             return
         self._alive.lose(replica)
         if self._alive.teams.members:
-            self._alive.give_away(replica, left=left)
+            self._alive.give_away(replica)
         else:
             self._lost_last(Lost(last or f"{replica}: it was the last of the run"))
 
