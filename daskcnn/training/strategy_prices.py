@@ -293,14 +293,18 @@ def _shared(problem: StepProblem, workers: Sequence[WorkerCost], k: int) -> Pric
 def local_steps(problem: StepProblem) -> Iterator[PricedStrategy]:
     """Yield `local-sgd` on two workers, on three, and so on.
 
-    They are the fastest of those within the best of their ways.
+    They are the fastest of those within the best of their ways, or the best ones of one fewer and any other. So no
+    worker that is left out would make the least of them less.
     """
     by_speed = sorted(problem.workers, key=lambda own: own.seconds(problem.samples))
+    best: PricedStrategy | None = None
     for k in range(2, min(len(by_speed), _MOST_APART) + 1):
         ways = {own.name: problem.way(own, k) for own in by_speed}
-        within = [[own for own in by_speed if ways[own.name] <= way][:k] for way in sorted({*ways.values()})]
-        sets = [[own.name for own in workers] for workers in within if len(workers) == k]
-        yield min((priced_set(problem, names, LOCAL) for names in sets), key=lambda each: each.seconds)
+        within = [[own.name for own in by_speed if ways[own.name] <= way][:k] for way in sorted({*ways.values()})]
+        sets = [{*names} for names in within if len(names) == k]
+        sets += [{own.name, *best.samples} for own in by_speed if own.name not in best.samples] if best else []
+        best = min((priced_set(problem, names, LOCAL) for names in sets), key=lambda each: each.seconds)
+        yield best
 
 
 def _apart(
