@@ -122,8 +122,11 @@ def push_often(at: Any, worker: str, size: int, pushes: int, start: float) -> tu
     return begun, time.time()
 
 
-def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int) -> float:
-    """A worker's part of meetings through the server, as in training but for the steps; seconds they took."""
+def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int, start: float) -> float:
+    """A worker's part of meetings through the server, from this time on; seconds they took.
+
+    By then all have joined: the server awaits at its barrier those that it knows.
+    """
     from daskcnn.cluster.worker.session import session_of
     from daskcnn.ps import RULES, Join, Local, Push
 
@@ -132,6 +135,7 @@ def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int) -
     reply = link.call(Join(1, worker, life))
     rule.begin(local, reply.weights, reply.version)
     begun = 0.0
+    time.sleep(max(0.0, start - time.time()))
     for seq in range(1, WARM_UP + meetings + 1):
         begun = time.perf_counter() if seq == WARM_UP + 1 else begun
         reply = link.call(Push(1, worker, life, seq, local.base_version, rule.payload(local), 64, 1.0))
@@ -263,8 +267,9 @@ def server_part(size: int, rounds: int) -> dict[str, Any]:
 
 def allreduce_seconds(context: RunContext, at: Any, life: int) -> float:
     """Seconds for one meeting through the server."""
+    start = time.time() + 1.0
     futures = [
-        context.dispatch.submit("meet", meet_over_server, context.name, at, name, life, MEETINGS, worker=name)
+        context.dispatch.submit("meet", meet_over_server, context.name, at, name, life, MEETINGS, start, worker=name)
         for name in context.workers.alive
     ]
     return float(max(context.connection.client.gather(futures))) / MEETINGS
@@ -282,7 +287,7 @@ def peer_seconds(context: RunContext, exchange: str, life: int, size: int) -> fl
     )
     seconds, moved = 0.0, dict.fromkeys(names, 0)
     for session, (version, steps) in enumerate(((0, WARM_UP), (WARM_UP, MEETINGS)), 1):
-        round_ = Round("", 0, ((0, 1),), 64 * steps, (0.0, 1.0), steps=steps)
+        round_ = Round("", 0, ((0, 64 * steps),), 64 * steps, (0.0, 1.0), steps=steps)
         starts = {name: RoundStart(replace(round_, worker=name), session, None, 1.0) for name in names}
         tasks = [context.dispatch.submit("round", timed_round, peers, version, starts[n], worker=n) for n in names]
         for name, (took, up) in zip(names, context.connection.client.gather(tasks), strict=True):
