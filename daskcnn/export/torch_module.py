@@ -23,7 +23,6 @@ from daskcnn.files import replace_file
 from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.nn.losses import SigmoidReconstruction
 from daskcnn.nn.sequential import Sequential
-from daskcnn.store import Described
 from daskcnn.store.chunk_facts import mark_of
 from daskcnn.training.trained_network import Classifier
 
@@ -211,7 +210,7 @@ class Network(nn.Module):
 def load(weights: str | Path | None = None) -> Network:
     """Return the trained network, ready to predict."""
     model = Network().to(torch.{dtype})
-    model.load_state_dict(load_file(weights or Path(__file__).with_suffix({suffix!r})))
+{widened}    model.load_state_dict(load_file(weights or Path(__file__).with_suffix({suffix!r})))
     return model.eval()
 '''
 
@@ -241,7 +240,8 @@ def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, 
         N_SHAPE=f"N, {C}, {H}, {W}",
         at_rest=facts.dtype.name,
         **_answer(classifier),
-        normalised=_normalised(facts),
+        normalised=_normalised(classifier),
+        widened=_WIDENED if _wide(classifier) else "",
         run=ascii(run),
         version=ascii(version()),
         names="[\n" + "".join(f"    {name!a},\n" for name in facts.classes) + "]",  # ASCII alone
@@ -251,8 +251,8 @@ def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, 
         dtype=dtype,
         suffix=WEIGHTS,
     )
-    scaling = {"mean": facts.mean, "deviation": facts.deviation}
-    state: dict[str, Any] = {k: np.array(v, dtype, order="C").reshape(C, 1, 1) for k, v in scaling.items()}
+    scaling, wide = {"mean": facts.mean, "deviation": facts.deviation}, "float64" if _wide(classifier) else dtype
+    state: dict[str, Any] = {k: np.array(v, wide, order="C").reshape(C, 1, 1) for k, v in scaling.items()}
     return code, state | network.state
 
 
@@ -314,11 +314,26 @@ def _answer(classifier: Classifier) -> dict[str, str]:
     }
 
 
-def _normalised(facts: Described) -> str:
+_WIDENED = """\
+    # float32 has no room for what tells values of float64 apart
+    model.mean, model.deviation = model.mean.double(), model.deviation.double()
+"""
+
+
+def _wide(classifier: Classifier) -> bool:
+    """Return True if images are normalised in a wider type than that of the network."""
+    return classifier.facts.dtype == np.float64 and classifier.job.model.dtype != "float64"
+
+
+def _normalised(classifier: Classifier) -> str:
     """Return the lines that subtract and divide; pixels without data become 0, the mean."""
-    scaled = "(x - self.mean) / self.deviation"
+    facts, lines, scaled = classifier.facts, [], "(x - self.mean) / self.deviation"
     if facts.nodata is None:
-        return f"x = {scaled}"
-    mark = mark_of(facts.nodata, facts.dtype)
-    missing = "missing = torch.isnan(x)" if mark is None else f"missing = (x == {float(mark)!r}) | torch.isnan(x)"
-    return f"{missing}\n        x = ({scaled}).masked_fill(missing, 0.0)"
+        lines.append(f"x = {scaled}")
+    else:
+        mark = mark_of(facts.nodata, facts.dtype)
+        lines.append(f"missing = {'' if mark is None else f'(x == {float(mark)!r}) | '}torch.isnan(x)")
+        lines.append(f"x = ({scaled}).masked_fill(missing, 0.0)")
+    if _wide(classifier):
+        lines.append("x = x.to(next(self.parameters()).dtype)")
+    return "\n        ".join(lines)

@@ -99,6 +99,14 @@ def test_number_types(dtype: str, tmp_path: Path) -> None:
     check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype))), tmp_path)
 
 
+def test_the_mean_is_taken_off_images_of_float64_before_they_are_cut_to_float32(tmp_path: Path) -> None:
+    far = replace(facts((9, 7, 2), dtype=np.dtype("float64")), mean=np.full(2, 1e9), deviation=np.full(2, 2.6))
+    images = 1e9 + np.random.default_rng(0).normal(0, 2.6, (5, 9, 7, 2))
+    _, weights = write_torch(classifier({"name": "5:7"}, far), "", tmp_path / "network.py")
+    assert load_file(weights)["mean"].dtype == np.float64
+    check(classifier({"name": "5:7"}, far), tmp_path, images)
+
+
 @pytest.mark.parametrize(("dtype", "nodata"), NODATA)
 def test_pixels_without_data(dtype: str, nodata: float, tmp_path: Path) -> None:
     check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype), nodata=nodata)), tmp_path)
