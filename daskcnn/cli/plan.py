@@ -108,6 +108,8 @@ def plan(
         chosen = scenario(job, cluster, settings)
         event = compare_strategies(planning.changed(planning.all_measured(chosen), add, without)).event()
         tell(dumps(event.model_dump(mode="json", exclude={"at"}), indent=2) if as_json else choice_text(event))
+        if cluster is not None and (chosen.cluster.changes or chosen.cluster.varies):
+            say("warning: --strategies takes all workers as there, at nominal speeds; plan without it plays changes")
         return
     found = planning.plan(scenario(job, cluster, settings), add, without, seed=seed)
     tell(dumps(found.to_dict(), indent=2) if as_json else format_worker_plan(found))

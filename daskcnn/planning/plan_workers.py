@@ -11,6 +11,7 @@ from typing import get_args
 
 from daskcnn.arrays import DeviceKind
 from daskcnn.errors import JobError, UserError, all_known
+from daskcnn.events import WorkersCalibrated
 from daskcnn.job.tables import Job
 from daskcnn.planning.simulate import Scenario, simulate
 from daskcnn.runs.directory import RunDirectory
@@ -153,12 +154,13 @@ def _merged(job: Job) -> str:
 
 
 def _slowest(cluster: SimulatedCluster, alike: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    """Yield the slowest workers, two or more of those below the mean speed: one entry more each time."""
-    speeds = {member.name: member.images_per_second for member in cluster.members()}
-    usual, out = mean(speeds.values()), list[str]()
-    for members in sorted(alike, key=lambda members: speeds[members[0]]):
+    """Yield the slowest workers, two or more, of the entries that are below the mean speed: one more each time."""
+    own = {member.name: member.images_per_second for member in cluster.members()}
+    speeds = {members: mean(own[name] for name in members) for members in map(tuple, alike)}
+    usual, out = mean(own.values()), list[str]()
+    for members in sorted(speeds, key=speeds.__getitem__):
         out = [*out, *members]
-        if speeds[members[0]] >= usual:
+        if speeds[members] >= usual or len(out) == len(own):  # their mean may be below it by rounding
             return
         if len(out) > 1:
             yield out
@@ -229,7 +231,9 @@ def _with_reason(chosen: Scenario, verdict: Verdict, asked: Sequence[str], known
 
 
 def _row(chosen: Scenario, cluster: SimulatedCluster, seed: int) -> Row:
-    report = simulate(replace(chosen, cluster=cluster), seed=seed).report
+    found = simulate(replace(chosen, cluster=cluster), seed=seed)
+    report, calibrated = found.report, next(each for each in found.events if isinstance(each, WorkersCalibrated))
+    seconds = (calibrated.at or 0.0) + report.seconds  # until the first worker comes none computes
     epochs, workers = chosen.job.train.epochs, len(cluster.members())
     if chosen.sharded:
         step = chosen.sharding(cluster).step()
@@ -240,4 +244,4 @@ def _row(chosen: Scenario, cluster: SimulatedCluster, seed: int) -> Row:
         communication, waited = (report.total.communication or 0.0) / spent, report.total.wait / spent
     moved = report.traffic.up + report.traffic.down
     balance = report.balance.balance if report.balance else None
-    return Row(workers, report.seconds, report.seconds / epochs, communication, waited, balance, moved / epochs)
+    return Row(workers, seconds, seconds / epochs, communication, waited, balance, moved / epochs)

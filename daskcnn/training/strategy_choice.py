@@ -94,14 +94,14 @@ def choose(
 def priced(problem: StepProblem, pricers: Sequence[Pricer]) -> list[PricedStrategy]:
     """Return all candidates, the least seconds first; of equal ones that with the fewest workers first.
 
-    Local steps are none where shared ones are sooner than one worker alone and exchange for less than `EXCHANGES` of
-    their computing.
+    Local steps are none on workers whose shared ones are sooner than one worker alone and exchange for less than
+    `EXCHANGES` of their computing.
     """
     found = [each for pricer in pricers for each in pricer(problem)]
     steps = [each for each in found if each.strategy in (ALONE, SHARED) and each.group is None]
     exact = min(steps, key=lambda each: each.seconds, default=None)
     if exact is not None and exact.strategy == SHARED and exact.exchange <= EXCHANGES * exact.compute:
-        found = [each for each in found if each.strategy != LOCAL]
+        found = [each for each in found if each.strategy != LOCAL or not each.samples.keys() <= exact.samples.keys()]
     equal = min(each.compared for each in found) * (1 + _EQUAL)
     return sorted(found, key=lambda each: (max(each.compared, equal), len(each.samples), each.compared))
 

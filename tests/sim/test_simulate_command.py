@@ -343,6 +343,30 @@ def test_a_plan_alone_leaves_each_worker_out_in_turn() -> None:
     assert only == [whole, others[-1]]
 
 
+def test_a_plan_of_one_uneven_entry_leaves_one_out_and_never_all() -> None:
+    uneven = "unequal = {lowest = 0.5, highest = 1.5}"  # the first of three may be below their mean
+    Path("cluster.toml").write_text(f'[[worker]]\nname = "desk"\ncount = 3\nimages_per_second = 400\n{uneven}\n')
+    assert [row["without"] for row in plan()["rows"]] == [[], ["desk-3"]]
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
+def test_a_plan_counts_the_time_before_the_first_worker_comes(strategy: str) -> None:
+    late = '[[worker]]\nname = "late"\nimages_per_second = 4000\narrives = 3600\n'
+    Path("cluster.toml").write_text(f'[[worker]]\nname = "desk"\ncount = 2\nimages_per_second = 400\n{late}')
+    row = plan("--without", "desk", "--set", f"train.strategy={strategy}")["rows"][1]
+    assert row["seconds"] > 3600
+    assert row["gain"] > 0.9
+
+
+def test_a_comparison_of_strategies_says_that_it_plays_no_changes() -> None:
+    late = '[[worker]]\nname = "late"\nimages_per_second = 4000\n'
+    slower = 'speed = {kind = "drift", to = 0.5, seconds = 60}'
+    for more, warned in (("", False), ("leaves = 60", True), (slower, True)):
+        Path("cluster.toml").write_text(f'[[worker]]\nname = "desk"\nimages_per_second = 400\n{late}{more}')
+        shown = invoke("plan", "job.toml", "--cluster", "cluster.toml", "--strategies")
+        assert ("takes all workers as there" in shown.output) is warned
+
+
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])
 def test_all_but_one_left_out_is_that_one_alone(strategy: str) -> None:
     names = ("new", "middle", "old")

@@ -144,6 +144,15 @@ def test_a_fast_link_is_not_for_local_steps_however_small_the_step() -> None:
     assert "local-sgd" not in {each.strategy for each in choose(small).candidates}
 
 
+def test_workers_that_share_steps_well_do_not_rule_out_the_local_steps_of_others() -> None:
+    """Two that were no sooner than one of the four by itself got a little faster, and the four were left out."""
+    far = [WorkerCost("", 0.0, 1 / 900, WorkerLink(1e7, 1e-3))] * 4
+    for rate in (440, 470):
+        near = [WorkerCost("", 0.0, 1 / rate)] * 2
+        chosen = choose(StepProblem((*named(far), *named(near, "near-")), 64, QUICK)).chosen
+        assert (chosen.strategy, {*chosen.samples}) == ("local-sgd", {"w0", "w1", "w2", "w3"})
+
+
 def test_where_no_step_is_worth_sharing_local_steps_are_compared_on_a_fast_link_too() -> None:
     """Two GPUs: a step of half of the samples takes them as long as one of all."""
     gpu = WorkerCost("", 6.9e-3, 1e-6, WorkerLink(1.25e9, 1e-4))
