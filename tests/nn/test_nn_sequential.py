@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,12 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import LAYERS, Context, Layer, Sequential, leaves, sequential_from_spec
+from daskcnn.nn import LAYERS, Context, Layer, Sequential, leaves, map_leaves, predict, sequential_from_spec
 from daskcnn.nn.layer import Initializer, glorot_uniform, he_normal
-from daskcnn.nn.layers import Conv, Dense, Dropout, Flatten, MaxPool, ReLU, Tanh
+from daskcnn.nn.layers import BatchNorm, Conv, Dense, Dropout, Flatten, MaxPool, ReLU, Residual, Tanh
 from daskcnn.nn.local import Chain
 from daskcnn.nn.spec import SpecError
-from tests.nn.nn_cases import CASES, MAP, NESTED, example
+from tests.nn.nn_cases import CASES, MAP, NESTED, example, in_turn
 
 
 def test_it_is_its_layers_in_order() -> None:
@@ -52,6 +53,27 @@ def test_without_need_dx_only_dx_is_missing() -> None:
 def test_nothing_is_kept_outside_training() -> None:
     params, state, x, _, ctx = example(NESTED, MAP, Device(), training=False)
     assert NESTED.forward(params, state, x, ctx)[2] is None
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_prediction_of_many_layers_holds_no_more_maps_than_one_of_few(several: bool, device: Device) -> None:
+    body = [Conv(8, 3, pad=1), ReLU(), Conv(8, 3, pad=1), BatchNorm()]
+    layers = [Residual(in_turn(*body)), ReLU()] if several else body
+
+    def peak(times: int) -> int:
+        params, state, x, _, ctx = example(in_turn(*layers * times), (16, 16, 8), device, N=20, training=False)
+        move = device.backend.from_host
+        given = map_leaves(move, params), map_leaves(move, state), x, ctx
+        predict(in_turn(*layers), *given)  # scratch memory and plans stay
+        tracemalloc.start()
+        try:
+            predict(in_turn(*layers * times), *given)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    one_map = 16 * 16 * 8 * 20 * 8
+    assert peak(6) < peak(2) + one_map / 2
 
 
 def test_layers_of_one_name_in_two_places_draw_differently() -> None:
