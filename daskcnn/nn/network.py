@@ -119,6 +119,20 @@ def predict(model: Layer, params: Params, state: State, x: Array, ctx: Context) 
     return scores
 
 
+def most_held(layer: Layer, in_shape: Shape) -> int:
+    """Return the most numbers of one sample that a prediction holds at once, besides the layer's input.
+
+    Those are inputs and outputs of layers; of paths side by side all outputs count.
+    """
+    children = [*layer.children(in_shape)]
+    inside = [most_held(child, shape) for _, child, shape in children]
+    if isinstance(layer, Sequential):  # its caller holds the first one's input
+        inputs = [0, *(prod(shape) for _, _, shape in children[1:])]
+        return max(map(add, inputs, inside))
+    paths = sum(prod(child.out_shape(shape)) for _, child, shape in children)
+    return paths + max(prod(layer.out_shape(in_shape)), *inside, 0)
+
+
 def freeze(model: Sequential, patterns: Sequence[str], in_shape: Shape) -> Sequential:
     """Return the network with the layers frozen whose paths, or those of layers around them, match one of the patterns.
 
