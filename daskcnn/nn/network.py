@@ -90,7 +90,7 @@ def loss_and_gradients(
         growing.scored(value, new_state)
         ctx = replace(ctx, told=growing.found)
     _, grads = model.backward(params, residual, dscores, ctx)
-    return value, correct(scores, targets[0]), grads, new_state
+    return value, correct(scores, targets[0], backend.xp), grads, new_state
 
 
 @np.errstate(over="ignore", invalid="ignore")

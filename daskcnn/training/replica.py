@@ -444,7 +444,7 @@ class Replica:
                 if look is not None:
                     look(backend.to_host(scores), batch.labels)
                 loss, _ = self.loss(scores, labels, self.device.xp)
-                right = correct(scores, labels)
+                right = correct(scores, labels, self.device.xp)
                 right = None if right is None else int(backend.scalar(right))
                 total += replace(Score.of_batch(backend.scalar(loss), right, batch.labels), metrics=metrics)
         return total if collected is None else replace(total, classes=collected.done())
