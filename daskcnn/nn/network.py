@@ -137,19 +137,22 @@ def freeze(model: Sequential, patterns: Sequence[str], in_shape: Shape) -> Seque
     """Return the network with the layers frozen whose paths, or those of layers around them, match one of the patterns.
 
     Frozen layers keep their parameters. Batch normalising among them is fixed: it goes by its running mean and
-    variance, and keeps them. Raises ValueError for a pattern that matches no layer with weights, or if all are frozen.
+    variance, and keeps them. Raises ValueError for a pattern that matches no layer with weights, or if all layers with
+    parameters are frozen.
     """
     if not patterns:
         return model
-    weighted = [path for path, layer, shape in walk(model, in_shape) if layer.numbers(shape)]
+    layers = [*walk(model, in_shape)]
+    weighted = [path for path, layer, shape in layers if layer.numbers(shape)]
     found = {p: {w for w in weighted if fnmatchcase(w, p) or fnmatchcase(w, f"{p}/*")} for p in patterns}
     for pattern, matched in found.items():
         if not matched:
             known = ", ".join(weighted) or "none"
             raise ValueError(f"freeze = {pattern!r}: matches no layer with weights; there are {known}")
     frozen = frozenset[str]().union(*found.values())
-    if len(frozen) == len(weighted):
-        raise ValueError(f"freeze = {list(patterns)!r}: leaves no layer to train; there are {', '.join(weighted)}")
+    trained = [path for path, layer, shape in layers if undrawn(layer, shape)[0]]
+    if frozen.issuperset(trained):
+        raise ValueError(f"freeze = {list(patterns)!r}: leaves no layer to train; there are {', '.join(trained)}")
     changed: Sequential = _frozen(model, frozen)
     return changed
 

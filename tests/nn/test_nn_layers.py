@@ -270,6 +270,8 @@ def test_dropout_without_keys_says_what_it_needs() -> None:
         (lambda: LRN(alpha=-1.0), "alpha=-1.0"),
         (lambda: LRN(k=0.0), "k=0.0"),
         (lambda: BatchNorm(epsilon=0.0), "epsilon=0.0"),
+        (lambda: BatchNorm(momentum=-0.1), "momentum=-0.1"),
+        (lambda: BatchNorm(momentum=1.01), "momentum=1.01: .* Keras's 0.99 is 0.01 here"),
     ],
 )
 def test_nonsense_is_refused_by_name_and_value(make: Callable[[], Layer], message: str) -> None:
