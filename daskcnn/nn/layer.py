@@ -44,15 +44,17 @@ def uniform_by_inputs(rng: np.random.Generator, shape: tuple[int, ...], fan_in: 
     return rng.uniform(-limit, limit, shape)
 
 
-def passing_through(w: Array) -> Array:
-    """Return kernels w (R, S, C, K) whose first C ones, or all K, pass a channel on each: 1 at the centre, 0 elsewhere.
+def passing_through(w: Array, groups: int = 1) -> Array:
+    """Return kernels w (R, S, C / groups, K) of which each group's first ones pass a channel of the group on each.
 
-    This is `torch.nn.init.dirac_`: a convolution padded by half its size starts as the identity on these channels.
+    These are as many as the group has channels, or kernels if it has fewer: 1 at the centre, 0 elsewhere. This is
+    `torch.nn.init.dirac_`: a convolution padded by half its size starts as the identity on these channels.
     """
-    R, S, C, K = w.shape
-    through, first = w.copy(), min(C, K)
-    through[..., :first] = 0
-    through[R // 2, S // 2, range(first), range(first)] = 1
+    R, S, seen, K = w.shape
+    through, channels = w.copy(), np.arange(min(seen, K // groups))
+    kernels = K // groups * np.arange(groups)[:, None] + channels
+    through[..., kernels] = 0
+    through[R // 2, S // 2, channels, kernels] = 1
     return through
 
 

@@ -211,14 +211,16 @@ def labels_for(loss: Loss, x: Array, labels: Array) -> Array:
     return x if loss.labels == "image" else labels
 
 
-def correct(scores: Array, labels: Array) -> Any | None:
+def correct(scores: Array, labels: Array, xp: Any = np) -> Any | None:
     """Return the number of right answers: 0-d. None where the labels are images (H, W, N, C): there are no answers.
 
     An answer is a sample's highest score, which is to be at its label, or each score of several labels (N, L), which is
-    to be above 0 where the label is 1.
+    to be above 0 where the label is 1. It is wrong where its probability is not a number.
     """
     if labels.ndim == 4:
         return None
     if labels.ndim == 2:
-        return ((scores > 0) == (labels > 0)).sum()
-    return (scores.argmax(axis=1) == labels).sum()
+        return (((scores > 0) == (labels > 0)) & ~xp.isnan(scores)).sum()
+    own = scores[xp.arange(len(labels)), labels]
+    # argmax takes the first NaN for the highest score
+    return ((scores.argmax(axis=1) == labels) & xp.isfinite(own)).sum()

@@ -26,16 +26,18 @@ _TAKEN = {"accuracy", "loss", "auc"}
 
 @dataclass(frozen=True)
 class AmongHighest:
-    """Samples with a right class among this number of highest probabilities; of equal ones the first are higher."""
+    """Samples with a right class among this number of highest probabilities; of equal ones the first are higher.
+
+    A sample with a probability that is not a number is none of them.
+    """
 
     most: int
 
     def __call__(self, probabilities: npt.NDArray[Any], labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return True for each such sample (N,)."""
         highest = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.most]
-        if labels.ndim == 2:
-            return np.asarray(np.take_along_axis(labels > 0, highest, axis=1).any(axis=1))
-        return np.asarray((highest == labels[:, None]).any(axis=1) & np.isfinite(probabilities).all(axis=1))
+        right = np.take_along_axis(labels > 0, highest, axis=1) if labels.ndim == 2 else highest == labels[:, None]
+        return np.asarray(right.any(axis=1) & np.isfinite(probabilities).all(axis=1))
 
 
 METRICS: dict[str, Metric] = {"top3": AmongHighest(3), "top5": AmongHighest(5)}

@@ -90,7 +90,7 @@ def loss_and_gradients(
         growing.scored(value, new_state)
         ctx = replace(ctx, told=growing.found)
     _, grads = model.backward(params, residual, dscores, ctx)
-    return value, correct(scores, targets[0]), grads, new_state
+    return value, correct(scores, targets[0], backend.xp), grads, new_state
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -119,23 +119,40 @@ def predict(model: Layer, params: Params, state: State, x: Array, ctx: Context) 
     return scores
 
 
+def most_held(layer: Layer, in_shape: Shape) -> int:
+    """Return the most numbers of one sample that a prediction holds at once, besides the layer's input.
+
+    Those are inputs and outputs of layers; of paths side by side all outputs count.
+    """
+    children = [*layer.children(in_shape)]
+    inside = [most_held(child, shape) for _, child, shape in children]
+    if isinstance(layer, Sequential):  # its caller holds the first one's input
+        inputs = [0, *(prod(shape) for _, _, shape in children[1:])]
+        return max(map(add, inputs, inside))
+    paths = sum(prod(child.out_shape(shape)) for _, child, shape in children)
+    return paths + max(prod(layer.out_shape(in_shape)), *inside, 0)
+
+
 def freeze(model: Sequential, patterns: Sequence[str], in_shape: Shape) -> Sequential:
     """Return the network with the layers frozen whose paths, or those of layers around them, match one of the patterns.
 
     Frozen layers keep their parameters. Batch normalising among them is fixed: it goes by its running mean and
-    variance, and keeps them. Raises ValueError for a pattern that matches no layer with weights, or if all are frozen.
+    variance, and keeps them. Raises ValueError for a pattern that matches no layer with weights, or if all layers with
+    parameters are frozen.
     """
     if not patterns:
         return model
-    weighted = [path for path, layer, shape in walk(model, in_shape) if layer.numbers(shape)]
+    layers = [*walk(model, in_shape)]
+    weighted = [path for path, layer, shape in layers if layer.numbers(shape)]
     found = {p: {w for w in weighted if fnmatchcase(w, p) or fnmatchcase(w, f"{p}/*")} for p in patterns}
     for pattern, matched in found.items():
         if not matched:
             known = ", ".join(weighted) or "none"
             raise ValueError(f"freeze = {pattern!r}: matches no layer with weights; there are {known}")
     frozen = frozenset[str]().union(*found.values())
-    if len(frozen) == len(weighted):
-        raise ValueError(f"freeze = {list(patterns)!r}: leaves no layer to train; there are {', '.join(weighted)}")
+    trained = [path for path, layer, shape in layers if undrawn(layer, shape)[0]]
+    if frozen.issuperset(trained):
+        raise ValueError(f"freeze = {list(patterns)!r}: leaves no layer to train; there are {', '.join(trained)}")
     changed: Sequential = _frozen(model, frozen)
     return changed
 

@@ -187,6 +187,8 @@ MOST_CONFUSED = 1000
 class ClassAnswers:
     """Counts of samples that have one of this number of classes each.
 
+    A sample whose highest score is not finite has no answer: it counts as present alone.
+
     Attributes
     ----------
     present, answered, hits : samples of each class; that were answered with it; both
@@ -204,15 +206,18 @@ class ClassAnswers:
 
     def add(self, scores: npt.NDArray[Any], labels: npt.NDArray[np.integer]) -> None:
         """Count a batch: scores (N, classes), labels (N,)."""
-        answers, classes = scores.argmax(axis=1), scores.shape[1]
-        for counts, found in ((self.present, labels), (self.answered, answers), (self.hits, labels[answers == labels])):
-            counts += np.bincount(found, minlength=classes)
+        classes, known = scores.shape[1], np.isfinite(scores.max(axis=1))
+        self.present += np.bincount(labels, minlength=classes)
+        scores, labels = scores[known], labels[known]
+        answers = scores.argmax(axis=1)
+        self.answered += np.bincount(answers, minlength=classes)
+        self.hits += np.bincount(labels[answers == labels], minlength=classes)
         if self.confusion is not None:
             np.add.at(self.confusion, (labels, answers), 1)
         own = scores[np.arange(len(labels)), labels][:, None]
         before = np.arange(classes) < labels[:, None]
         higher = ((scores > own) | (before & (scores == own))).sum(axis=1)
-        self.in_top += int(((higher < TOP) & np.isfinite(own[:, 0])).sum())
+        self.in_top += int((higher < TOP).sum())
 
 
 class LabelAnswers:

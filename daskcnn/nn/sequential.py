@@ -186,7 +186,9 @@ class Sequential(Layer):
             own = given.get(run.name, {}), state.get(run.name, {})
             x, kept, residual = run.work.forward(*own, x, run.contexts(ctx, first))
             new_state |= {run.name: kept} if kept else {}
-            residuals.append(residual)
+            if ctx.training:
+                residuals.append(residual)
+            del residual  # it holds the input, which nothing needs during the next layer outside training
         return x, new_state, tuple(residuals) if ctx.training else None
 
     def outputs(self, params: Params, state: State, x: Array, ctx: Context) -> Iterator[tuple[str, Array]]:

@@ -69,7 +69,8 @@ class _Expansion:
                 self._note(f"{here}.repeat = {repeat!r:.40}: write a whole number of 1 to {MOST_REPEATS:,}")
                 continue
             for _ in range(repeat):
-                if self._made > MOST_LAYERS:
+                made = self._made
+                if made > MOST_LAYERS:
                     self._note(f"{here}: the network has more than {MOST_LAYERS:,} layers; repeat less")
                     return
                 if "block" in given:
@@ -77,6 +78,8 @@ class _Expansion:
                 else:
                     self._made += 1
                     yield {key: self._inner(value, f"{here}.{key}", within) for key, value in given.items()}
+                if self._made == made:  # and no repetition would make more
+                    break
 
     def _inner(self, value: Any, here: str, within: tuple[str, ...]) -> Any:
         """Expand the lists of layers inside a layer."""

@@ -306,7 +306,7 @@ def loss_of(
     backend = device.backend
     own, targets = backend.from_host(scores), on_device((labels, weights), backend)
     value, dscores = mixed_loss(loss, own, targets, partners and on_device(partners, backend), backend.xp)
-    right = correct(own, targets[0])
+    right = correct(own, targets[0], backend.xp)
     score = Score.of_batch(backend.scalar(value), None if right is None else int(backend.scalar(right)), labels)
     return backend.to_host(dscores if part == 1 else dscores * dscores.dtype.type(part)), score
 

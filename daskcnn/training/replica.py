@@ -31,7 +31,7 @@ from daskcnn.nn import (
 )
 from daskcnn.nn.losses import Targets
 from daskcnn.nn.metrics import measured
-from daskcnn.nn.network import Views, predict_views
+from daskcnn.nn.network import Views, most_held, predict_views
 from daskcnn.nn.optimizers import Gradients
 from daskcnn.nn.score import Collected, Score
 from daskcnn.partition.step_shares import StepSizes
@@ -44,6 +44,8 @@ from daskcnn.training.weighting import Weighting, weighting_of, weights_of
 
 EVALUATION_BATCH = 500
 """Images scored at once, where they fit."""
+EVALUATION_BYTES = 1 << 28
+"""Bytes of maps that scoring several images at once may hold."""
 ALONE = 1 << 18
 """Bytes of a parameter from which its gradient is not copied."""
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that diverges says so by its loss
@@ -86,7 +88,13 @@ class _TrainingPass(NamedTuple):
 
 
 def evaluation_batch(model: Sequential, in_shape: Sequence[int], dtype: str, device: Device, most: int) -> int:
-    """Return the images to score at once: `most`, or fewer if a convolution of them exceeds the device's limit."""
+    """Return the images to score at once: `most`, or fewer if they exceed a limit, of their maps or of the device."""
+    maps = np.dtype(dtype).itemsize * (math.prod(in_shape) + most_held(model, tuple(in_shape)))
+    return workspace_batch(model, in_shape, dtype, device, max(1, min(most, EVALUATION_BYTES // maps)))
+
+
+def workspace_batch(model: Sequential, in_shape: Sequence[int], dtype: str, device: Device, most: int) -> int:
+    """Return the images of a pass: `most`, or fewer if a convolution of them exceeds the device's limit."""
     size = most
     while size > 1 and not all(
         candidates(spec, device) for _, spec in network.convolutions(model, in_shape, size, dtype)
@@ -436,7 +444,7 @@ class Replica:
                 if look is not None:
                     look(backend.to_host(scores), batch.labels)
                 loss, _ = self.loss(scores, labels, self.device.xp)
-                right = correct(scores, labels)
+                right = correct(scores, labels, self.device.xp)
                 right = None if right is None else int(backend.scalar(right))
                 total += replace(Score.of_batch(backend.scalar(loss), right, batch.labels), metrics=metrics)
         return total if collected is None else replace(total, classes=collected.done())

@@ -92,10 +92,14 @@ def test_a_share_of_nothing_is_not_known() -> None:
     assert shares(np.array([0, 1]), np.array([0, 4])) == [None, 0.25]
 
 
-def test_a_score_that_is_no_number_is_not_among_the_highest() -> None:
-    counts = ClassAnswers(CLASSES)
-    counts.add(np.full((3, CLASSES), np.nan), np.array([0, 1, 11]))
-    assert counts.in_top == 0
+def test_a_sample_with_a_score_that_is_no_number_has_no_answer() -> None:
+    counts, scores = ClassAnswers(CLASSES), np.zeros((4, CLASSES))
+    scores[0], scores[1, 1], scores[2, 0], scores[3, 11] = np.nan, np.nan, np.inf, 1
+    counts.add(scores, np.array([0, 1, 5, 11]))
+    assert counts.in_top == counts.hits.sum() == counts.answered.sum() == counts.hits[11] == 1
+    assert counts.confusion is not None
+    assert counts.confusion.sum() == 1
+    assert counts.present.sum() == 4
 
 
 def test_of_very_many_classes_there_is_no_matrix() -> None:

@@ -60,6 +60,13 @@ def test_all_layers_are_refused() -> None:
         freeze(NETWORK, ["conv*", "b*", "dense1"], IN_SHAPE)
 
 
+def test_statistics_are_nothing_to_train() -> None:
+    model = Sequential((("norm", BatchNorm(scale=False, shift=False)), ("dense", Dense(5)), ("relu", ReLU())))
+    assert freeze(model, ["norm"], IN_SHAPE).frozen == {"norm"}
+    with pytest.raises(ValueError, match=r"leaves no layer to train; there are dense$"):
+        freeze(model, ["dense"], IN_SHAPE)
+
+
 def test_nothing_frozen_is_the_network_itself() -> None:
     assert freeze(NETWORK, [], IN_SHAPE) is NETWORK
 

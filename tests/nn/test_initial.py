@@ -38,9 +38,20 @@ def test_the_first_kernels_pass_a_channel_on(size: int, channels: int, kernels: 
 
 def test_they_are_pytorchs(rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
-    for shape in ((3, 3, 4, 4), (2, 5, 3, 3), (4, 4, 2, 2)):
-        expected = torch.nn.init.dirac_(torch.empty(shape[3], shape[2], shape[0], shape[1])).numpy()
-        np.testing.assert_array_equal(passing_through(values(rng, shape)), expected.transpose(2, 3, 1, 0))
+    for *shape, groups in ((3, 3, 4, 4, 1), (2, 5, 3, 3, 1), (4, 4, 2, 2, 1), (3, 3, 2, 6, 3), (3, 1, 1, 4, 4)):
+        expected = torch.nn.init.dirac_(torch.empty(shape[3], shape[2], shape[0], shape[1]), groups).numpy()
+        found = passing_through(values(rng, tuple(shape)), groups)
+        np.testing.assert_array_equal(found, expected.transpose(2, 3, 1, 0))
+
+
+@pytest.mark.parametrize(("channels", "kernels", "groups"), [(6, 6, 3), (4, 4, 4), (4, 10, 2), (9, 6, 3)])
+def test_every_group_passes_its_channels_on(channels: int, kernels: int, groups: int, rng: np.random.Generator) -> None:
+    layer, x = Conv(kernels, 3, pad=1, groups=groups, initial="dirac"), values(rng, (4, 3, 2, channels))
+    params, state, _ = layer.init(np.random.default_rng(0), (4, 3, channels))
+    y, _, _ = layer.forward(params, state, x, Context(Device(exact=True)))
+    passed = min(channels, kernels) // groups
+    found, given = (a.reshape(4, 3, 2, groups, -1)[..., :passed] for a in (y, x))
+    np.testing.assert_allclose(found, given, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("initial", ["eye", ""])

@@ -50,6 +50,12 @@ def test_several_labels_are_hit_by_one_of_them() -> None:
     assert measured(["top3"], probabilities, labels) == {"top3": 1.0}
 
 
+@pytest.mark.parametrize("labels", [np.array([0, 0]), np.array([[1, 0, 0, 0], [1, 0, 0, 0]])])
+def test_sample_with_a_probability_that_is_no_number_is_not_among_the_highest(labels: Any) -> None:
+    probabilities = np.array([[0.9, np.nan, 0.1, 0.1], [0.9, 0.1, 0.1, 0.1]])
+    assert measured(["top3"], probabilities, labels) == {"top3": 1.0}
+
+
 @pytest.mark.parametrize(
     "function", [lambda p, y: (p.argmax(1) == y).mean(), lambda p, y: p.argmax(1) == y], ids=["mean", "numbers"]
 )

@@ -270,16 +270,36 @@ def test_what_is_wrong_with_blocks_is_listed_with_its_place(layers: str, problem
         assert problem in str(caught.value)
 
 
-def test_blocks_inside_themselves_and_endless_repetition_are_refused() -> None:
-    class Own:
-        def __init__(self, *layers: dict[str, Any], **defaults: Any) -> None:
-            self.layers, self.defaults = list(layers), defaults
+class OwnBlock:
+    """A block of layers."""
 
-    blocks = {"a": Own({"block": "b"}), "b": Own({"block": "a", "repeat": 2}), "unused": Own({"layer": "relu"}, x=1)}
+    def __init__(self, *layers: dict[str, Any], **defaults: Any) -> None:
+        self.layers, self.defaults = list(layers), defaults
+
+
+def test_a_mistake_in_nested_repetitions_is_met_once() -> None:
+    met = list[str]()
+
+    class Noted(dict[str, OwnBlock]):
+        def get(self, name: str, default: Any = None) -> Any:
+            met.append(name)
+            return super().get(name, default)
+
+    blocks = Noted(inner=OwnBlock({"block": "iner", "repeat": 20}), outer=OwnBlock({"block": "inner", "repeat": 20}))
+    layers, problems = expand([{"block": "outer", "repeat": 20}], blocks)
+    assert (layers, len(problems), met) == ([], 1, ["outer", "inner", "iner"])
+
+
+def test_blocks_inside_themselves_and_endless_repetition_are_refused() -> None:
+    blocks = {
+        "a": OwnBlock({"block": "b"}),
+        "b": OwnBlock({"block": "a", "repeat": 2}),
+        "unused": OwnBlock({"layer": "relu"}, x=1),
+    }
     _, problems = expand([{"block": "a"}], blocks)
     assert any("inside itself (a in b in a)" in problem for problem in problems)
     assert any(problem.startswith("blocks.unused.defaults.x") for problem in problems)
-    many = {"c": Own({"layer": "relu", "repeat": 1000}), "d": Own({"block": "c", "repeat": 1000})}
+    many = {"c": OwnBlock({"layer": "relu", "repeat": 1000}), "d": OwnBlock({"block": "c", "repeat": 1000})}
     layers, problems = expand([{"block": "d", "repeat": 1000}], many)
     assert len(layers) < 3000
     assert any("more than 2,000 layers" in problem for problem in problems)

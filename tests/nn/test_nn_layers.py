@@ -106,6 +106,15 @@ def test_max_pool_gives_the_gradient_to_the_first_of_equal_pixels() -> None:
     np.testing.assert_array_equal(dx[..., 0, 0], [[0, 3, 5, 0], [0, 0, 0, 0]])
 
 
+def test_max_pool_knows_every_place_in_a_large_window(device: Device) -> None:
+    x, move = np.zeros((17, 17, 2, 1)), device.backend.from_host
+    x[16, 16, 0], x[0, 3, 1] = 1, 1
+    layer, ctx = MaxPool(17), Context(device, training=True)
+    _, _, residual = layer.forward({}, {}, move(x), ctx)
+    dx, _ = layer.backward({}, residual, move(np.ones((1, 1, 2, 1))), ctx)
+    np.testing.assert_array_equal(device.backend.to_host(dx), x)
+
+
 @pytest.mark.parametrize(
     ("layer", "of_window"),
     [(MaxPool, np.max), (AveragePool, np.mean), (L2Pool, lambda w, axis: np.sqrt((w**2).sum(axis)))],
@@ -261,6 +270,8 @@ def test_dropout_without_keys_says_what_it_needs() -> None:
         (lambda: LRN(alpha=-1.0), "alpha=-1.0"),
         (lambda: LRN(k=0.0), "k=0.0"),
         (lambda: BatchNorm(epsilon=0.0), "epsilon=0.0"),
+        (lambda: BatchNorm(momentum=-0.1), "momentum=-0.1"),
+        (lambda: BatchNorm(momentum=1.01), "momentum=1.01: .* Keras's 0.99 is 0.01 here"),
     ],
 )
 def test_nonsense_is_refused_by_name_and_value(make: Callable[[], Layer], message: str) -> None:

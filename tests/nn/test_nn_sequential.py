@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import LAYERS, Context, Layer, Sequential, leaves, sequential_from_spec
+from daskcnn.nn import LAYERS, Context, Layer, Sequential, Shape, leaves, map_leaves, predict, sequential_from_spec
 from daskcnn.nn.layer import Initializer, glorot_uniform, he_normal
 from daskcnn.nn.layers import Conv, Dense, Dropout, Flatten, MaxPool, ReLU, Tanh
 from daskcnn.nn.local import Chain
+from daskcnn.nn.network import most_held
 from daskcnn.nn.spec import SpecError
-from tests.nn.nn_cases import CASES, MAP, NESTED, example
+from tests.nn.nn_cases import BASIC, CASES, MAP, NESTED, PROJECTED, example, in_turn
 
 
 def test_it_is_its_layers_in_order() -> None:
@@ -52,6 +54,38 @@ def test_without_need_dx_only_dx_is_missing() -> None:
 def test_nothing_is_kept_outside_training() -> None:
     params, state, x, _, ctx = example(NESTED, MAP, Device(), training=False)
     assert NESTED.forward(params, state, x, ctx)[2] is None
+
+
+def peak_of_prediction(net: Sequential, in_shape: Shape, N: int, device: Device) -> int:
+    """The bytes that a second prediction allocates: scratch memory and plans stay from the first."""
+    params, state, x, _, ctx = example(net, in_shape, device, N=N, training=False)
+    given = map_leaves(device.backend.from_host, params), map_leaves(device.backend.from_host, state), x, ctx
+    predict(net, *given)
+    tracemalloc.start()
+    try:
+        predict(net, *given)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("layers", [(Conv(3, 3, pad=1), ReLU()), (BASIC, ReLU())], ids=["plain", "blocks"])
+def test_a_prediction_of_many_layers_holds_no_more_maps_than_one_of_few(
+    layers: tuple[Layer, ...], device: Device
+) -> None:
+    few, many = (peak_of_prediction(in_turn(*layers * times), (16, 16, 3), 50, device) for times in (2, 6))
+    one_map = 16 * 16 * 3 * 50 * 8
+    assert many < few + one_map / 2
+
+
+@pytest.mark.parametrize(
+    "net",
+    [NESTED, in_turn(BASIC, BASIC, PROJECTED), in_turn(ReLU(), CASES["branches"][0][0], ReLU())],
+    ids=["chain", "blocks", "branches"],
+)
+def test_a_prediction_holds_no_more_than_is_said(net: Sequential) -> None:
+    said = most_held(net, MAP) * 1000 * 8
+    assert 0.4 * said < peak_of_prediction(net, MAP, 1000, Device()) < 1.05 * said
 
 
 def test_layers_of_one_name_in_two_places_draw_differently() -> None:

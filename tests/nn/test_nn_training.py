@@ -155,7 +155,15 @@ def test_correct_counts_the_highest_scores() -> None:
 
 
 def test_correct_counts_the_labels_whose_score_is_on_the_right_side_of_0() -> None:
-    assert correct(np.array([[1.0, 2], [-3, 0], [np.nan, -1]]), np.array([[1, 0], [1, 0], [0, 1]], np.uint8)) == 3
+    assert correct(np.array([[1.0, 2], [-3, 0], [np.nan, -1]]), np.array([[1, 0], [1, 0], [0, 1]], np.uint8)) == 2
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_answer_without_a_probability_is_not_right(bad: float, device: Device) -> None:
+    scores = np.array([[bad, 0.0, 1.0], [0.0, -np.inf, 1.0], [0.0, 1.0, bad], [bad, bad, bad]], "f")
+    given, labels = map(device.backend.from_host, (scores, np.array([0, 2, 1, 0])))
+    right = correct(given, labels, device.xp)
+    assert device.backend.scalar(right) == 1
 
 
 def test_accuracy_by_label_is_the_share_of_right_labels_however_parts_are_cut() -> None:

@@ -22,7 +22,8 @@ from daskcnn.conv import plan
 from daskcnn.errors import Diverged
 from daskcnn.job.network import convolutions, initial_weights, optimizer_of, rate_of, training_samples
 from daskcnn.job.tables import Job, Schedule
-from daskcnn.nn import LOSSES, SCHEDULES, SGD, Context, StepPace, build_model
+from daskcnn.nn import LOSSES, SCHEDULES, SGD, Context, Sequential, StepPace, build_model
+from daskcnn.nn.layers import ReLU
 from daskcnn.nn.optimizers import LARS, AdamW, Averaged, Lookahead
 from daskcnn.nn.schedule import ConstantRate, CosineDecay, OneCycle, PolyDecay, StepDecay, WarmUp
 from daskcnn.nn.score import Score
@@ -34,7 +35,7 @@ from daskcnn.store import Batch, BatchPlan, Dataset, batches, normalise
 from daskcnn.store.loader import batch_edges, presentation_order
 from daskcnn.training.cadence import steps_of_round
 from daskcnn.training.judging import JudgedPart
-from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch, shared_presentations
+from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch, shared_presentations, workspace_batch
 from daskcnn.training.stopwatch import Stopwatch
 from daskcnn.training.worker_calibration import conv_seconds, fixed_seconds, step_seconds
 from tests.standin import device_of
@@ -699,6 +700,21 @@ def test_as_many_are_scored_at_once_as_fit() -> None:
     plan(spec, small)
     with pytest.raises(ValueError, match="smaller batch"):
         plan(replace(spec, N=2 * fits), small)
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "size"), [("quick", 32, 500), ("resnet20", 32, 500), ("vgg16", 32, 500), ("vgg16", 224, 10)]
+)
+def test_large_maps_are_scored_a_few_at_once(name: str, side: int, size: int) -> None:
+    """256 MiB: the second convolution of vgg16 reads and writes 64 channels of float32."""
+    model, shape = build_model(name, None, (side, side, 3), 10), (side, side, 3)
+    assert evaluation_batch(model, shape, "float32", Device(), 500) == size
+    assert workspace_batch(model, shape, "float32", Device(), 500) == 500
+
+
+def test_an_image_however_large_is_scored_alone() -> None:
+    model = Sequential((("relu", ReLU()),))
+    assert evaluation_batch(model, (1 << 14, 1 << 14, 3), "float64", Device(), 500) == 1
 
 
 # --- minibatches that change in a round ---

@@ -32,7 +32,7 @@ from daskcnn.training.cadence import Cadence, TrainSteps, steps_of_round
 from daskcnn.training.exchange_orders import Answer, Await, JudgeCenter, JudgeLocal, Order, PullCenter, Report, Send
 from daskcnn.training.gradient_parts import TellStep
 from daskcnn.training.judging import JudgedPart
-from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch
+from daskcnn.training.replica import Replica, Stopped, Trained, workspace_batch
 from daskcnn.training.replica_exchange import ReplicaExchange
 from daskcnn.training.round_report import RoundReport
 from daskcnn.training.worker_calibration import (
@@ -352,7 +352,7 @@ def _calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Ar
 
 def _planned_step(replica: Replica) -> int:
     """Return the samples of a step, far more than there will be or fewer, whose convolutions the workspace holds."""
-    return evaluation_batch(replica.model, replica.dataset.shape, replica.job.model.dtype, replica.device, _MANY)
+    return workspace_batch(replica.model, replica.dataset.shape, replica.job.model.dtype, replica.device, _MANY)
 
 
 _MANY = 1 << 17

@@ -80,8 +80,8 @@ class Conv(Layer):
     groups: int = 1
     dilation: int | tuple[int, int] = 1
     initial: str | None = None
-    """Initial kernels: "uniform", `nn.layer.uniform_by_inputs`; "dirac", of these the first C pass their channel on;
-    "whitening", made of the images (`nn.network`)."""
+    """Initial kernels: "uniform", `nn.layer.uniform_by_inputs`; "dirac", of these each group's first pass its
+    channels on; "whitening", made of the images (`nn.network`)."""
 
     def __post_init__(self) -> None:
         if self.initial not in (None, "uniform", "dirac", "whitening"):
@@ -118,7 +118,7 @@ class Conv(Layer):
         draw = uniform_by_inputs if self.initial in ("uniform", "dirac") else initial
         params = {"w": draw(rng, (R, S, seen, self.kernels), fan_in, fan_out)}
         if self.initial == "dirac":
-            params["w"] = passing_through(params["w"])
+            params["w"] = passing_through(params["w"], self.groups)
         if self.bias:
             params["b"] = np.zeros(self.kernels)
         return params, {}, out_shape

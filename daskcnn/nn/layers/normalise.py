@@ -87,7 +87,9 @@ class BatchNorm(ScalingLayer):
     reach = 0
 
     def __post_init__(self) -> None:
-        check_at_least(self, 0, "momentum")
+        if not 0 <= self.momentum <= 1:
+            wanted = "needs 0 <= momentum <= 1, a batch's part of the running values; Keras's 0.99 is 0.01 here"
+            raise ValueError(f"momentum={self.momentum}: BatchNorm {wanted}")
         if self.epsilon <= 0:
             raise ValueError(f"epsilon={self.epsilon}: BatchNorm divides by its root, so it needs to be above 0")
 

@@ -78,9 +78,10 @@ class MaxPool(_Pool):
 
     def reduce(self, places: list[Array], xp: Any) -> tuple[Array, Residual]:
         """Keep the place of the greatest number."""
-        y, first = places[0], xp.zeros(places[0].shape, xp.uint8)
+        number = np.min_scalar_type(len(places) - 1).type
+        y, first = places[0], xp.zeros(places[0].shape, number)
         for i, place in enumerate(places[1:], 1):
-            first = xp.where(place > y, xp.uint8(i), first)
+            first = xp.where(place > y, number(i), first)
             y = xp.maximum(y, place)
         return y.copy() if len(places) == 1 else y, first
 
