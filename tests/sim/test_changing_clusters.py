@@ -222,6 +222,13 @@ def test_a_group_of_which_a_worker_leaves_keeps_what_it_has_trained() -> None:
     assert of(RunEnded, leaves)[0].at < of(RunEnded, dies)[0].at - 10.0
 
 
+def test_two_workers_of_a_group_leave_together_while_it_sends() -> None:
+    slow = {"bandwidth": 1e6}
+    events = groups(slow, slow, *[{**slow, "leaves": 56.0}] * 2)
+    assert [event.worker for event in of(WorkerLeft, events)] == ["w2", "w3", "group-1"]
+    assert sum(event.samples for event in of(RoundEnded, events)) == 6000
+
+
 def test_two_workers_that_come_make_another_group_and_shorten_the_run() -> None:
     four, six = groups({}, {}, {}, {}), groups({}, {}, {}, {}, {"arrives": 50.0}, {"arrives": 50.0})
     assert members(six) == [[2, 2], [2, 2, 2]]
