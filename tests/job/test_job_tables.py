@@ -159,6 +159,7 @@ def test_a_whole_number_will_do_where_a_fraction_may_be() -> None:
         ("train.seed", -1, "greater than or equal to 0"),
         ("train.seed", 2**63, "less than"),
         ("train.threads", 0, "greater than or equal to 1"),
+        ("train.threads", 10**9, "less than or equal to 4096"),
         ("train.replica_size", 0, "greater than or equal to 1"),
         ("train.early_stopping", 0, "greater than or equal to 1"),
         ("cluster.workers", 3, "write cpu=2"),
