@@ -26,7 +26,7 @@ from daskcnn.runs.log import read_events
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import Stage
 from daskcnn.show.report_tables import RunReport, tables
-from daskcnn.sim.cluster import SimulatedCluster, Worker, read_cluster, to_toml
+from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, Worker, read_cluster, to_toml
 from daskcnn.sim.learners import Learner, TimingOnly, Training
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds
 from daskcnn.sim.papers_costs import Constants, Sharding, sharded_events
@@ -313,10 +313,15 @@ def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
 
 
 def keep(result: Simulated, folder: str) -> Path:
-    """Write it as a run directory. Raises DataError if there is one already."""
+    """Write it as a run directory. Raises DataError if it exists already, or cannot be written."""
     path = Path(folder)
     job = result.scenario.job
-    with RunDirectory.create(path.parent, path.name, strategy=job.train.strategy, now=datetime.now(UTC)) as run:
+    try:
+        made = RunDirectory.create(path.parent, path.name, strategy=job.train.strategy, now=datetime.now(UTC))
+    except DataError as error:
+        remedy = f"choose another folder with --keep{', or remove it' if path.exists() else ''}"
+        raise DataError(path, error.reason, remedy) from error
+    with made as run:
         run.write_job(job.model_dump(mode="json"))
         for event in result.events:
             run.log(event.model_copy(update={"run": str(path)}) if isinstance(event, RunStarted) else event)
@@ -324,9 +329,14 @@ def keep(result: Simulated, folder: str) -> Path:
 
 
 def write_cluster(chosen: Scenario, file: str) -> None:
-    """Write the cluster as a cluster file. Raises DataError if it cannot be written."""
+    """Write the cluster as a cluster file. Raises DataError if it cannot be written, or would replace another file."""
+    path = Path(file)
     try:
-        Path(file).write_text(to_toml(chosen.cluster), encoding="utf-8")
+        if path.is_file() and path.stat().st_size:
+            read_cluster(path)
+        path.write_text(to_toml(chosen.cluster), encoding="utf-8")
+    except ClusterFileError as error:
+        raise DataError(file, "exists already, and is no cluster file", "give another name, or remove it") from error
     except OSError as error:
         raise DataError(file, error.strerror or error, "give a file that may be written") from error
 
