@@ -243,8 +243,8 @@ def simulate(chosen: Scenario, *, seed: int = 0, train: bool = False) -> Simulat
             raise JobError(["--train: strategy 'layer' computes the same numbers on any cluster; train it without"])
         job = chosen.job
         about = {**chosen.about, "parameters": chosen.numbers, "validation_samples": job.data.validation}
-        if chosen.cluster.changes:
-            _run_sharded(chosen, about, events)
+        if chosen.cluster.changes or chosen.cluster.varies:
+            _run_sharded(chosen, seed, about, events)
         else:
             events = sharded_events(chosen.sharding(chosen.cluster), chosen.samples, job.train.epochs, about)
     else:
@@ -253,13 +253,13 @@ def simulate(chosen: Scenario, *, seed: int = 0, train: bool = False) -> Simulat
     return Simulated(chosen, events, tables(events))
 
 
-def _run_sharded(chosen: Scenario, about: dict[str, Any], events: list[Event]) -> None:
-    """Run a job of strategy `layer` on a cluster whose workers come and go. Raises JobError where none is left."""
+def _run_sharded(chosen: Scenario, seed: int, about: dict[str, Any], events: list[Event]) -> None:
+    """Run a job of strategy `layer` on a cluster that changes during the run. Raises JobError where none is left."""
     nbytes = chosen.numbers * np.dtype(chosen.job.model.dtype).itemsize
     of_job = chosen.job, chosen.samples, nbytes
     sharding = chosen.sharding(chosen.cluster)
     try:
-        ShardedSimulation(sharding, chosen.cluster, *of_job, emit=events.append, about=about).run()
+        ShardedSimulation(sharding, chosen.cluster, *of_job, seed=seed, emit=events.append, about=about).run()
     except (ClusterError, Lost) as error:
         raise JobError([str(error)]) from error
 

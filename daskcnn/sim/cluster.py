@@ -191,6 +191,11 @@ class SimulatedCluster(Options):
         """True if workers come or go during a run."""
         return any(own.arrives or own.leaves is not None or own.dies is not None for own in self.worker)
 
+    @property
+    def varies(self) -> bool:
+        """True if the speed of a worker changes during a run."""
+        return any(not isinstance(own.speed, Constant) for own in self.worker)
+
     def with_one_more(self, pattern: Worker) -> SimulatedCluster:
         """Return the cluster with another worker like this one."""
         names = {member.name for member in self.members()}

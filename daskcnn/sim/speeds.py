@@ -7,6 +7,7 @@ begins now and takes a number of seconds at the nominal speed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol, Self
 
 import numpy as np
@@ -152,6 +153,17 @@ class Stall(Options):
 
 
 Speed = Annotated[Constant | Drift | Walk | Stall, Field(discriminator="kind")]
+
+
+class Slowest:
+    """The pace of workers that do each piece of work together: that of the last one."""
+
+    def __init__(self, paces: Sequence[Pace]) -> None:
+        self._paces = paces
+
+    def end(self, begin: float, work: float) -> float:
+        """Return the time when the work of all is done."""
+        return max(pace.end(begin, work) for pace in self._paces)
 
 
 class Wandering:
