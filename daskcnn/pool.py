@@ -161,7 +161,7 @@ class Pool:
         self._helpers: list[threading.Thread] = []
         self._starting = Lock()
         self._signals: _Signals | None = None
-        self._end = finalize(self, _end, self._calls, self.threads - 1)
+        self._end = finalize(self, _end, self._calls, self._helpers)
 
     @property
     def thread(self) -> int:
@@ -236,8 +236,8 @@ class Pool:
                 for number in range(1, self.threads):
                     given = self._calls, signals, self._local, number
                     helper = threading.Thread(target=_help, args=given, name=f"daskcnn_{number}", daemon=True)
-                    self._helpers.append(helper)
                     helper.start()
+                    self._helpers.append(helper)
                 self._signals = signals
             return self._signals
 
@@ -264,8 +264,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _end(calls: SimpleQueue[_Call | None], helpers: int) -> None:
-    for _ in range(helpers):
+def _end(calls: SimpleQueue[_Call | None], helpers: Sequence[threading.Thread]) -> None:
+    for _ in helpers:
         calls.put(None)
 
 

@@ -159,6 +159,7 @@ def test_measuring_is_remembered_and_shown(cache: Path, all_are_close: None) -> 
         (["zzz"], "lenet5, quick, resnet18"),
         (["quick", "--batch", 0], "--batch"),
         (["quick", "--threads", 0], "--threads"),
+        (["quick", "--threads", 4097], "--threads"),
         (["quick", "--dataset", "mnst"], "did you mean 'mnist'"),
         (["quick", "--dataset", "32x32"], "HxWxC"),
         (["quick", "--dataset", "0x4x3"], "HxWxC"),

@@ -180,3 +180,9 @@ def test_tasks_that_wait_for_a_long_one_begin_side_by_side(seconds: float) -> No
         first = Task(partial(time.sleep, seconds))
         pool.run([first, *(Task(together.wait, (first,)) for _ in range(2))])
     pool.close()
+
+
+def test_a_pool_that_has_started_no_thread_has_none_to_end() -> None:
+    pool = Pool(4096)
+    pool.close()
+    assert pool._calls.empty()

@@ -17,7 +17,7 @@ from daskcnn.batch.shares import SharedWorker
 from daskcnn.errors import JobError
 from daskcnn.planning.simulate import Scenario, scenario, simulate
 from daskcnn.show.text import aligned, duration, percent
-from daskcnn.sim.cluster import SimulatedCluster
+from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster
 
 _LANE = 72  # letters of a worker's lane
 _LETTERS = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -94,6 +94,9 @@ def simulate_queue(path: str, cluster: str, settings: Sequence[str] = (), *, see
     scenarios = _scenarios(queue, Path(path).parent, cluster, settings)
     jobs = [_with_workers(job, scenarios[job.id]) for job in queue.jobs]
     machines = next(iter(scenarios.values())).cluster
+    if machines.changes:
+        reason = "arrives, leaves and dies are seconds of a run, and each run of a queue begins at a time of its own"
+        raise ClusterFileError([f"worker: {reason}; leave these keys out with --queue"])
     workers = [SharedWorker(own.name, own.kind, own.images_per_second) for own in machines.members()]
     durations = Durations(scenarios, machines, seed)
     played = QueuePlay(jobs, workers, durations, change=machines.costs.start, rules=queue.rules).run()

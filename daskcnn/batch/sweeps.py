@@ -38,12 +38,28 @@ def grid_values(text: str) -> tuple[str, list[Any]]:
     try:
         found = tomllib.loads(f"values = [{values}]")["values"]
     except (ValueError, RecursionError):
-        found = [parse_value(part.strip()) for part in values.split(",")]
+        found = [parse_value(part.strip()) for part in _parts(values)]
     if "" in found:
         raise JobError([f"--grid {text}: a value is empty; write one between all commas"])
     if repeated := [value for i, value in enumerate(found) if value in found[:i]]:
         raise JobError([f"--grid {text}: {repeated[0]!r} stands there twice; leave one out"])
     return key, found
+
+
+def _parts(values: str) -> Iterator[str]:
+    """Yield the text between the commas that stand in no list, table or quotes."""
+    depth, quote, begin = 0, "", 0
+    for i, letter in enumerate(values):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and (depth or not values[begin:i].strip()):  # not an apostrophe within a word
+            quote = letter
+        elif letter in "[{]}":
+            depth += 1 if letter in "[{" else -1
+        elif letter == "," and depth <= 0:
+            yield values[begin:i]
+            begin = i + 1
+    yield values[begin:]
 
 
 def expanded(raw: Mapping[str, Any], grid: Sequence[str], seeds: int = 1, *, name: str) -> tuple[SweepChild, ...]:
@@ -82,6 +98,8 @@ def _axes(raw: Mapping[str, Any], grid: Sequence[str], seeds: int) -> dict[str, 
         except JobError as error:
             problems += error.problems
             continue
+        if key == "run.name":
+            problems.append("--grid run.name: a sweep names its jobs by their values; give its own name with --name")
         if key in axes:
             problems.append(f"--grid {key}: it is given twice; give all of its values together")
         axes[key] = values

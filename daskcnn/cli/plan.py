@@ -158,7 +158,7 @@ LAYER_OPTIONS: dict[str, Callable[[Any], Any]] = {
     show_default=True,
     help="A data set, or the size of its images.",
 )
-@click.option("--threads", type=click.IntRange(1), help="Threads of a worker.  [default: all cores]")
+@click.option("--threads", type=click.IntRange(1, 4096), help="Threads of a worker.  [default: all cores]")
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True)
 @click.option("--workspace-limit", metavar="SIZE", default="1GiB", show_default=True, callback=_bytes)

@@ -13,7 +13,7 @@ from daskcnn.job.data_table import BUILT_IN, Data
 from daskcnn.job.elsewhere import meant_strategy
 from daskcnn.job.options import Options
 from daskcnn.job.reference import names_of
-from daskcnn.job.tables import LAYER, Job, Model, Train
+from daskcnn.job.tables import LAYER, Cluster, Job, Model, Train
 from daskcnn.nn import LOSSES, OPTIMIZERS, SCHEDULES, SpecError, model_problem, sequential_from_spec
 from daskcnn.nn.metrics import name_problems
 from daskcnn.nn.spec import expand
@@ -36,16 +36,25 @@ def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterat
         yield "cluster.only = []: no worker may train; name some, or leave it out"
     yield from _of_training(job.train)
     yield from _of_growth(job)
-    if job.train.strategy == LAYER and job.cluster.wire == INT8:
-        yield (
-            'cluster.wire = "int8": strategy "layer" sends maps and their gradients, new ones in every step, to whose '
-            'next ones nothing of a loss could be added; use "float16"'
-        )
+    if job.train.strategy == LAYER:
+        yield from _of_layer(job.cluster)
     if ("train", "epochs") not in wrong:
         yield from _too_few_epochs(job.train)
     if job.rule is not None and not any(key[0] == "rule" for key in wrong):
         yield from job.rule.problems(job.train.epochs)
         yield from _of_rule(job.rule, job)
+
+
+def _of_layer(cluster: Cluster) -> Iterator[str]:
+    """Keys of a server and of its pushes, which a network over all workers does not have."""
+    if cluster.wire == INT8:
+        yield (
+            'cluster.wire = "int8": strategy "layer" sends maps and their gradients, new ones in every step, to whose '
+            'next ones nothing of a loss could be added; use "float16"'
+        )
+    if cluster.ps_shards > 1:
+        given = f"cluster.ps_shards = {cluster.ps_shards}"
+        yield f"{given}: strategy {LAYER!r} has no server to split; remove it, or use another strategy"
 
 
 def _of_workers(job: Job) -> Iterator[str]:
@@ -96,6 +105,9 @@ def _of_arrays(data: Data) -> Iterator[str]:
                 instead = f"give {key} to daskcnn.prepare" if key in ("nodata", "labelling") else "remove it"
                 yield f"data.{key}: goes with data.images, arrays that are used in place; {instead} or set data.images"
         return
+    # the job of a run, which is read again, has the end of the path that its images had
+    if data.name and "/" not in data.name and data.name not in (data.images or ""):
+        yield f"data.name = {data.name!r} and data.images: each names the samples; keep one"
     for key in _OF_STORES:
         if _is_set(data, key):
             yield f"data.{key}: a prepared data set has it, and data.images names an array in place; keep one"

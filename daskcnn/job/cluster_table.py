@@ -86,7 +86,7 @@ class Cluster(Options):
     """Replicas train on while they push and pull within a round (`easgd`, `downpour`, `dc-asgd`, `local-sgd`, and
     `agwu` with `rule.every`)."""
     ps_shards: int = Field(1, ge=1)
-    """Workers that the parameter server is split over, each with a range of the vector."""
+    """Workers that the parameter server is split over, each with a range of the vector. Not with `layer`."""
 
     @property
     def maps(self) -> Literal["float32", "float16"]:

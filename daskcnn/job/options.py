@@ -8,7 +8,15 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
-Location = Annotated[str, Field(min_length=1), AfterValidator(expanduser)]
+
+def _place(text: str) -> str:
+    """Return the path of a file or folder, without ~. Raises ValueError for one that no file system has."""
+    if "\0" in text:
+        raise ValueError("no file or folder has a NUL character in its name; remove it")
+    return expanduser(text)
+
+
+Location = Annotated[str, Field(min_length=1), AfterValidator(_place)]
 
 
 class Options(BaseModel):

@@ -38,8 +38,11 @@ def counted_workers(value: Any) -> Any:
         return value
     if not re.fullmatch(r"\s*\w+\s*=\s*\d[\d. ]*(,\s*\w+\s*=\s*\d[\d. ]*)*", str(value)):
         raise ValueError("write cpu=2, gpu=1 or cpu=2,gpu=1, or a range such as cpu=2..8")
-    pairs = (part.split("=") for part in value.split(","))
-    return {kind.strip(): int(count) if count.strip().isdigit() else count.strip() for kind, count in pairs}
+    pairs = [[each.strip() for each in part.split("=")] for part in value.split(",")]
+    found = {kind: int(count) if count.isdigit() else count for kind, count in pairs}
+    if len(found) < len(pairs):
+        raise ValueError("a kind stands there twice; give each once, with all of its workers")
+    return found
 
 
 def number_or_range(value: Any) -> Any:

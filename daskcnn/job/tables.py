@@ -207,7 +207,7 @@ class Train(Options):
     not weighted. Not for several labels a sample. Default: all classes alike."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the weights, the order of samples and the augmentation."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=4096)
     """Threads of each worker. Default: the worker's own number."""
     workspace_mib: int = Field(1024, ge=1)
     """Scratch memory of a convolution on each worker, in MiB."""

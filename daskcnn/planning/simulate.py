@@ -26,7 +26,7 @@ from daskcnn.runs.log import read_events
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import Stage
 from daskcnn.show.report_tables import RunReport, tables
-from daskcnn.sim.cluster import SimulatedCluster, Worker, read_cluster, to_toml
+from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, Worker, read_cluster, to_toml
 from daskcnn.sim.learners import Learner, TimingOnly, Training
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds
 from daskcnn.sim.papers_costs import Constants, Sharding, sharded_events
@@ -243,8 +243,8 @@ def simulate(chosen: Scenario, *, seed: int = 0, train: bool = False) -> Simulat
             raise JobError(["--train: strategy 'layer' computes the same numbers on any cluster; train it without"])
         job = chosen.job
         about = {**chosen.about, "parameters": chosen.numbers, "validation_samples": job.data.validation}
-        if chosen.cluster.changes:
-            _run_sharded(chosen, about, events)
+        if chosen.cluster.changes or chosen.cluster.varies:
+            _run_sharded(chosen, seed, about, events)
         else:
             events = sharded_events(chosen.sharding(chosen.cluster), chosen.samples, job.train.epochs, about)
     else:
@@ -253,13 +253,13 @@ def simulate(chosen: Scenario, *, seed: int = 0, train: bool = False) -> Simulat
     return Simulated(chosen, events, tables(events))
 
 
-def _run_sharded(chosen: Scenario, about: dict[str, Any], events: list[Event]) -> None:
-    """Run a job of strategy `layer` on a cluster whose workers come and go. Raises JobError where none is left."""
+def _run_sharded(chosen: Scenario, seed: int, about: dict[str, Any], events: list[Event]) -> None:
+    """Run a job of strategy `layer` on a cluster that changes during the run. Raises JobError where none is left."""
     nbytes = chosen.numbers * np.dtype(chosen.job.model.dtype).itemsize
     of_job = chosen.job, chosen.samples, nbytes
     sharding = chosen.sharding(chosen.cluster)
     try:
-        ShardedSimulation(sharding, chosen.cluster, *of_job, emit=events.append, about=about).run()
+        ShardedSimulation(sharding, chosen.cluster, *of_job, seed=seed, emit=events.append, about=about).run()
     except (ClusterError, Lost) as error:
         raise JobError([str(error)]) from error
 
@@ -313,10 +313,15 @@ def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
 
 
 def keep(result: Simulated, folder: str) -> Path:
-    """Write it as a run directory. Raises DataError if there is one already."""
+    """Write it as a run directory. Raises DataError if it exists already, or cannot be written."""
     path = Path(folder)
     job = result.scenario.job
-    with RunDirectory.create(path.parent, path.name, strategy=job.train.strategy, now=datetime.now(UTC)) as run:
+    try:
+        made = RunDirectory.create(path.parent, path.name, strategy=job.train.strategy, now=datetime.now(UTC))
+    except DataError as error:
+        remedy = f"choose another folder with --keep{', or remove it' if path.exists() else ''}"
+        raise DataError(path, error.reason, remedy) from error
+    with made as run:
         run.write_job(job.model_dump(mode="json"))
         for event in result.events:
             run.log(event.model_copy(update={"run": str(path)}) if isinstance(event, RunStarted) else event)
@@ -324,9 +329,14 @@ def keep(result: Simulated, folder: str) -> Path:
 
 
 def write_cluster(chosen: Scenario, file: str) -> None:
-    """Write the cluster as a cluster file. Raises DataError if it cannot be written."""
+    """Write the cluster as a cluster file. Raises DataError if it cannot be written, or would replace another file."""
+    path = Path(file)
     try:
-        Path(file).write_text(to_toml(chosen.cluster), encoding="utf-8")
+        if path.is_file() and path.stat().st_size:
+            read_cluster(path)
+        path.write_text(to_toml(chosen.cluster), encoding="utf-8")
+    except ClusterFileError as error:
+        raise DataError(file, "exists already, and is no cluster file", "give another name, or remove it") from error
     except OSError as error:
         raise DataError(file, error.strerror or error, "give a file that may be written") from error
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tomli_w
@@ -18,11 +18,15 @@ from daskcnn.errors import JobError, nearest
 from daskcnn.job.options import Options
 from daskcnn.job.resolve import read_job_file
 from daskcnn.sharded.balance import SPREAD_SHARE, WorkerLink
-from daskcnn.sim.speeds import Constant, Drift, Link, Speed, Stall, Walk
+from daskcnn.sim.speeds import Constant, Drift, Factor, Link, Speed, Stall, Walk
 from daskcnn.training.strategy_prices import StepProblem, WorkerCost
 
 _MOST_BYTES = 1 << 20
 _MOST_WORKERS = 1 << 20
+# With these bounds the clock of a simulation keeps seconds of its shortest steps.
+_Images = Annotated[float, Field(ge=1e-3, le=1e9)]
+_Rate = Annotated[float, Field(ge=1e-3, le=1e15)]
+_Seconds = Annotated[float, Field(ge=0, le=1e6)]
 _NAME = r"^[\w@+][\w.:/@+-]*$"  # every name that a worker has in a run, in any script
 
 
@@ -41,8 +45,8 @@ class Server(Options):
     and merges a second.
     """
 
-    bandwidth: float | None = Field(default=None, gt=0)
-    merge_rate: float | None = Field(default=None, gt=0)
+    bandwidth: _Rate | None = None
+    merge_rate: _Rate | None = None
 
     def split(self, hosts: int) -> Server:
         """Return several such hosts as one, each with a range of the vector: together as many times as fast."""
@@ -58,10 +62,10 @@ class Costs(Options):
     start: once, in the first round.
     """
 
-    dispatch: float = Field(default=0.0, ge=0)
-    task: float = Field(default=0.0, ge=0)
-    exchange: float = Field(default=0.0, ge=0)
-    start: float = Field(default=0.0, ge=0)
+    dispatch: _Seconds = 0.0
+    task: _Seconds = 0.0
+    exchange: _Seconds = 0.0
+    start: _Seconds = 0.0
 
 
 class Unequal(Options):
@@ -71,8 +75,8 @@ class Unequal(Options):
     beyond is drawn to the end. The first workers of a seed stay the same when there are more.
     """
 
-    lowest: float = Field(gt=0)
-    highest: float = Field(gt=0)
+    lowest: Factor
+    highest: Factor
     seed: int = Field(default=0, ge=0)
 
     def factors(self, count: int) -> list[float]:
@@ -102,18 +106,18 @@ class Worker(Options):
     name: str = Field(pattern=_NAME)
     count: int = Field(default=1, ge=0, le=_MOST_WORKERS)
     kind: Literal["cpu", "gpu"] = "cpu"
-    images_per_second: float = Field(gt=0)
-    step_fixed: float = Field(default=0.0, ge=0)
-    evaluations_per_second: float | None = Field(default=None, gt=0)
+    images_per_second: _Images
+    step_fixed: _Seconds = 0.0
+    evaluations_per_second: _Rate | None = None
     threads: int = Field(default=1, ge=1)
     serial: float = Field(default=0.1, ge=0, le=1)
     conv_share: float = Field(default=0.85, gt=0, lt=1)
     spread_share: float = Field(default=SPREAD_SHARE, ge=0, lt=1)
-    conv_seconds: dict[str, float] | None = None
-    conv_fixed: dict[str, float] | None = None
-    rest_seconds: float | None = Field(default=None, ge=0)
-    bandwidth: float | None = Field(default=None, gt=0)
-    latency: float = Field(default=0.0, ge=0)
+    conv_seconds: dict[str, Annotated[float, Field(ge=1e-12, le=1e6)]] | None = None
+    conv_fixed: dict[str, _Seconds] | None = None
+    rest_seconds: _Seconds | None = None
+    bandwidth: _Rate | None = None
+    latency: _Seconds = 0.0
     speed: Speed = Constant()
     unequal: Unequal | None = None
     arrives: float = Field(default=0.0, ge=0)
@@ -266,12 +270,13 @@ _REMEDIES = {
     "bandwidth": "give bytes a second (1 Gb/s is 1.25e8), or leave it out for no limit",
     "merge_rate": "give bytes a second, or leave it out for no limit",
     **dict.fromkeys(("latency", "step_fixed", "dispatch", "task", "exchange", "start"), "give seconds, 0 or more"),
-    **dict.fromkeys(("lowest", "highest"), "give times the speed of the pattern, above 0"),
+    **dict.fromkeys(("lowest", "highest"), "give times the speed of the pattern, 0.001 to 1000"),
     **dict.fromkeys(("arrives", "leaves", "dies"), "give seconds of the run, or leave it out for a worker that stays"),
     "rest_seconds": "give seconds a sample, 0 or more, or leave it out for all of a step besides conv_seconds",
     "count": f"give 1 to {_MOST_WORKERS:,}, or 0 for a pattern that only `daskcnn plan --add` uses",
     "name": "give it a name of letters, digits and . _ : / @ + -",
     "kind": 'give "cpu" or "gpu"; a speed is {kind = "constant"}, "drift", "walk" or "stall" and its numbers',
+    "every": "give seconds, 0.001 or more",
     "worker": "give at least one [[worker]] with a name and images_per_second",
 }
 _SPEEDS: dict[str, type[Options]] = {"constant": Constant, "drift": Drift, "walk": Walk, "stall": Stall}
@@ -296,14 +301,24 @@ def _readable(kind: str, loc: tuple[int | str, ...], value: Any, reason: str) ->
 def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
     """Yield the problems of the workers together."""
     workers = [w for w in raw.get("worker", ()) if isinstance(w, dict)] if isinstance(raw.get("worker"), list) else []
-    for name, times in Counter(str(w["name"]) for w in workers if "name" in w).items():
+    given = Counter(str(w["name"]) for w in workers if "name" in w)
+    given.update(name for worker in workers for name in _numbered(worker) if name in given)
+    for name, times in given.items():
         if times > 1:
             yield f"worker.name = {name!r}: {times} workers have it; give each its own, or one of them a count"
     for worker in workers:
         yield from _misplaced(worker)
         yield from _reversed(worker)
+        yield from _of_stages(worker)
     if workers and all(w.get("count", 1) == 0 for w in workers):
         yield "worker.count = 0: a cluster needs at least one worker; raise a count"
+
+
+def _numbered(worker: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of an entry's workers, if it is of several."""
+    count = worker.get("count", 1)
+    if isinstance(count, int) and 1 < count <= _MOST_WORKERS:
+        yield from (f"{worker.get('name')}-{i}" for i in range(1, count + 1))
 
 
 def _misplaced(worker: Mapping[str, Any]) -> Iterator[str]:
@@ -323,6 +338,18 @@ def _reversed(worker: Mapping[str, Any]) -> Iterator[str]:
     lowest, highest = (given.get(key) for key in ("lowest", "highest")) if isinstance(given, dict) else (None, None)
     if isinstance(lowest, int | float) and isinstance(highest, int | float) and lowest > highest:
         yield f"worker {worker.get('name')!r}: unequal.lowest = {lowest:g}: above highest, {highest:g}; exchange them"
+
+
+def _of_stages(worker: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the layers of which a shard takes longer than the whole."""
+    fixed, whole = (
+        found if isinstance(found := worker.get(f"conv_{key}"), dict) else {} for key in ("fixed", "seconds")
+    )
+    for name, least in fixed.items():
+        most = whole.get(name, math.inf)
+        if isinstance(least, int | float) and isinstance(most, int | float) and least >= most:
+            of_all = f"conv_seconds of all its kernels are {most:g}"
+            yield f"worker {worker.get('name')!r}: conv_fixed.{name} = {least:g}: {of_all}; give less than these"
 
 
 def to_toml(cluster: SimulatedCluster) -> str:

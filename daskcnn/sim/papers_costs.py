@@ -108,6 +108,11 @@ class ShardedStep:
         """Seconds of the whole step."""
         return self.comm + self.conv + self.comp
 
+    def slowed(self, home: int, times: Sequence[float]) -> float:
+        """Return the seconds of the step if each worker computes so many times as long."""
+        conv = sum(max(s * t for s, t in zip(own, times, strict=True)) for own in self.taken)
+        return self.comm + conv + self.comp * times[home]
+
 
 @dataclass(frozen=True)
 class Sharding:

@@ -109,6 +109,8 @@ class SimulatedReplica:
 
     def end_early(self, order: EndRound) -> None:
         """End this round behind the step at hand, or while a reply is waited for; before it has begun, after a step."""
+        if self._early == (order.session, order.number):  # another worker of its group leaves too
+            return
         self._early, own = (order.session, order.number), self._order
         if own is None or self._early != (own.session, own.round.number):
             return

@@ -1,16 +1,20 @@
-"""Layer-sharded training in simulated time, on a cluster whose workers come and go: a shell of its coordinator.
+"""Layer-sharded training in simulated time, on a cluster that changes meanwhile: a shell of its coordinator.
 
-A step takes the time of its plan (`sharded_step`). A snapshot takes as long as the weights and as many numbers of the
-optimizer need to the driver and back, whose link is the server's. Judging takes all workers' time together.
+A step takes the time of its plan (`sharded_step`), in which each worker computes at its pace. A snapshot takes as long
+as the weights and as many numbers of the optimizer need to the driver and back, whose link is the server's. Judging
+takes all workers' time together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
+
+import numpy as np
 
 from daskcnn.events import CalibratedWorker, EpochEnded, Event, RunEnded, RunStarted, Spent, StepsEnded
 from daskcnn.job.tables import Job
@@ -20,17 +24,20 @@ from daskcnn.sim.cluster import SimulatedCluster
 from daskcnn.sim.host import Agenda
 from daskcnn.sim.papers_costs import ShardedStep
 from daskcnn.sim.sharded_step import Direct
+from daskcnn.sim.speeds import Slowest
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer import LayerCoordinator
+from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import STEPS_AHEAD, LayerSettings
+from daskcnn.training.coordinator.shares import Shares
 
 
 class ShardedSimulation:
     """One run.
 
     sharding: the network over all workers that there are at some time. samples: trained on. nbytes: of the weights.
-    about: further fields of the first event.
+    seed: of the workers' varying speeds. about: further fields of the first event.
     """
 
     def __init__(
@@ -41,6 +48,7 @@ class ShardedSimulation:
         samples: int,
         nbytes: int,
         *,
+        seed: int = 0,
         emit: Callable[[Event], None],
         about: Mapping[str, Any],
     ) -> None:
@@ -55,8 +63,15 @@ class ShardedSimulation:
         self._facts: list[Fact] = []
         self._turn = 0  # of what is under way; an earlier one is given up
         self._life = self._done = self._last = 0  # the life that is placed, steps that have ended, the segment's end
+        self._paces = {
+            member.name: member.speed.pace(np.random.default_rng([seed, index]))
+            for index, member in enumerate(sharding.workers)
+        }
+        self._shares: Shares | None = None
         self._step: ShardedStep | None = None
-        self._spent = 0  # steps since the counters were read
+        self._names, self._home = tuple[str, ...](), 0  # of the step's workers
+        # since the counters were read: steps, and the sum of how many times as long each worker computed in them
+        self._spent, self._times = 0, defaultdict[str, float](float)
         self._over = cache(self._made)
         self._carry_out: dict[type, Callable[[Any], None]] = {
             orders.Calibrate: self._calibrate,
@@ -144,16 +159,20 @@ class ShardedSimulation:
         )
         self._tell(facts.Calibrated(member.name, member.step(batch) / batch, row, self.now))
 
-    def _balance(self, home: str, workers: Iterable[str], links: WorkerLinks) -> ShareSearch:
-        return self._over(home, tuple(workers)).balance()
+    def _balance(self, home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
+        search = self._over(home, tuple(workers)).balance()
+        return search.measured({name: own.row.conv_seconds for name, own in workers.items()})
 
     def _made(self, home: str, workers: tuple[str, ...]) -> Direct:
         return replace(self._sharding, workers=tuple(self._members[name] for name in workers), at=home)
 
     def _place(self, order: orders.Place) -> None:
-        balance = order.shares.balance
-        self._step = self._over(balance.home, tuple(balance.compute)).step()
         self._life, self._done = order.life, order.step
+        if order.shares is not self._shares:
+            self._shares, search = order.shares, order.shares.balance
+            self._names = tuple(search.compute)
+            placed = self._over(search.home, self._names).cut(search.stages, order.shares.kernels)
+            self._step, self._home = placed.step(), placed.home
 
     def _run_segment(self, order: orders.RunSegment) -> None:
         self._last = order.end
@@ -161,12 +180,17 @@ class ShardedSimulation:
 
     def _next_step(self, turn: int) -> None:
         if turn == self._turn and self._done < self._last:
-            assert self._step is not None, "placed"
-            self._agenda.at(self.now + self._step.seconds, self._step_ended, turn)
+            step, begun = self._step, self.now
+            assert step is not None, "placed"
+            spent = zip(self._names, step.busy, strict=True)
+            times = [(self._paces[name].end(begun, s) - begun) / s if s else 1.0 for name, s in spent]
+            self._agenda.at(begun + step.slowed(self._home, times), self._step_ended, turn, times)
 
-    def _step_ended(self, turn: int) -> None:
+    def _step_ended(self, turn: int, times: Sequence[float]) -> None:
         if turn != self._turn:
             return
+        for name, own in zip(self._names, times, strict=True):
+            self._times[name] += own
         settings = self._settings
         position = self._done % settings.steps_per_epoch
         samples = min(settings.batch_size, settings.samples - position * settings.batch_size)
@@ -186,20 +210,27 @@ class ShardedSimulation:
         return self._nbytes / min(self._driver, together) + max(member.latency for member in there)
 
     def _judge(self, order: orders.Judge) -> None:
-        together = sum(1 / self._members[name].judging for name in self.coordinator.roster.alive)
-        self._after(order.part.samples / together, lambda: facts.Judged(None, self.now))
+        there = self.coordinator.roster.alive
+        seconds = order.part.samples / sum(1 / self._members[name].judging for name in there)
+        ends = Slowest([self._paces[name] for name in there]).end(self.now, seconds)
+        self._after(ends - self.now, lambda: facts.Judged(None, self.now))
 
     def _count(self, order: orders.AskCounters) -> None:
-        step, steps = self._step, self._spent
+        step, steps, layers = self._step, self._spent, self._sharding.names
         assert step is not None, "placed"
+        samples, spent = dict.fromkeys(layers, float(steps * self._settings.batch_size)), dict[str, Spent]()
+        for name, busy, up, down, *taken in zip(self._names, step.busy, step.up, step.down, *step.taken, strict=True):
+            times = self._times[name]
+            spent[name] = Spent(
+                name=name,
+                busy=times * busy,
+                conv_seconds={layer: times * own for layer, own in zip(layers, taken, strict=True)},
+                conv_samples=samples,
+                bytes_up=steps * up,
+                bytes_down=steps * down,
+            )
         self._spent = 0
-        shares = self.coordinator.sharing.shares
-        assert shares is not None, "placed"
-        rows = zip(shares.balance.compute, step.busy, step.up, step.down, strict=True)
-        spent = {
-            name: Spent(name=name, busy=steps * busy, bytes_up=steps * up, bytes_down=steps * down)
-            for name, busy, up, down in rows
-        }
+        self._times.clear()
         self._tell(facts.Counted(order.ask, spent, self.now))
 
     def _end(self, order: orders.End) -> None:

@@ -25,9 +25,10 @@ from daskcnn.job.tables import FirstConv, KernelShares
 from daskcnn.nn import Sequential, Shape
 from daskcnn.sharded.balance import ShareSearch, WorkerLink, added_traffic, weight_traffic
 from daskcnn.sharded.cutting import stages_of
-from daskcnn.sharded.plan_parts import WorkerTraffic
+from daskcnn.sharded.plan_parts import Kernels, WorkerTraffic
 from daskcnn.sharded.stages import Stage, samples_first
 from daskcnn.sharded.step_plan import StepPlan
+from daskcnn.sim.cluster import Worker
 from daskcnn.sim.papers_costs import ShardedStep, Sharding
 
 Moved = Mapping[str, WorkerTraffic]
@@ -99,9 +100,12 @@ class Direct(Sharding):
     def by_speed(self) -> Direct:
         """Return the same with kernels shared out by eq. 1, regardless of communication."""
         balance = self.balance()
-        named = zip(balance.stages, balance.by_compute, strict=True)
-        given = {stage.name: own for stage, own in named if stage.name}
-        return replace(self, given=given, first_conv=balance.stages[0].by)
+        return self.cut(balance.stages, balance.by_compute)
+
+    def cut(self, stages: Sequence[Stage], kernels: Kernels) -> Direct:
+        """Return the same with these shares of the stages of its search."""
+        given = {stage.name: own for stage, own in zip(stages, kernels, strict=True) if stage.name}
+        return replace(self, given=given, first_conv=stages[0].by)
 
     def balance(self) -> ShareSearch:
         """Return the search for shares, by seconds a sample of each worker and its link."""
@@ -119,7 +123,7 @@ class Direct(Sharding):
             self.batch,
             self.itemsize,
             self.rest_seconds(home) / self.batch,
-            {worker.name: (worker.conv_seconds and worker.conv_fixed) or {} for worker in self.workers},
+            {worker.name: self._fixed(worker) for worker in self.workers},
             self.per_task,
             self.parts,
             {worker.name: worker.spread_share for worker in self.workers},
@@ -165,6 +169,11 @@ class Direct(Sharding):
         return [found[name] for name in self.names]
 
     # --- computing ---
+
+    def _fixed(self, worker: Worker) -> dict[str, float]:
+        """Return a worker's seconds a sample that a shard of each layer takes whatever its size, if measured."""
+        known = (worker.conv_seconds and worker.conv_fixed) or {}
+        return {name: known[name] for name in self.names if name in known}
 
     def _computing(self) -> tuple[tuple[tuple[float, ...], ...], float]:
         """Return seconds of shards by layer and worker, and of home with layers that could be spread and are not."""

@@ -25,6 +25,7 @@ from daskcnn.sim.cluster import SimulatedCluster, Worker, step_problem
 from daskcnn.sim.host import LIFE, Agenda, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
 from daskcnn.sim.replica import SimulatedReplica
+from daskcnn.sim.speeds import Pace, Slowest
 from daskcnn.sim.workload import Workload
 from daskcnn.training.cadence import Cadence
 from daskcnn.training.coordinator import facts, orders
@@ -114,9 +115,9 @@ class Simulation:
         self._host = self._made_host()
         cadence = Cadence(self.rule, workload.batch_size, workload.validation)
 
-        def made(member: Worker, index: int) -> SimulatedReplica:
-            pace, own = self._paces[index], self._learners[index]
-            return SimulatedReplica(member, pace, own, workload, cadence, self._host, self._agenda)
+        def made(member: Worker, index: int, pace: Pace | None = None) -> SimulatedReplica:
+            how = pace or self._paces[index], self._learners[index]
+            return SimulatedReplica(member, *how, workload, cadence, self._host, self._agenda)
 
         self._made = made
         alone = self._known.values() if workload.replica_size == 1 else ()
@@ -276,7 +277,8 @@ class Simulation:
             if name in order.changed:
                 kept = {"name": name, "images_per_second": batch / seconds, "step_fixed": 0.0}
                 kept["evaluations_per_second"] = 1 / home.judging
-                replica = self._made(home.model_copy(update=kept), self._known[home.name][1])
+                pace = Slowest([self._paces[self._known[each][1]] for each in own])
+                replica = self._made(home.model_copy(update=kept), self._known[home.name][1], pace)
                 replica.session = self.replicas[name].session if name in self.replicas else 0
                 self.replicas[name] = replica
             speed = batch / seconds

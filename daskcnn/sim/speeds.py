@@ -7,12 +7,16 @@ begins now and takes a number of seconds at the nominal speed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from daskcnn.job.options import Options
+
+Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
+"""Times the nominal speed."""
 
 
 class Line:
@@ -83,8 +87,8 @@ class Drift(Options):
     """
 
     kind: Literal["drift"]
-    to: float = Field(gt=0)
-    seconds: float = Field(gt=0)
+    to: Factor
+    seconds: float = Field(ge=1e-6)
     after: float = Field(default=0.0, ge=0)
 
     def pace(self, rng: np.random.Generator) -> Pace:
@@ -119,10 +123,10 @@ class Walk(Options):
     """
 
     kind: Literal["walk"]
-    every: float = Field(gt=0)
-    spread: float = Field(gt=0)
-    lowest: float = Field(default=0.25, gt=0, le=1)
-    highest: float = Field(default=1.0, ge=1)
+    every: float = Field(ge=1e-3)
+    spread: float = Field(gt=0, le=10)
+    lowest: float = Field(default=0.25, ge=1e-3, le=1)
+    highest: float = Field(default=1.0, ge=1, le=1e3)
 
     def pace(self, rng: np.random.Generator) -> Pace:
         """Return the speed over time, drawn from this generator."""
@@ -133,9 +137,9 @@ class Stall(Options):
     """Pauses of `seconds` each: at these moments, or at random ones, every `every` seconds on average."""
 
     kind: Literal["stall"]
-    seconds: float = Field(gt=0)
+    seconds: float = Field(gt=0, le=1e6)
     at: list[Annotated[float, Field(ge=0)]] | None = Field(default=None, min_length=1)
-    every: float | None = Field(default=None, gt=0)
+    every: float | None = Field(default=None, ge=1e-3)
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -149,6 +153,17 @@ class Stall(Options):
 
 
 Speed = Annotated[Constant | Drift | Walk | Stall, Field(discriminator="kind")]
+
+
+class Slowest:
+    """The pace of workers that do each piece of work together: that of the last one."""
+
+    def __init__(self, paces: Sequence[Pace]) -> None:
+        self._paces = paces
+
+    def end(self, begin: float, work: float) -> float:
+        """Return the time when the work of all is done."""
+        return max(pace.end(begin, work) for pace in self._paces)
 
 
 class Wandering:

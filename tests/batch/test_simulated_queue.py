@@ -12,6 +12,7 @@ from daskcnn.batch.queue_file import QueueFileError, counts_of, read_queue
 from daskcnn.batch.records import Count
 from daskcnn.batch.simulated_queue import SimulatedQueue, simulate_queue
 from daskcnn.cli import main as daskcnn
+from daskcnn.sim.cluster import ClusterFileError
 
 JOB = """
 [data]
@@ -154,6 +155,12 @@ def test_all_that_is_wrong_with_a_queue_file_is_told_at_once(folder: Path) -> No
     told = problems("[[job]]\nfile='job.toml'\nset=['train.epoch=2']\n[[job]]\nfile='none.toml'\n")
     assert "job.toml: train.epoch: unknown key" in told
     assert "none.toml: " in told
+
+
+def test_workers_that_come_and_go_are_refused_as_their_times_are_those_of_a_run(folder: Path) -> None:
+    (folder / "cluster.toml").write_text(CLUSTER + "leaves = 50.0\n")
+    with pytest.raises(ClusterFileError, match="leave these keys out with --queue"):
+        played(folder, two_jobs("cpu=4"))
 
 
 def test_options_that_are_of_a_job_are_refused_with_a_queue() -> None:

@@ -29,6 +29,9 @@ def problems(raw: dict[str, Any], grid: list[str], seeds: int = 1, name: str = "
         ("cluster.overlap=true,false", "cluster.overlap", [True, False]),
         ('model.layers=[{layer="dense"}],[]', "model.layers", [[{"layer": "dense"}], []]),
         ("rule.every=auto,4", "rule.every", ["auto", 4]),
+        ('train.schedule={name="step",every=3},cosine', "train.schedule", [{"name": "step", "every": 3}, "cosine"]),
+        ("run.mlflow='a,b',c", "run.mlflow", ["a,b", "c"]),
+        ("run.dir=ann's,bob's", "run.dir", ["ann's", "bob's"]),
     ],
 )
 def test_values_are_read_as_those_of_set(text: str, key: str, values: list[Any]) -> None:
@@ -87,6 +90,7 @@ def test_the_problems_of_all_jobs_are_told_at_once_those_of_all_without_names() 
         (["train.lr=0.1,0.1"], 1, "0.1 stands there twice"),
         (["train.lr=0.1", "train.lr=0.2"], 1, "it is given twice"),
         (["train.seed=1,2"], 2, "gives the seeds already"),
+        (["run.name=a,b"], 1, "--grid run.name: a sweep names its jobs by their values"),
         ([f"train.lr={','.join(f'0.{i}1' for i in range(1, 1002))}"], 1, "1,001 jobs; a sweep has at most 1,000"),
     ],
 )

@@ -159,6 +159,7 @@ def test_the_simulator_takes_arrays_in_place(tmp_path: Path, monkeypatch: pytest
     cluster = SimulatedCluster(worker=[Worker(name="a", images_per_second=1000.0)])
     chosen = scenario_of(resolve(job_on(tiles(tmp_path), tmp_path / "runs")), cluster, "here")
     assert (chosen.samples, chosen.about["dataset"]) == (200, "tiles.zarr/x")
+    assert resolve(chosen.job.model_dump(mode="json")).data.name == "tiles.zarr/x"
     simulate(chosen)
     assert chunks == []
     simulate(chosen, train=True)

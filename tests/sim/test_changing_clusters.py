@@ -140,12 +140,12 @@ LAYERS = [
 ]
 
 
-def sharded(*workers: dict[str, Any], **of_run: Any) -> list[Any]:
-    """The events of two epochs of ten steps, on workers of ten images a second: alone a step takes ten seconds."""
+def sharded(*workers: dict[str, Any], epochs: int = 2, **of_run: Any) -> list[Any]:
+    """The events of epochs of ten steps, on workers of ten images a second: alone a step takes ten seconds."""
     job = {
         "data": {"name": "cifar10", "path": "nowhere.zarr", "limit": 1100, "validation": 100},
         "model": {"layers": LAYERS},
-        "train": {"strategy": "layer", "epochs": 2, "batch_size": 100},
+        "train": {"strategy": "layer", "epochs": epochs, "batch_size": 100},
         "run": of_run,
     }
     named = [{"name": f"w{i}", "images_per_second": 10.0, "bandwidth": 1e8, **own} for i, own in enumerate(workers)]
@@ -178,6 +178,15 @@ def test_layer_with_workers_that_stay_takes_as_long_as_its_steps() -> None:
     late = of(RunEnded, sharded({}, {}, {"arrives": 1e6}))[0].at
     assert whole < late < whole + 25.0, "snapshots, and 100 samples that are judged twice"
     assert of(RunEnded, sharded({}, {}, {"arrives": 30.0}))[0].at < late - 10.0
+
+
+def test_a_step_of_layer_goes_by_the_speeds_of_its_time_and_kernels_move_from_a_worker_that_has_become_slower() -> None:
+    slower = {"speed": {"kind": "drift", "to": 0.25, "seconds": 1e-3, "after": 30.0}}
+    usual, slowed = (sharded({}, own, epochs=6, report_every=1) for own in ({}, slower))
+    first, then = (event.kernels["w1"] for event in of(KernelsSharded, slowed))
+    assert 0 < then["conv2"] < 0.5 * first["conv2"]
+    ends = [event.at for event in of(EpochEnded, slowed)]
+    assert ends[2] - ends[1] > 1.5 * (ends[5] - ends[4]) > 1.5 * of(EpochEnded, usual)[-1].seconds
 
 
 def test_a_layer_run_whose_workers_all_die_is_lost() -> None:
@@ -220,6 +229,19 @@ def test_a_group_of_which_a_worker_leaves_keeps_what_it_has_trained() -> None:
     assert 0 < left.samples_done < 500
     assert 60.0 < (left.at or 0.0) < 63.0
     assert of(RunEnded, leaves)[0].at < of(RunEnded, dies)[0].at - 10.0
+
+
+def test_a_group_is_as_fast_as_its_slowest_member_at_each_time() -> None:
+    slower = {"speed": {"kind": "drift", "to": 0.5, "seconds": 1e-3, "after": 30.0}}
+    usual, slowed = (of(RunEnded, groups({}, {}, {}, own))[0].at for own in ({}, slower))
+    assert slowed == pytest.approx(2 * usual - 30.0, rel=0.02)
+
+
+def test_two_workers_of_a_group_leave_together_while_it_sends() -> None:
+    slow = {"bandwidth": 1e6}
+    events = groups(slow, slow, *[{**slow, "leaves": 56.0}] * 2)
+    assert [event.worker for event in of(WorkerLeft, events)] == ["w2", "w3", "group-1"]
+    assert sum(event.samples for event in of(RoundEnded, events)) == 6000
 
 
 def test_two_workers_that_come_make_another_group_and_shorten_the_run() -> None:

@@ -34,12 +34,21 @@ def refused(raw: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"images_per_second": 0}, "worker[0].images_per_second = 0: input should be greater than 0; give the images"),
-        ({"images_per_second": -3.0}, "worker[0].images_per_second = -3.0: input should be greater than 0; give"),
+        (
+            {"images_per_second": 0},
+            "worker[0].images_per_second = 0: input should be greater than or equal to 0.001; give the i",
+        ),
+        ({"images_per_second": -3.0}, "worker[0].images_per_second = -3.0: input should be greater than or equal to 0"),
         ({"images_per_second": float("inf")}, "worker[0].images_per_second = inf: input should be a finite number; "),
         ({"images_per_second": "fast"}, "worker[0].images_per_second = 'fast': input should be a valid number; give"),
-        ({"bandwidth": 0}, "worker[0].bandwidth = 0: input should be greater than 0; give bytes a second (1 Gb/s is"),
-        ({"bandwidth": -5}, "worker[0].bandwidth = -5: input should be greater than 0; give bytes a second"),
+        (
+            {"bandwidth": 0},
+            "worker[0].bandwidth = 0: input should be greater than or equal to 0.001; give bytes a secon",
+        ),
+        (
+            {"bandwidth": -5},
+            "worker[0].bandwidth = -5: input should be greater than or equal to 0.001; give bytes a seco",
+        ),
         ({"latency": -1.0}, "worker[0].latency = -1.0: input should be greater than or equal to 0; give seconds"),
         ({"count": -1}, "worker[0].count = -1: input should be greater than or equal to 0; give 1 to 1,048,576, or 0"),
         ({"kind": "tpu"}, "worker[0].kind = 'tpu': input should be 'cpu' or 'gpu'; give "),
@@ -51,7 +60,26 @@ def refused(raw: dict[str, Any]) -> list[str]:
         ({"speed": {"kind": "walk", "every": 1.0, "sprd": 1.0}}, "worker[0].speed.sprd: unknown key; did you mean 's"),
         (
             {"unequal": {"lowest": 0, "highest": 1}},
-            "worker[0].unequal.lowest = 0: input should be greater than 0; give",
+            "worker[0].unequal.lowest = 0: input should be greater than or equal to 0.001; give",
+        ),
+        ({"images_per_second": 1e-320}, "worker[0].images_per_second = 1e-320: input should be greater than or equal"),
+        ({"conv_seconds": {"conv1": 0.0}}, "worker[0].conv_seconds.conv1 = 0.0: input should be greater than or equal"),
+        ({"conv_fixed": {"conv1": -1.0}}, "worker[0].conv_fixed.conv1 = -1.0: input should be greater than or equal"),
+        (
+            {"conv_seconds": {"conv1": 1.0}, "conv_fixed": {"conv1": 1.0}},
+            "worker 'desk': conv_fixed.conv1 = 1: conv_seconds of all its kernels are 1; give less",
+        ),
+        (
+            {"speed": {"kind": "walk", "every": 1e-9, "spread": 0.1}},
+            "worker[0].speed.every = 1e-09: input should be gr",
+        ),
+        (
+            {"speed": {"kind": "walk", "every": 1.0, "spread": 1e6}},
+            "worker[0].speed.spread = 1000000.0: input should b",
+        ),
+        (
+            {"speed": {"kind": "stall", "every": 1e-9, "seconds": 1}},
+            "worker[0].speed.every = 1e-09: input should be gr",
         ),
         ({"unequal": {"lowest": 2, "highest": 1}}, "worker 'desk': unequal.lowest = 2: above highest, 1; exchange th"),
         ({"unequal": {"lowst": 2}}, "worker[0].unequal.lowst: unknown key; did you mean 'lowest'?"),
@@ -71,8 +99,12 @@ def test_a_wrong_worker_is_refused_with_value_reason_and_remedy(change: dict[str
         ({"worker": [{"name": "a"}]}, "worker[0].images_per_second: is missing; give the images that it trains on"),
         ({"worker": [{**DESK, "count": 0}]}, "worker.count = 0: a cluster needs at least one worker; raise a count"),
         ({"worker": [DESK, DESK]}, "worker.name = 'desk': 2 workers have it; give each its own, or one of them a coun"),
-        ({"worker": [DESK], "server": {"bandwidth": 0}}, "server.bandwidth = 0: input should be greater than 0; give"),
-        ({"worker": [DESK], "server": {"merge_rate": -1}}, "server.merge_rate = -1: input should be greater than 0; "),
+        ({"worker": [{**DESK, "count": 3}, {**DESK, "name": "desk-1"}]}, "worker.name = 'desk-1': 2 workers have it; "),
+        ({"worker": [DESK], "server": {"bandwidth": 0}}, "server.bandwidth = 0: input should be greater than or equal"),
+        (
+            {"worker": [DESK], "server": {"merge_rate": -1}},
+            "server.merge_rate = -1: input should be greater than or eq",
+        ),
         ({"worker": [DESK], "costs": {"dispatch": -1}}, "costs.dispatch = -1: input should be greater than or equal "),
         ({"worker": [DESK], "servr": {}}, "servr: unknown section; did you mean 'server'?"),
     ],
@@ -116,7 +148,7 @@ SPEEDS: list[dict[str, Any]] = [
     {"kind": "stall", "seconds": 1.0, "at": [2.0, 5.0]},
     {"kind": "stall", "seconds": 1.0, "every": 9.0},
 ]
-positive = st.floats(1e-6, 1e12)
+positive = st.floats(1e-3, 1e6)
 workers = st.fixed_dictionaries(
     {"images_per_second": positive},
     optional={

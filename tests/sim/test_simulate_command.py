@@ -142,18 +142,21 @@ def test_a_simulated_run_is_kept_for_report_and_simulated_again_from_it() -> Non
     assert again.exit_code == 0, again.output
     first, second = json.loads(simulate("--json"))["report"], json.loads(again.stdout)["report"]
     assert second["seconds"] == pytest.approx(first["seconds"], rel=0.05)
-    assert (
-        "exists already" in refused("simulate", "job.toml", "--cluster", "cluster.toml", "--keep", "runs/tried")[-200:]
-    )
+    said = refused("simulate", "job.toml", "--cluster", "cluster.toml", "--keep", "runs/tried")
+    assert said.endswith("runs/tried: exists already; choose another folder with --keep, or remove it\n")
 
 
 def test_a_measured_cluster_is_written_to_go_on_with() -> None:
     simulate("--keep", "runs/tried")
-    result = invoke("simulate", "job.toml", "--cluster", "runs/tried", "--write-cluster", "found.toml")
+    command = "simulate", "job.toml", "--cluster", "runs/tried"
+    result = invoke(*command, "--write-cluster", "found.toml")
     assert result.exit_code == 0, result.output
     found = read_cluster("found.toml")
     assert [worker.name for worker in found.worker] == ["desk-1", "desk-2"]
     assert found.worker[0].images_per_second == pytest.approx(100)
+    assert "job.toml: exists already, and is no cluster file" in refused(*command, "--write-cluster", "job.toml")
+    assert Path("job.toml").read_text() == JOB
+    assert invoke(*command, "--write-cluster", "found.toml").exit_code == 0
 
 
 def test_a_sharded_run_s_cluster_has_its_overhead() -> None:
