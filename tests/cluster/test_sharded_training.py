@@ -176,7 +176,7 @@ def runs(draw: st.DrawFn) -> tuple[dict[str, Any], list[LocalWorker]]:
     return sections | {"data": {"limit": 62}}, workers
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(case=runs(), seed=st.integers(0, 1000))
 def test_any_cut_of_any_network_follows_one_process(
     toy: str, case: tuple[dict[str, Any], list[LocalWorker]], seed: int
@@ -202,7 +202,7 @@ def given_kernels(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str,
     return layers, cut
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 @given(case=given_kernels(), seed=st.integers(0, 1000), parts=st.integers(1, 2))
 def test_whoever_has_which_kernels_of_a_block_it_computes_the_same_and_moves_what_is_planned(
     toy: str, case: tuple[list[dict[str, Any]], list[dict[str, int]]], seed: int, parts: int

@@ -422,7 +422,7 @@ def test_totals_obey_their_laws_whatever_happens_to_a_run(seeds: range) -> None:
 
 
 def test_every_rendering_of_a_run_that_workers_join_leave_and_return_to_is_made() -> None:
-    for seed in range(40, 46):
+    for seed in range(40, 43):
         check_renderings(log_of(seed))
 
 

@@ -178,7 +178,7 @@ def test_a_step_is_still_that_of_one_machine_on_all_its_samples() -> None:
 @pytest.mark.parametrize("bandwidth", [4e3, 4e4, 4e5])
 def test_local_sgd_meets_as_often_as_the_link_allows(bandwidth: float) -> None:
     """From the second round on; steps are by speed, so that none waits for long: by whole steps of unequal lengths."""
-    small = {"samples": 40_000, "batch_size": 10, "epochs": 4, "validation": 0}
+    small = {"samples": 16_000, "batch_size": 10, "epochs": 4, "validation": 0}
     waits, hides = (
         [each for each in of(RoundEnded, run(work, cluster(100, 300, bandwidth=bandwidth))[1]) if each.round]
         for work in (workload("local-sgd", partition="idpa", overlap=overlap, **small) for overlap in (False, True))

@@ -57,11 +57,11 @@ def test_the_paper_s_ceilings() -> None:
     assert sharding(10, 10).speedup() < 1.77 + 1e-2
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.floats(0.3, 0.95), st.floats(1, 100))
 def test_speed_up_goes_to_one_by_f_as_links_get_fast(share: float, speed: float) -> None:
     last = 0.0
-    for bandwidth in (1e6, 1e8, 1e10, 1e13, math.inf):
+    for bandwidth in (1e6, 1e9, 1e12, math.inf):
         many = sharding(*[speed] * 250, bandwidth=bandwidth, conv_share=share)
         assert many.serial == pytest.approx(1 - share)
         speedup = many.speedup()
