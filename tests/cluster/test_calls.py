@@ -300,6 +300,21 @@ def test_data_for_a_worker_that_hangs_names_it() -> None:
 
 
 @pytest.mark.usefixtures("fast")
+def test_a_worker_that_the_scheduler_did_not_know_when_it_was_sent_data_is_lost_though_it_is_there_again() -> None:
+    with fake_client(there(A, B, S)) as client:
+        context = context_of(client, [])
+
+        async def unknown(*_: Any, workers: list[str], **__: Any) -> Any:
+            raise KeyError(workers[-1])
+
+        client.scatter = unknown
+        with pytest.raises(WorkersLost, match="cpu-1"):
+            context.dispatch.send("data")
+        with pytest.raises(ServerLost):
+            context.dispatch.send_to("data", [S])
+
+
+@pytest.mark.usefixtures("fast")
 def test_data_that_does_not_arrive_though_all_answer_ends_the_run_resumably(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_client(there(A)) as client:
         context = context_of(client, [])
