@@ -7,16 +7,18 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from daskcnn.cluster.link import connect as connect_module
-from daskcnn.cluster.link.connect import await_scheduler, connect
+from daskcnn.cluster.link.connect import _Client, await_scheduler, connect
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Cluster
 from daskcnn.run import main as run
@@ -153,6 +155,16 @@ def test_a_client_that_is_interrupted_while_it_connects_is_closed(
         interrupted.result()
     gc.collect()
     assert set(threading.enumerate()) <= before
+
+
+def test_a_client_of_which_a_signal_has_left_half_goes_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = list[Any]()
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    half: Any = _Client.__new__(_Client)
+    half.__dict__["_Client__loop"] = object()  # what Dask's constructor sets first
+    del half
+    gc.collect()
+    assert not printed
 
 
 def test_a_wrong_address_in_a_scheduler_s_file_is_refused_at_once(tmp_path: Path) -> None:

@@ -208,6 +208,10 @@ class _Client(Client):  # type: ignore[misc] # Dask has no types
                 raise Unanswered(SILENT) from None
             raise
 
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # Dask closes it, also where a signal came while it was made
+            super().__del__()
+
 
 @contextlib.contextmanager
 def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
