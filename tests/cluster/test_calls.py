@@ -315,6 +315,20 @@ def test_a_worker_that_the_scheduler_did_not_know_when_it_was_sent_data_is_lost_
 
 
 @pytest.mark.usefixtures("fast")
+def test_a_result_that_a_leaver_has_taken_along_is_explained_by_its_loss() -> None:
+    """A worker was shut down with a result that was to be fetched, before the run was told that it leaves."""
+    with fake_client(there(A, B, S)) as client:
+        context = context_of(client, [])
+        client.workers[B]["status"] = "closing_gracefully"
+        while not context.workers.look_round():
+            time.sleep(0.01)
+        assert context.workers.leavers == [B]
+        del client.workers[B]
+        with pytest.raises(WorkersLost, match="cpu-1"):
+            context.workers.explain(KeyError("its result"))
+
+
+@pytest.mark.usefixtures("fast")
 def test_data_that_does_not_arrive_though_all_answer_ends_the_run_resumably(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_client(there(A)) as client:
         context = context_of(client, [])

@@ -306,10 +306,16 @@ class RunWorkers:
             self._emit(event)
 
     def explain(self, error: BaseException) -> NoReturn:
-        """Raise which workers were lost, as soon as the scheduler knows, in place of the error that it led to."""
+        """Raise which workers were lost, as soon as the scheduler knows, in place of the error that it led to.
+
+        One that was to leave, and is gone before the run was told so, is lost too: what it had is what is missed.
+        """
         deadline = time.monotonic() + EXPLAINED
         while time.monotonic() < deadline:
             self.look_round()
+            left = {*self.leavers} - self._heard.keys()
+            if gone := [name for name, member in self.alive.items() if member.address in left]:
+                raise WorkersLost(gone)
             time.sleep(LOOK / 5)  # look_round asks the scheduler once in LOOK, but heeds a signal each time
         raise error
 
