@@ -82,6 +82,8 @@ SURE = 1.2
 APART = 1.15
 """Local steps have to be expected to be this many times sooner: the samples that they need are measured with other
 networks, and after the same epochs they are less accurate."""
+SURER = 1.25
+"""Factor by which a change has to be better: more than two measurements, each a tenth off, differ."""
 
 
 def asked_of(needed: float, *, estimated: bool) -> float:
@@ -150,11 +152,14 @@ class WorkerGain(Fields):
     @property
     def why_left_out(self) -> str:
         """The reason why it costs more than it brings, with figures."""
-        saves = "saves no" if self.brings <= 0 else f"saves {step_time(self.brings)} of"
+        brings = self.brings if abs(self.brings) > _NOTHING else 0.0
+        verb, adds = ("saves", " adds") if brings >= 0 else ("adds", "")
+        computing = f"it {verb} {step_time(abs(brings))} of computing and{adds}"
         times = f"{step_time(self.with_it)} instead of {step_time(self.without)}"
-        return (
-            f"with it {self.step} would take {times}: it {saves} computing and adds {step_time(self.costs)} of exchange"
-        )
+        return f"with it {self.step} would take {times}: {computing} {step_time(self.costs)} of exchange"
+
+
+_NOTHING = 1e-9  # seconds
 
 
 def step_time(seconds: float) -> str:

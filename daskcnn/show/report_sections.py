@@ -41,6 +41,7 @@ def sections(
     losses = all(look.accuracy is None and look.validation_accuracy is None for look in report.looks)
     looks = text_table(report.looks, [*_LOOKS, *_metrics(report)], left=0, most=most)
     chosen = choice_table(report.choice) if report.choice else None
+    notes = text_table(report.notes, _NOTES, left=2, most=troubles)
     found = (
         Section("run", "", facts=_heading(report)),
         Section("choice", "choice of strategy and workers", table=chosen),
@@ -54,7 +55,7 @@ def sections(
         Section("accuracy", "loss" if losses else "accuracy", table=looks),
         *([Section("rounds", "rounds", table=made)] if rounds else []),
         Section("changes", "workers that came and went", table=text_table(report.changes, _CHANGES, most=most)),
-        Section("troubles", "troubles", table=replace(text_table(report.notes, _NOTES, most=troubles), headed=False)),
+        Section("troubles", "troubles", table=replace(notes, headed=False)),
     )
     return tuple(part for part in found if part.facts or (part.table and part.table.rows))
 

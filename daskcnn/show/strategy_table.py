@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from daskcnn.event_base import SURER
 from daskcnn.events import ALONE, SURE, PricedStep, StrategyChosen, WorkerGain, asked_of, step_time
 from daskcnn.show.text import TextTable, aligned, clean, count, percent
 
@@ -67,7 +68,7 @@ def _in_groups(each: PricedStep) -> str:
 def _apart(each: PricedStep) -> str:
     """The reading of a strategy that does not make one machine's steps."""
     made = count(round(each.needed / each.seconds))
-    needs = f"is expected to need {each.needed:.2f} times as many as one machine"
+    needs = f"is expected to need {each.needed:.2f} times as many as one machine, which the table counts"
     asked = asked_of(each.needed, estimated=each.estimated)
     return f"{each.strategy} makes {made} images/s and {needs}: it is taken where it is {asked:g} times as fast"
 
@@ -98,7 +99,8 @@ def _before(found: StrategyChosen) -> str:
     if found.before is None:
         return ""
     longer = found.before.seconds / found.candidates[0].seconds
-    return f"changed from {_named(found.before)}, which now takes {longer:.2f} times as long; "
+    times = f"one that was not used counts as {SURER:g} times as slow as measured"
+    return f"changed from {_named(found.before)}, which now takes {longer:.2f} times as long ({times}); "
 
 
 def _reason(found: StrategyChosen) -> str:

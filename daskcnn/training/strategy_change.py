@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
+from daskcnn.event_base import SURER as SURER
 from daskcnn.events import ALONE
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.round_report import RoundReport
@@ -36,8 +37,6 @@ from daskcnn.training.strategy_prices import (
     priced_set,
 )
 
-SURER = 1.25
-"""Factor by which a change has to be better: more than two measurements, each a tenth off, differ."""
 _FLAT = 1.05
 """The same, besides, for workers with steps of their own: how fast one is hardly changes what it brings."""
 CHANGE = 0.4
