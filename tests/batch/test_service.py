@@ -286,6 +286,12 @@ def test_one_bad_job_does_not_end_the_service(queue: FakeQueue, monkeypatch: pyt
     assert "the service failed at it (IndexError: list index out of range)" in queue.job(good).why
 
 
+def test_a_job_of_an_older_spool_whose_run_no_file_system_has_is_held(queue: FakeQueue) -> None:
+    number = queue.add(folder="a\0b", workers={})
+    queue.turn()
+    assert "embedded null" in queue.job(number).why
+
+
 def test_a_driver_that_cannot_be_started_for_a_fault_of_its_job_is_taken_back(
     queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
