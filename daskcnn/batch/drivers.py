@@ -39,7 +39,9 @@ done
 printf '%-4d' $code 1<>"$folder/exit"
 """
 """Waits for a driver; writes its number, and its exit code to space that the file has already, for a full disk."""
-JOB, OUTPUT, LOCK, PROCESS, EXIT, WORKERS = "job.toml", "output.log", "lock", "driver", "exit", "workers"
+OUTPUT, LOCK, PROCESS, EXIT, WORKERS = "output.log", "lock", "driver", "exit", "workers"
+SUBMITTED, JOB = "submitted", "job.toml"
+"""Folder of the job's file and its modules, which a driver finds beside it. They may have names as the files above."""
 DRIVER = (sys.executable, "-m", "daskcnn.run")
 RESUME = ("--resume", "auto")
 _TAIL, _WORDS = 16 << 10, 500
@@ -77,10 +79,12 @@ class Drivers:
         folder = self.folder(number)
         (folder / PROCESS).unlink(missing_ok=True)
         (folder / EXIT).write_bytes(b" " * 4)
-        (folder / JOB).write_text(tomli_w.dumps(tables), encoding="utf-8")
+        submitted = folder / SUBMITTED
+        submitted.mkdir(exist_ok=True)
+        (submitted / JOB).write_text(tomli_w.dumps(tables), encoding="utf-8")
         for path, source in modules:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(source, encoding="utf-8")
+            (submitted / path).parent.mkdir(parents=True, exist_ok=True)
+            (submitted / path).write_text(source, encoding="utf-8")
 
     def list_of(self, number: int) -> Path:
         """Return the file of the workers that the job's driver may have."""
@@ -109,7 +113,7 @@ class Drivers:
         folder = self.folder(number)
         with open(folder / OUTPUT, "ab") as output:
             child = subprocess.Popen(
-                ["/bin/sh", "-c", KEEPER, "daskcnn-keeper", folder, *self._command, folder / JOB, *RESUME],
+                ["/bin/sh", "-c", KEEPER, "daskcnn-keeper", folder, *self._command, folder / SUBMITTED / JOB, *RESUME],
                 cwd=self._place,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -81,7 +81,7 @@ class Estimates:
 
     def _pace(self, job: QueuedJob) -> RunPace:
         size = 0
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             size = os.stat(Path(job.run) / "events.jsonl").st_size
         known = self._known.get(job.id)
         if known is None or known[0] != size:
@@ -92,7 +92,7 @@ class Estimates:
 def pace_of(run: Path) -> RunPace:
     """Return the course of a run from its log. One that cannot be read has not begun."""
     head, tail = b"", b""
-    with suppress(OSError, DataError), open_regular(run / "events.jsonl") as log:
+    with suppress(OSError, ValueError, DataError), open_regular(run / "events.jsonl") as log:
         head = log.read(_HEAD)
         log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL))
         tail = log.read(_TAIL)

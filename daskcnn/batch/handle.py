@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 from distributed import Client
 
-from daskcnn.batch.asking import LOOK, Ask, at_client, at_scheduler, printed
+from daskcnn.batch.asking import LOOK, Ask, at_client, at_scheduler, patient, printed
 from daskcnn.batch.records import ENDED
 from daskcnn.batch.submission import message_of, send
 from daskcnn.cluster.link.client import given_or_default
@@ -77,22 +78,28 @@ class SubmittedJob:
     def wait(self, timeout: float | None = None) -> str:
         """Wait until the job has ended, and return its state: "done", "failed" or "cancelled".
 
-        Raises TimeoutError after `timeout` seconds.
+        The service may be started again meanwhile. Raises TimeoutError after `timeout` seconds, and ClusterError where
+        no service has answered for that long; without `timeout` for five minutes.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._asking() as ask:
-            while (state := str(ask("job", number=self.id)["state"])) not in ENDED:
-                if deadline is not None and time.monotonic() >= deadline:
+            asked = patient(ask, deadline)
+            while (state := str(asked("job", number=self.id)["state"])) not in ENDED:
+                if time.monotonic() >= deadline:
                     raise TimeoutError(f"job {self.id} is {state} after {timeout:g} s")
                 time.sleep(LOOK)
         return state
 
     def events(self) -> Iterator[Event]:
-        """Yield the events of the job's run (`daskcnn.events`) as they are written, until it has ended."""
+        """Yield the events of the job's run (`daskcnn.events`) as they are written, until it has ended.
+
+        Raises ClusterError where no service has answered for five minutes.
+        """
         offset, number = 0, 1
         with self._asking() as ask:
+            asked = patient(ask)
             while True:
-                found = ask("events", number=self.id, offset=offset)
+                found = asked("events", number=self.id, offset=offset)
                 offset = found["offset"]
                 yield from events_in(BytesIO(found["text"].encode()), self.run, number)
                 number += found["text"].count("\n")

@@ -27,7 +27,7 @@ class RunProgress:
 
 def progress_of(run: Path) -> RunProgress:
     """Return the course of a run so far. One that cannot be read has not begun."""
-    with suppress(OSError, DataError), open_regular(run / "events.jsonl") as log:
+    with suppress(OSError, ValueError, DataError), open_regular(run / "events.jsonl") as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL))
         for line in reversed(log.read(_TAIL).splitlines()):
             if _EPOCH in line[:40] and (found := _read(line)) is not None:

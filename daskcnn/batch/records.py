@@ -76,6 +76,11 @@ class QueuedJob:
     epoch: float = 0.0
     accuracy: float | None = None
 
+    @property
+    def submission(self) -> tuple[str, str, float]:
+        """Sweep, user and time: all jobs of one submission have the same. Others may use the sweep's name again."""
+        return self.sweep, self.user, self.submitted
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:

@@ -16,7 +16,8 @@ from daskcnn import __version__
 from daskcnn.batch.drivers import Drivers
 from daskcnn.batch.progress import progress_of
 from daskcnn.batch.records import ACTIVE, ENDED, RUN_NAME, Count, QueuedJob, Submission
-from daskcnn.batch.spool import Spool, SpoolError
+from daskcnn.batch.spool import Spool
+from daskcnn.batch.spool_folder import SpoolError
 from daskcnn.errors import ClusterError, DataError, UserError, nearest
 from daskcnn.show.queue_table import row_of
 
@@ -160,13 +161,17 @@ def _submission(sent: Mapping[str, Any]) -> Submission:
     new = Submission(content=content, modules=modules, workers=workers, after=after, only=only, **values)
     if not re.fullmatch(RUN_NAME, new.name or "job"):
         raise SpoolError(f"run.name = {new.name!r:.80}", "no name of a run", "use letters, digits and . _ -")
+    if number := next((name for name in (new.name, new.sweep) if name.isdecimal()), None):
+        raise SpoolError(f"run.name = {number!r:.80}", "a number is that of a job", "choose a name with a letter")
+    if "\0" in new.folder:
+        raise SpoolError(f"run.dir = {new.folder!r:.80}", "no folder has a NUL character in its name", "remove it")
     return replace(new, user=str(new.user)[:_LONGEST_USER])
 
 
 def _check_source(path: str) -> None:
     """Raise SpoolError for a path of a module that would lie outside the job's folder, or be no source."""
     parts = PurePosixPath(path).parts
-    if path.startswith("/") or ".." in parts or not path.endswith(".py"):
+    if path.startswith("/") or ".." in parts or "\0" in path or not path.endswith(".py"):
         raise SpoolError(f"module {path!r:.80}", "no path of a source within a folder", "name modules in run.imports")
 
 

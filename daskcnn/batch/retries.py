@@ -10,20 +10,20 @@ from daskcnn.batch.records import Attempt, State
 
 FIRST, LONGEST = 10.0, 600.0
 """Seconds before the second attempt, and the most before a later one: each failure in a row doubles them."""
+WRONG, UNUSABLE, LOST = 2, 3, 5
 FINAL = {
-    2: "the job, its files or its data are wrong",
+    WRONG: "the job, its files or its data are wrong",
     4: "training diverged",
     6: "trained, but not kept where it was asked to be",
 }
 """Exit codes after which another attempt would end the same way, in words."""
-UNUSABLE, LOST = 3, 5
 IN_WORDS = {
     UNUSABLE: "the cluster was not usable",
     LOST: "more was lost than a run survives",
     1: "a bug in daskcnn",
     130: "interrupted by SIGINT",
     137: "killed by the system",
-    143: "interrupted by SIGTERM",
+    143: "ended by SIGTERM or its time limit",
     None: "its driver is gone without an exit code",
 }
 MOST_FAILURES, MOST_LOST = 3, 10
@@ -64,8 +64,13 @@ def outcome(attempts: Sequence[Attempt], now: float, *, cancelled: bool = False)
     most = {UNUSABLE: failures + 1, LOST: MOST_LOST}.get(_kind(last), MOST_FAILURES)
     if failures >= most:
         return Outcome("failed", f"{why}; {failures} times in a row without progress")
-    seconds = min(LONGEST, FIRST * 2 ** min(len(row) - 1, 10))
+    seconds = pause(len(row) - 1)
     return Outcome("waiting", f"{why}; tried again after {seconds:g} s", now + seconds)
+
+
+def pause(failures: int) -> float:
+    """Return the seconds until the next attempt, after this number of failures before the last one."""
+    return min(LONGEST, FIRST * 2 ** min(failures, 10))
 
 
 def _kind(attempt: Attempt) -> int:

@@ -21,8 +21,8 @@ from daskcnn.batch.estimates import Estimates
 from daskcnn.batch.policy import share
 from daskcnn.batch.progress import is_done, newest_step, progress_of
 from daskcnn.batch.reasons import reasons
-from daskcnn.batch.records import ACTIVE, ENDED, Attempt, Count, QueuedJob
-from daskcnn.batch.retries import LONGEST
+from daskcnn.batch.records import ACTIVE, ENDED, STARTABLE, Attempt, Count, QueuedJob
+from daskcnn.batch.retries import LONGEST, WRONG, pause
 from daskcnn.batch.shares import SERVES, Allotment, SharedWorker, SharingRules
 from daskcnn.batch.spool import Spool
 from daskcnn.batch.sweep_watch import SweepWatch
@@ -56,6 +56,7 @@ class Service:
         self._troubles, self._told = set[str](), set[str]()  # of this turn, and of the one before
         self.places: dict[int, int] = {}  # in the queue, by job
         self._sweeps, self._estimates = SweepWatch(), Estimates()
+        self._unstarted = Counter[int]()  # starts in a row that the system refused, by job
 
     @property
     def busy(self) -> bool:
@@ -73,28 +74,49 @@ class Service:
         running: list[QueuedJob] = []
         with self._in_spite_of_trouble():
             running = self.spool.jobs(("running",))
-        for sweep in sorted({job.sweep for job in running if job.stop}):
+        for submission in sorted({job.submission for job in running if job.stop}):
             with self._in_spite_of_trouble():
-                self._end_early(sweep)
+                self._end_early(submission)
         for job in running:
-            with self._in_spite_of_trouble():
+            with self._in_spite_of_trouble(job.id):
                 self._look_after(job)
         if news is not None:
             with self._in_spite_of_trouble():
                 self._share(news)
 
     @contextmanager
-    def _in_spite_of_trouble(self) -> Iterator[None]:
+    def _in_spite_of_trouble(self, number: int | None = None) -> Iterator[None]:
+        """Go on after an error that may pass, and after any other of one job, which is set aside."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            if str(error) not in self._troubles | self._told:
-                self._say(f"warning: {self.spool.folder}: {error}; it is tried again and again")
-            self._troubles.add(str(error))
+            self._warn(f"{error}; it is tried again and again")
+        except Exception as error:
+            if number is None:
+                raise
+            why = f"the service failed at it ({type(error).__name__}: {error})"
+            self._warn(f"job {number}: {why}")
+            with self._in_spite_of_trouble():
+                self._set_aside(number, why)
 
-    def _end_early(self, sweep: str) -> None:
+    def _warn(self, text: str) -> None:
+        """Tell of a trouble once, as long as it lasts."""
+        if text not in self._troubles | self._told:
+            self._say(f"warning: {self.spool.folder}: {text}")
+        self._troubles.add(text)
+
+    def _set_aside(self, number: int, why: str) -> None:
+        """Hold a job that cannot be started, or end one whose driver has ended: the other jobs go on."""
+        state = self.spool.job(number).state
+        if state in STARTABLE:
+            self.spool.hold(number, self.clock(), why)
+        elif state == "running" and not self.drivers.lives(number):
+            self.spool.end(number, Attempt(WRONG), self.clock(), said=why)
+
+    def _end_early(self, submission: tuple[str, str, float]) -> None:
         """Cancel the runs of a sweep that are not among the best at their rung."""
-        jobs = {job.id: job for job in self.spool.jobs((*ACTIVE, *ENDED), sweep=sweep)}
+        named = self.spool.jobs((*ACTIVE, *ENDED), sweep=submission[0])
+        jobs = {job.id: job for job in named if job.submission == submission}
         for number, end in self._sweeps.early(jobs.values()).items():
             if (job := jobs[number]).state == "running" and not job.cancelling:
                 self.spool.cancel(number, self.clock(), str(end))
@@ -148,12 +170,12 @@ class Service:
         self._estimates.of(jobs, workers)
         found = share(jobs, workers, self.spool.grants(now - REMEMBERED), now=now, **how)
         for number in {**found.gives, **found.takes}:
-            with self._in_spite_of_trouble():
+            with self._in_spite_of_trouble(number):
                 self._change(number, lists[number] or (), found, now)
         kinds = {member.name: member.kind for member in members}
         for number, names in found.starts.items():
-            with self._in_spite_of_trouble():
-                self._start(self.spool.job(number), names, kinds, elastic=rules.elastic)
+            with self._in_spite_of_trouble(number):
+                self._start_or_wait(self.spool.job(number), names, kinds, elastic=rules.elastic)
         self._explain(jobs, workers, found, others, now)
 
     def _note_given_up(
@@ -196,6 +218,17 @@ class Service:
 
     # --- to start jobs ---
 
+    def _start_or_wait(self, job: QueuedJob, names: Sequence[str], kinds: Mapping[str, str], *, elastic: bool) -> None:
+        """Start a job, or let it wait for another attempt: others may have its workers meanwhile."""
+        try:
+            self._start(job, names, kinds, elastic=elastic)
+            self._unstarted.pop(job.id, None)
+        except OSError as error:
+            seconds = pause(self._unstarted[job.id])
+            self._unstarted[job.id] += 1
+            self.spool.put_off(job.id, f"cannot be started: {error}", self.clock(), seconds)
+            raise
+
     def _start(self, job: QueuedJob, names: Sequence[str], kinds: Mapping[str, str], *, elastic: bool) -> None:
         content, modules = self.spool.content(job.id)
         fixed = not elastic or content.get("train", {}).get("reproducible", False)
@@ -219,7 +252,7 @@ class Service:
                     return
                 try:
                     self.drivers.start(job.id, lock)
-                except OSError:
+                except Exception:
                     self.spool.never_begun(job.id, self.clock())
                     raise
         except BlockingIOError:  # a driver of an earlier attempt has not ended yet

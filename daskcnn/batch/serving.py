@@ -17,6 +17,7 @@ from daskcnn.batch.drivers import Drivers
 from daskcnn.batch.requests import Requests
 from daskcnn.batch.service import Service
 from daskcnn.batch.spool import Spool
+from daskcnn.batch.spool_folder import note_runs
 from daskcnn.cluster.link.calls import Check
 from daskcnn.cluster.link.connect import check_scheduler, connect
 from daskcnn.cluster.link.signals import Signals
@@ -42,6 +43,8 @@ def serve(cluster: Cluster, folder: Path, *, runs: Path, say: Callable[[str], No
         running = "nothing"
         try:
             with alone(spool.folder, signals.check, say):
+                with suppress(OSError):  # a full disk: jobs that are submitted here go to the folder noted before
+                    note_runs(spool.folder, runs.absolute())
                 say(f"queue in {spool.folder}; runs in {runs.absolute()}")
                 names = {key: getattr(cluster, key) for key in ("scheduler", "scheduler_file") if getattr(cluster, key)}
                 service = Service(spool, Drivers(spool.folder), cluster=names, runs=runs.absolute(), say=say)

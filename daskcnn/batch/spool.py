@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import sqlite3
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
-
-from platformdirs import user_state_path
 
 from daskcnn.batch.records import (
     ACTIVE,
@@ -29,30 +24,15 @@ from daskcnn.batch.records import (
     Submission,
 )
 from daskcnn.batch.retries import Outcome, outcome
-from daskcnn.errors import DataError
+from daskcnn.batch.spool_folder import FILE, SpoolError, own_folder
 from daskcnn.files import check_regular
 
-FILE = "jobs.sqlite"
 BUSY = 30.0  # seconds that a change waits for another process's
 DURABLE = "FULL"  # a change is on the disk before it counts
-NETWORK = re.compile(
-    r"nfs4?|cifs|smb3|smbfs|ncpfs|afs|coda|9p|ceph|lustre|gpfs|beegfs\w*|glusterfs|orangefs|pvfs2|panfs|wekafs|gfs2?|ocfs2"
-    r"|davfs|fuse\.(?!fuse-overlayfs|overlay|mergerfs|ext|ntfs).+"
-)
-"""File systems whose locks do not hold between machines, or may be lost."""
 _COLUMNS = (
     "id, user, submitted, state, since, name, run, priority, after, workers, only, again_at, attempts, exit_code, "
     "sweep, stop, why, cancelling, signalled, epoch, accuracy"
 )
-
-
-def usual_folder() -> Path:
-    """Return the folder of a spool for which none is given: of the user's state, on this machine."""
-    return user_state_path("daskcnn", appauthor=False) / "queue"
-
-
-class SpoolError(DataError):
-    """The spool cannot be used, or a change is not possible."""
 
 
 class Spool:
@@ -65,7 +45,7 @@ class Spool:
 
     def __init__(self, folder: Path, *, must_exist: bool = False) -> None:
         self.folder = folder.absolute()
-        _own_folder(self.folder, must_exist=must_exist)
+        own_folder(self.folder, must_exist=must_exist)
         path = self.folder / FILE
         with suppress(FileNotFoundError):
             check_regular(path)
@@ -207,12 +187,25 @@ class Spool:
         added = self._db.execute(f"INSERT INTO jobs ({','.join(columns)}) VALUES ({marks})", (*columns.values(),))
         number = int(added.lastrowid or 0)
         folder = Path(new.folder or runs)
-        name = new.name or _free_name(folder, f"job-{number}")
+        name = new.name or self._free_name(folder, f"job-{number}")
         run = str(folder / name)
         with _one_writer(run):
             self._db.execute("UPDATE jobs SET name = ?, run = ? WHERE id = ?", (name, run, number))
         _refuse_other_run(run)
         return number
+
+    def _free_name(self, folder: Path, name: str) -> str:
+        """Return a name that no run has, and no job that has not ended: a new queue finds the runs of the one before.
+
+        Jobs are free to be called `job-7` too.
+        """
+        names = chain([name], (f"{name}-{i}" for i in count(2)))
+        taken = "SELECT 1 FROM jobs WHERE run = ? AND state IN ('queued', 'held', 'running', 'waiting')"
+        return next(
+            each
+            for each in names
+            if not _begun(folder / each) and self._db.execute(taken, (str(folder / each),)).fetchone() is None
+        )
 
     def cancel(self, number: int, now: float, why: str = "") -> QueuedJob:
         """Cancel a job. One that runs is asked to end; asked once more, it ends without saving. Raises SpoolError."""
@@ -246,7 +239,7 @@ class Spool:
             if job.state not in ("held", "waiting", "failed", "cancelled"):
                 raise SpoolError(f"job {number}", f"it is {job.state}", "only a job that is held or failed is released")
             after = [other for other in job.after if self.job(other).state not in ("failed", "cancelled")]
-            if not job.attempts:
+            if self._last_driven(job.run) != number:
                 _refuse_other_run(job.run)
             with _one_writer(job.run):
                 self._set(number, Outcome("queued"), now)
@@ -256,6 +249,14 @@ class Spool:
                 "UPDATE jobs SET after = ?, cancelling = 0, signalled = 0 WHERE id = ?", (json.dumps(after), number)
             )
         return self.job(number)
+
+    def _last_driven(self, run: str) -> int | None:
+        """The job that was the last to begin an attempt at a run. If the run is there, it is this job's."""
+        row = self._db.execute(
+            "SELECT job FROM attempts JOIN jobs ON jobs.id = attempts.job WHERE run = ? ORDER BY attempts.rowid DESC",
+            (run,),
+        ).fetchone()
+        return None if row is None else int(row["job"])
 
     # --- what the service does ---
 
@@ -314,6 +315,13 @@ class Spool:
             self._set(number, Outcome(state, "cancelled before it ran" if job.cancelling else ""), now)
             if job.cancelling:
                 self._dependants_held(number, now)
+
+    def put_off(self, number: int, why: str, now: float, seconds: float) -> None:
+        """Let a job wait that could not be started."""
+        with self._change():
+            if self.job(number).state in STARTABLE:
+                again = Outcome("waiting", f"{why}; tried again after {seconds:g} s", now + seconds)
+                self._set(number, again, now)
 
     def explain(self, why: Mapping[int, str]) -> None:
         """Note why jobs wait."""
@@ -400,44 +408,8 @@ def _begun(run: Path) -> bool:
     return (run / "job.json").exists()
 
 
-def _free_name(folder: Path, name: str) -> str:
-    """Return a name that no run has: a queue that begins anew finds the runs of the one before."""
-    names = chain([name], (f"{name}-{i}" for i in count(2)))
-    return next(each for each in names if not _begun(folder / each))
-
-
 def _refuse_other_run(run: str) -> None:
     """Raise SpoolError for a run that began before its job: the driver would go on with it, or find it done."""
     if _begun(Path(run)):
         remedy = "choose another --name; `daskcnn release` goes on with a job that was not done"
         raise SpoolError(run, "there is a run of that name already", remedy)
-
-
-def _own_folder(folder: Path, *, must_exist: bool) -> None:
-    """Make the folder of a spool, for its owner alone. Raises SpoolError."""
-    remedy = "give another folder (--spool)"
-    try:
-        if must_exist and not (folder / FILE).exists():
-            raise SpoolError(folder, "no spool of `daskcnn serve` is there", "give the folder that `serve` printed")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-        if found.st_uid != os.getuid():
-            raise SpoolError(folder, "the folder is another user's", remedy)
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            raise SpoolError(folder, "others may look into it", f"chmod 700 {folder}, or {remedy}")
-    except OSError as error:
-        raise SpoolError(folder, error.strerror or error, f"{remedy} that may be written") from error
-    if NETWORK.fullmatch(kind := file_system(folder)):
-        reason = f"it is on a network ({kind}), whose locks do not hold"
-        raise SpoolError(folder, reason, "give a folder on a disk of this machine (--spool)")
-
-
-def file_system(folder: Path, mounts: str = "/proc/self/mountinfo") -> str:
-    """Return the kind of the file system that a folder lies on; empty where the system does not say."""
-    device = os.stat(folder).st_dev
-    with suppress(OSError), open(mounts, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            fields, _, rest = line.partition(" - ")
-            if fields.split()[2] == f"{os.major(device)}:{os.minor(device)}":
-                return rest.split()[0]
-    return ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +10,14 @@ from uuid import uuid4
 
 import tomli_w
 
-from daskcnn.batch.asking import Ask
+from daskcnn.batch.asking import Ask, user_name
 from daskcnn.errors import JobError
 from daskcnn.job.own_members import interactive_names
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.modules import own_modules
 
+_SQLITE = "sqlite:///"
 _PLACES = ("path", "archive", "images", "labels", "test_images", "test_labels")
 
 
@@ -44,7 +43,7 @@ def message_of(
         raise JobError([f"{own}: added by a notebook or a script; put it into a module, and name it in run.imports"])
     return {
         "token": uuid4().hex,
-        "user": _user(),
+        "user": user_name(),
         "content": _content(raw, job),
         "folder": str(Path(job.run.dir).absolute()) if "dir" in job.run.model_fields_set else "",
         "name": job.run.name or "",
@@ -66,6 +65,8 @@ def _content(raw: Mapping[str, Any], job: Job) -> dict[str, Any]:
         tables[section] = {key: value for key, value in tables.get(section, {}).items() if key not in keys}
     if job.run.imports:
         tables["run"]["imports"] = job.run.imports
+    if job.run.mlflow is not None:
+        tables["run"]["mlflow"] = _whole(job.run.mlflow)
     if data := tables.get("data"):
         data |= {key: getattr(job.data, key) for key in _PLACES if data.get(key) is not None}
     if job.model.from_ is not None:
@@ -78,6 +79,12 @@ def _content(raw: Mapping[str, Any], job: Job) -> dict[str, Any]:
     return content
 
 
+def _whole(uri: str) -> str:
+    """Return a URI of MLflow whose file does not depend on the folder that the driver works in."""
+    path = uri.removeprefix(_SQLITE)
+    return uri if path == uri or path[:1] in ("", ":", "/") else f"{_SQLITE}{Path(path).absolute()}"
+
+
 def _without_nothing(value: Any) -> Any:
     """Return the tables without keys whose value is None: TOML has no such value, and the default is meant."""
     if isinstance(value, Mapping):
@@ -88,13 +95,6 @@ def _without_nothing(value: Any) -> Any:
 def _sources(job: Job) -> list[tuple[str, str]]:
     modules = own_modules(job.run.imports or ())
     return [(path, source.decode()) for module in modules for path, source in module.files.items()]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in containers
-        return str(os.getuid())
 
 
 TRIES, PAUSE = 3, 2.0

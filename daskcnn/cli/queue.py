@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from daskcnn.batch.asking import asking, number_of
-from daskcnn.batch.spool import usual_folder
+from daskcnn.batch.spool_folder import usual_folder
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.cli.queue_options import queue_options, scheduler_of, scheduler_options
 from daskcnn.documents import dumps

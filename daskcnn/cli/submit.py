@@ -19,13 +19,26 @@ from daskcnn.documents import dumps
 from daskcnn.job.resolve import read_job_file
 from daskcnn.job.tables import description_of
 
+MOST = 10**9  # as a priority, or a job's number
+
 
 @click.command(cls=Command, meant=meant_flags, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job_file", metavar="[JOB.toml]", required=False)
 @click.option(
-    "--priority", type=int, default=0, show_default=True, help="Of your waiting jobs a higher one goes first."
+    "--priority",
+    metavar="N",
+    type=click.IntRange(-MOST, MOST),
+    default=0,
+    show_default=True,
+    help="Of your waiting jobs a higher one goes first.",
 )
-@click.option("--after", metavar="ID", type=int, multiple=True, help="Start once this job is done; may be repeated.")
+@click.option(
+    "--after",
+    metavar="ID",
+    type=click.IntRange(1, MOST),
+    multiple=True,
+    help="Start once this job is done; may be repeated.",
+)
 @click.option(
     "--grid",
     metavar="SECTION.KEY=VALUE,…",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,11 +23,11 @@ from daskcnn.cluster.link.own_process import SHARED, apart_from_tasks
 from daskcnn.datasets.array_sources import channels_elsewhere
 from daskcnn.datasets.given_arrays import array_of, labels_of, with_coordinates
 from daskcnn.datasets.own_data import OwnData, new_path, stored
-from daskcnn.errors import NotInstalled, installing
+from daskcnn.errors import JobError, NotInstalled, installing
 from daskcnn.estimator.fit_job import FIXED, PARAMETERS, fit_job, merged, network_tables, seed_of, weights_by_name
 from daskcnn.estimator.going_on import Momentum, all_classes, places_among, run_to_go_on_with, tables_of
 from daskcnn.estimator.samples import (
-    ImageShape,
+    FitSamples,
     as_images,
     checked_weights,
     class_names,
@@ -93,6 +94,7 @@ def checked_labels(estimator: Any, y: Any) -> npt.NDArray[Any]:
     return found
 
 
+_BEFORE = "before"  # folder of the network that a warm start goes on from
 _TRAINING = ("strategy", "epochs", "batch_size", "lr", "optimizer")
 """Parameters that are always shown."""
 
@@ -196,8 +198,8 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         ----------
         X : (N, features), or images (N, H, W) or (N, H, W, C): NumPy, Dask, Zarr or xarray. A Dask or Zarr array is
             never whole in memory. What is masked is no data.
-        y : (N,) labels of any sortable type. They fit in memory. Where X and y have coordinates of the samples, y is
-            taken in the order of X.
+        y : (N,) labels: texts, integers, whole floats, booleans or dates. They fit in memory. Where X and y have
+            coordinates of the samples, y is taken in the order of X.
         sample_weight : (N,) what each sample's loss counts for; None: all alike.
         """
         return self._fitted(self._samples(X, y, sample_weight))
@@ -216,21 +218,31 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         every = all_classes(classes, getattr(self, "classes_", None))
         return self._fitted(self._samples(X, y, sample_weight, every), one_epoch=True)
 
-    def _fitted(self, samples: OwnData, *, one_epoch: bool = False) -> Self:
+    def _fitted(self, samples: FitSamples, *, one_epoch: bool = False) -> Self:
+        """Train on the samples. An attribute changes only once that is done: a fit that fails leaves the one before."""
+
         def train() -> Result:
             return self._trained(samples, one_epoch)
 
         result = train() if self.client is not None else apart_from_tasks(train)
         self.model_: TrainedModel = result.model
+        self.classes_, self.image_shape_ = samples.classes, samples.shape
+        self.n_features_in_ = int(np.prod(samples.shape))
+        self.__dict__.pop("feature_names_in_", None)
+        if samples.names is not None:
+            self.feature_names_in_ = samples.names
         self.batch_size_ = result.model.job.train.batch_size
         self.history_ = result.history
         self.summary_ = result.summary
         self.run_ = None if self.run_dir is None else result.run
         return self
 
-    def _samples(self, X: Any, y: Any, sample_weight: Any, classes: npt.NDArray[Any] | None = None) -> OwnData:
-        """Return the checked samples. Sets the attributes that describe them. classes: None for those of y."""
+    def _samples(self, X: Any, y: Any, sample_weight: Any, classes: npt.NDArray[Any] | None = None) -> FitSamples:
+        """Return the checked samples, and what describes them. classes: None for those of y."""
         goes_on = classes is not None and hasattr(self, "model_")
+        checked = self if goes_on else copy.copy(self)  # scikit-learn's checks set attributes
+        if not goes_on:
+            checked.__dict__.pop("feature_names_in_", None)
         given, X = X, array_of(X, self.nodata)
         if suspected := channels_elsewhere(given, "NHWC", "numpy.moveaxis(X, 1, -1)"):
             warnings.warn(suspected, stacklevel=3)
@@ -238,7 +250,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         if not is_dask_collection(X):
             if nodata is None and isinstance(X, np.ma.MaskedArray):
                 nodata = own_nodata(X, stored_dtype(X.dtype))
-            X = checked_array(self, X, reset=not goes_on, nodata=nodata, own=self.nodata is None)
+            X = checked_array(checked, X, reset=not goes_on, nodata=nodata, own=self.nodata is None)
         y = checked_labels(self, _in_order(y, "y", given))
         if X.shape[0] != len(y):
             raise ValueError(f"Found input variables with inconsistent numbers of samples: {[int(X.shape[0]), len(y)]}")
@@ -247,22 +259,20 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         shape = image_shape_of(X.shape, self.image_shape)
         if goes_on and shape != self.image_shape_:
             raise ValueError(f"X has images of shape {shape}, those of the calls before had {self.image_shape_}")
-        self.image_shape_: ImageShape = shape
-        self.n_features_in_ = int(np.prod(self.image_shape_))
         weights = checked_weights(_in_order(sample_weight, "sample_weight", given), len(y))
-        self.classes_, labels = encode_labels(y) if classes is None else (classes, places_among(classes, y))
-        images = as_images(X, self.image_shape_)
+        found, labels = encode_labels(y) if classes is None else (classes, places_among(classes, y))
         validation = held_out(len(y), self.validation_fraction)
-        return OwnData(images, labels, class_names(self.classes_), weights, validation, nodata)
+        data = OwnData(as_images(X, shape), labels, class_names(found), weights, validation, nodata)
+        return FitSamples(data, found, shape, getattr(checked, "feature_names_in_", None))
 
-    def _trained(self, samples: OwnData, one_epoch: bool) -> Result:
+    def _trained(self, samples: FitSamples, one_epoch: bool) -> Result:
         client = None if self.client is None else checked_client(self.client)
-        with OwnFolder() as folder:
+        with OwnFolder() as folder, _told_as("the fit before (warm_start)", Path(folder) / _BEFORE):
             path = new_path(str(self.data_dir or folder))
             job = self._job(samples, path, Path(folder), one_epoch)  # before samples are written: it may be wrong
             with (
                 _connected(client, job) as there,
-                stored(samples, path, seed=job.train.seed, client=there, place="data_dir"),
+                stored(samples.data, path, seed=job.train.seed, client=there, place="data_dir"),
             ):
                 goes_on = one_epoch and hasattr(self, "model_")
                 before = run_to_go_on_with(self.model_, self._momentum, job) if goes_on else None
@@ -271,10 +281,10 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             self._momentum = Momentum.at_end_of(result.run, result.model.job) if one_epoch else None
             return result
 
-    def _job(self, samples: OwnData, path: str, folder: Path, one_epoch: bool) -> Job:
+    def _job(self, samples: FitSamples, path: str, folder: Path, one_epoch: bool) -> Job:
         """Return the job of a fit on the data set at this path. Raises JobError."""
         places = {"data": {"path": path}, "run": {"dir": str(self.run_dir or folder / "runs")}}
-        given = merged(self._tables(samples), places)
+        given = merged(self._tables(samples.data), places)
         defaults, own = inspect.signature(type(self)).parameters, self.get_params(deep=False)
         chosen = {name for name in PARAMETERS.values() if own[name] != defaults[name].default}
         fixed = FIXED | {
@@ -288,9 +298,10 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             own_tables = tables_of(self.model_)
             given["model"], given["data"] = own_tables["model"], given["data"] | own_tables["data"]
         elif self.warm_start and hasattr(self, "model_"):
-            given["model"]["from"] = str(self.model_.kept_in(folder / "before"))
+            given["model"]["from"] = str(self.model_.kept_in(folder / _BEFORE))
             fixed["model.from"] = "with warm_start this fit goes on from the weights of the one before; keep one"
-        over = weights_by_name(dict(self.job or {}), dict(zip(self.classes_.tolist(), samples.classes, strict=True)))
+        names = dict(zip(samples.classes.tolist(), samples.data.classes, strict=True))
+        over = weights_by_name(dict(self.job or {}), names)
         how = {"client": self.client is not None, "kept": self.run_dir is not None}
         return fit_job(plain_numbers(given), plain_numbers(over), fixed, **how)
 
@@ -360,9 +371,10 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return self
 
     def __sklearn_clone__(self) -> Self:
-        """Return an unfitted estimator with the same client and copies of the other parameters."""
-        own = {name: value for name, value in self.get_params(deep=False).items() if name != "client"}
-        found = type(self)(**copy.deepcopy(own), client=self.client)
+        """Return an unfitted estimator with the same client and on_event, and copies of the other parameters."""
+        own = self.get_params(deep=False)
+        same = {name: own.pop(name) for name in ("client", "on_event")}  # a copy of a method's object hears no event
+        found = type(self)(**copy.deepcopy(own), **same)
         for name in ("_metadata_request", "_sklearn_output_config"):
             if hasattr(self, name):
                 setattr(found, name, copy.deepcopy(getattr(self, name)))
@@ -377,6 +389,15 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the client: a pickled estimator predicts anywhere, and fits in its own process."""
         return {**super().__getstate__(), "client": None}
+
+
+@contextmanager
+def _told_as(words: str, folder: Path) -> Iterator[None]:
+    """Have the problems of a job call a path in this folder, which will be gone, by these words."""
+    try:
+        yield
+    except JobError as error:
+        raise JobError([re.sub(rf"{re.escape(str(folder))}[^\s:]*", words, text) for text in error.problems]) from None
 
 
 @contextmanager

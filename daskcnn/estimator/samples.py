@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from daskcnn.datasets.own_data import OwnData
 from daskcnn.store.manifest import Dtype
 
 ImageShape = tuple[int, int, int]
 
 _STORED = get_args(Dtype)
+
+
+@dataclass(frozen=True)
+class FitSamples:
+    """Samples of a fit, with what an estimator keeps of them: the classes, the images' shape, names of the features."""
+
+    data: OwnData
+    classes: npt.NDArray[Any]
+    shape: ImageShape
+    names: npt.NDArray[Any] | None
 
 
 def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:

@@ -37,7 +37,7 @@ LOSS = Metric("daskcnn_run_loss", "gauge", "Mean loss per sample.", ("part",))
 ACCURACY = Metric("daskcnn_run_accuracy", "gauge", "Share of samples classified correctly, 0 to 1.", ("part",))
 OWN = Metric("daskcnn_run_metric", "gauge", "Mean of a metric of the job's (train.metrics).", ("part", "metric"))
 RATE = Metric("daskcnn_run_learning_rate", "gauge", "The learning rate of the last step.")
-SPEED = Metric("daskcnn_run_samples_per_second", "gauge", "Samples trained on per second in the last epoch or round.")
+SPEED = Metric("daskcnn_run_samples_per_second", "gauge", "Samples trained on per second in the last epoch.")
 SEEN = Metric("daskcnn_run_last_event_timestamp_seconds", "gauge", "When the run logged its last event.")
 LOST = Metric("daskcnn_run_lost_workers", "counter", "Workers and groups that the run has lost.")
 WARNINGS = Metric("daskcnn_run_warnings", "counter", "Warnings of the run.")
@@ -89,6 +89,7 @@ class Tally:
             case RoundEnded():
                 self._set(STALENESS, event.staleness, event.worker)
                 self._set(EPOCH, event.epoch)
+                self._set(RATE, event.lr)
             case WorkerLost():
                 self._figures[LOST][()] += 1
             case Warned():

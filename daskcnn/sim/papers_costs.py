@@ -109,7 +109,7 @@ class ShardedStep:
         return self.comm + self.conv + self.comp
 
     def slowed(self, home: int, times: Sequence[float]) -> float:
-        """Return the seconds of the step if each worker computes so many times as long."""
+        """Return the seconds of the step if the computation of each worker takes this multiple of its time."""
         conv = sum(max(s * t for s, t in zip(own, times, strict=True)) for own in self.taken)
         return self.comm + conv + self.comp * times[home]
 

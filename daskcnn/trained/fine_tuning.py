@@ -94,6 +94,9 @@ def start_of(job: Job, trained: FoundNetwork, images: Described) -> Start:
     if problems:
         raise JobError(problems)
     loaded = tuple(path for path in paths if path not in new)
+    if not loaded and differs and len(ours) == 1:
+        remedy = "its one layer with weights starts anew then, so leave it out"
+        raise JobError([f"model.from: {trained.source}: {differs}; {remedy}"])
     if not loaded:
         raise JobError([f"model.from: no layer of {trained.source} has the name of a layer of the job's network"])
     return Start(trained.weights, weights, loaded, new)

@@ -16,7 +16,7 @@ from daskcnn.batch.spool import Spool
 from tests.batch.queues import submission
 
 DRIVER = """
-folder=${1%/*}
+folder=${1%/submitted/*}
 mkdir "$folder/alive" || echo "$1" >>"$folder/../twice"
 trap 'rmdir "$folder/alive"; exit 143' TERM
 echo start >>"$folder/starts"

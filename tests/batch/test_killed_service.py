@@ -33,7 +33,7 @@ main(["serve", *sys.argv[2:]])
 """
 """A service whose drivers are this shell script. The real ones take seconds of both cores each."""
 DRIVER = """
-folder=${1%/*}
+folder=${1%/submitted/*}
 number=${folder##*/}
 worker=$(sed -n 's/^ *"\\(cpu-[01]\\)",$/\\1/p' "$1")
 mkdir "has-$worker" || echo "$number $worker" >>twice

@@ -12,8 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daskcnn import cli
+from daskcnn.batch.asking import runs_of
 from daskcnn.batch.records import Count
 from daskcnn.batch.spool import Spool
+from daskcnn.batch.spool_folder import note_runs
 from daskcnn.events import Event, Judged, RunEnded, RunStarted
 
 
@@ -102,6 +104,33 @@ def test_a_sweep_is_compared_by_its_name_and_jobs_by_their_numbers() -> None:
     assert "la: the queue has no job and no sweep of that name; `daskcnn jobs --all` lists all jobs" in refused.output
 
 
+def test_of_sweeps_of_one_name_the_last_one_of_this_user_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
+    jobs = [{"user": user, "submitted": at, "run": f"{user}{at}"} for user, at in (("ann", 1), ("ann", 2), ("bob", 3))]
+    for job in jobs:
+        Path(str(job["run"])).mkdir()
+        (Path(str(job["run"])) / "job.json").touch()
+    assert runs_of(lambda name, sweep: jobs, ["lab"]) == (["ann2"], True)
+    assert runs_of(lambda name, sweep: jobs[2:], ["lab"]) == (["bob3"], True)
+
+
+def test_a_user_s_name_may_be_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ann\udcff")
+    assert call("submit").exit_code == 0
+    assert json.loads(call("jobs", "--json").stdout)[0]["user"] == "ann?"
+
+
+def test_jobs_that_are_submitted_beside_the_service_have_its_runs_and_files_of_the_submitter_s(tmp_path: Path) -> None:
+    note_runs(tmp_path / "spool", Path("/runs of all"))
+    uri = "run.mlflow=sqlite:///{}"
+    call("submit", "--name", "a", "--set", uri.format("x/own.db"))
+    call("submit", "--name", "b", "--set", uri.format("/own.db"))
+    with Spool(tmp_path / "spool") as spool:
+        assert [job.run for job in spool.jobs()] == ["/runs of all/a", "/runs of all/b"]
+        stores = [spool.content(number)[0]["run"]["mlflow"] for number in (1, 2)]
+    assert stores == [f"sqlite:///{tmp_path}/x/own.db", "sqlite:////own.db"]
+
+
 def test_jobs_go_by_their_names_too() -> None:
     for _ in range(2):  # the last job of a name is meant
         call("submit", "--name", "wide")
@@ -129,7 +158,10 @@ def test_modules_are_sent_with_their_job(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (["submit", "--epochs", "0"], 2, "train.epochs"),
         (["submit", "--after", "7"], 2, "job 7: there is none"),
+        (["submit", "--after", "9" * 20], 2, "'--after': 99999999999999999999 is not in the range"),
+        (["submit", "--priority", "9" * 20], 2, "'--priority': 99999999999999999999 is not in the range"),
         (["cancel", "7"], 2, "error: job 7: there is none; `daskcnn jobs` lists those that there are"),
+        (["cancel", "9" * 20], 2, "error: job 99999999999999999999: the queue has none of that name"),
         (["logs", "7"], 2, "error: job 7: there is none"),
         (["jobs", "--spool", "none"], 2, "no spool of `daskcnn serve` is there"),
         (["serve"], 2, "give --scheduler ADDRESS"),

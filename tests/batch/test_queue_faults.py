@@ -14,7 +14,8 @@ from daskcnn.batch.desk import DeskNews
 from daskcnn.batch.drivers import Drivers
 from daskcnn.batch.records import Count
 from daskcnn.batch.retries import LONGEST
-from daskcnn.batch.spool import Spool, SpoolError
+from daskcnn.batch.spool import Spool
+from daskcnn.batch.spool_folder import SpoolError
 from tests.batch.fake_queue import FakeQueue, worker
 
 GPU = {"gpu": Count(1, 1)}

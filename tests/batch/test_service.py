@@ -16,7 +16,7 @@ import pytest
 from daskcnn.batch import service
 from daskcnn.batch.drivers import Drivers
 from daskcnn.batch.records import Count
-from daskcnn.batch.retries import LONGEST
+from daskcnn.batch.retries import FIRST, LONGEST
 from daskcnn.events import EpochEnded, Event, Judged, RunStarted
 from tests.batch.fake_queue import FakeQueue
 
@@ -36,13 +36,13 @@ def test_a_job_begins_on_workers_of_its_own_and_its_driver_is_told_which(queue: 
     job = queue.job(number)
     assert (job.state, len(job.has), job.attempts) == ("running", 1, 1)
     folder = queue.drivers.folder(number)
-    told = tomllib.loads((folder / "job.toml").read_text())
+    told = tomllib.loads((folder / "submitted" / "job.toml").read_text())
     own: dict[str, object] = {"scheduler": "tcp://here:1", "workers": {"cpu": 1}, "only_from": str(folder / "workers")}
     own |= {"wait": 5, "adapt": False}
     assert told == {
         "train": {"epochs": 3}, "cluster": own, "run": {"name": "first", "dir": str(queue.folder / "runs")}
     }  # fmt: skip
-    assert (folder / "own.py").exists()
+    assert (folder / "submitted" / "own.py").exists()
     assert queue.drivers.allowed(number) == job.has
     queue.end(number, 0)
     queue.turn()
@@ -198,7 +198,7 @@ def test_a_job_of_a_range_gets_what_is_free_and_goes_on_with_its_least(
         queue.workers = ["tcp://1:1", "tcp://2:2"]
     number = queue.add(workers=asked, content={"train": {"reproducible": how == "reproducible"}})
     queue.turn()
-    cluster = tomllib.loads((queue.drivers.folder(number) / "job.toml").read_text())["cluster"]
+    cluster = tomllib.loads((queue.drivers.folder(number) / "submitted" / "job.toml").read_text())["cluster"]
     assert cluster.get("workers") == (elastic if how == "elastic" else fixed)
     assert ("only" in cluster) == (queue.drivers.allowed(number) is None) == (how != "elastic")
 
@@ -249,6 +249,60 @@ def test_without_a_cluster_nothing_begins_and_ends_are_seen(queue: FakeQueue) ->
     assert (queue.job(first).state, queue.job(second).state) == ("waiting", "queued")
 
 
+def test_modules_may_be_named_as_the_files_of_the_service(queue: FakeQueue) -> None:
+    names = ("workers", "driver", "lock", "exit", "alive")
+    number = queue.add(modules=tuple((f"{name}/__init__.py", "") for name in names))
+    queue.turn()
+    assert (queue.job(number).state, queue.drivers.allowed(number)) == ("running", queue.job(number).has)
+
+
+def test_a_job_that_cannot_be_started_leaves_its_worker_to_others(queue: FakeQueue) -> None:
+    bad = queue.add(modules=((f"{'a' * 300}.py", ""),))
+    queue.workers = ["desk-1"]
+    queue.turn()
+    job, good = queue.job(bad), queue.add()
+    assert (job.state, job.again_at, job.has) == ("waiting", queue.now + FIRST, ())
+    assert job.why.startswith("cannot be started: [Errno 36] File name too long")
+    queue.turn()
+    assert (queue.job(good).state, queue.job(bad).why) == ("running", job.why)
+    queue.end(good, 0)
+    queue.now += FIRST
+    queue.turn()
+    assert (queue.job(bad).again_at, queue.job(bad).attempts) == (queue.now + 2 * FIRST, 0)
+
+
+def test_one_bad_job_does_not_end_the_service(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, good = queue.add(content={"train": 3}), queue.add()
+    queue.turn()
+    queue.turn()
+    job = queue.job(bad)
+    assert (job.state, queue.job(good).state) == ("held", "running")
+    assert job.why == "the service failed at it (AttributeError: 'int' object has no attribute 'get')"
+    assert [job.why in text for text in queue.said].count(True) == 1
+    queue.end(good, 0)
+    monkeypatch.setattr(service, "newest_step", lambda run: [][0])
+    queue.turn()
+    assert queue.job(good).state == "failed"
+    assert "the service failed at it (IndexError: list index out of range)" in queue.job(good).why
+
+
+def test_a_job_of_an_older_spool_whose_run_no_file_system_has_is_held(queue: FakeQueue) -> None:
+    number = queue.add(folder="a\0b", workers={})
+    queue.turn()
+    assert "embedded null" in queue.job(number).why
+
+
+def test_a_driver_that_cannot_be_started_for_a_fault_of_its_job_is_taken_back(
+    queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = queue.add()
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: os.stat("a\0b"))
+    queue.turn()
+    job = queue.job(number)
+    assert (job.state, job.attempts, job.has) == ("held", 0, ())
+    assert "embedded null" in job.why
+
+
 def test_a_full_disk_starts_nothing_and_is_told_of_once(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     number = queue.add()
 
@@ -259,8 +313,9 @@ def test_a_full_disk_starts_nothing_and_is_told_of_once(queue: FakeQueue, monkey
         patch.setattr(Drivers, "prepare", full)
         queue.turn()
         queue.turn()
-    assert (queue.job(number).state, queue.started(number)) == ("queued", 0)
+    assert (queue.job(number).state, queue.started(number)) == ("waiting", 0)
     assert len([text for text in queue.said if "No space left" in text]) == 1
+    queue.now += FIRST
     queue.turn()
     assert queue.job(number).state == "running"
 
@@ -272,7 +327,8 @@ def test_a_system_without_room_for_a_process_takes_the_start_back(
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", lambda *_, **__: os.open("/none", 0))
         queue.turn()
-    assert (queue.job(number).state, queue.job(number).attempts) == ("queued", 0)
+    assert (queue.job(number).state, queue.job(number).attempts) == ("waiting", 0)
+    queue.now += FIRST
     queue.turn()
     assert queue.job(number).attempts == 1
 
@@ -301,19 +357,17 @@ def test_a_job_waits_for_the_one_it_comes_after(queue: FakeQueue) -> None:
 
 
 def test_runs_of_a_sweep_that_are_not_among_the_best_at_a_rung_end_early(queue: FakeQueue) -> None:
+    earlier = [queue.add(name=f"lab-old-{i}", sweep="lab", stop="asha", user="bob") for i in range(3)]
+    queue.now += 1.0  # others have used the sweep's name before
+    for number in earlier:
+        queue.spool.cancel(number, queue.now)
+        _judged(Path(queue.job(number).run), 1.0)
     queue.workers = ["desk-1", "desk-2", "desk-3"]
     numbers = [queue.add(name=f"lab-{i}", sweep="lab", stop="asha") for i in range(3)]
     alone = queue.add(name="alone")
     queue.turn()
     for i, number in enumerate(numbers):
-        run = Path(queue.job(number).run)
-        run.mkdir(parents=True)
-        judged = Judged(loss=1.0, accuracy=0.9 - 0.1 * i)
-        told: list[Event] = [
-            RunStarted(epochs=9, at=1.0),
-            EpochEnded(epoch=1.0, step=1, loss=1.0, validation=judged, at=2.0 + i),
-        ]
-        (run / "events.jsonl").write_text("".join(f"{json.dumps(event.record())}\n" for event in told))
+        _judged(Path(queue.job(number).run), 0.9 - 0.1 * i, at=2.0 + i)
     queue.turn()
     assert [queue.job(number).cancelling for number in numbers] == [0, 0, 1]
     queue.wait(lambda: queue.started(numbers[2]))
@@ -325,3 +379,14 @@ def test_runs_of_a_sweep_that_are_not_among_the_best_at_a_rung_end_early(queue: 
     assert (job.state, job.exit_code) == ("cancelled", 143)
     assert job.why == "ended at epoch 1 by --stop asha: place 3 of 3"
     assert queue.job(alone).state == "running"  # it has the worker now
+
+
+def _judged(run: Path, accuracy: float, at: float = 1.0) -> None:
+    """Write the log of a run that has ended an epoch."""
+    judged = Judged(loss=1.0, accuracy=accuracy)
+    told: list[Event] = [
+        RunStarted(epochs=9, at=1.0),
+        EpochEnded(epoch=1.0, step=1, loss=1.0, validation=judged, at=at),
+    ]
+    run.mkdir(parents=True)
+    (run / "events.jsonl").write_text("".join(f"{json.dumps(event.record())}\n" for event in told))

@@ -250,6 +250,34 @@ def test_logs_are_followed_until_the_job_has_ended(tmp_path: Path) -> None:
     queue.close()
 
 
+def test_those_who_follow_a_job_ask_again_while_the_service_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+
+    def ask(name: str, **_: Any) -> Any:
+        asked.append(name)
+        if len(asked) % 3:
+            raise [ClusterError, Unacknowledged][len(asked) % 2]("scheduler", "the service has ended meanwhile")
+        return {"state": "done", "text": "", "offset": 0, "more": False}
+
+    monkeypatch.setattr(asking, "LOOK", 0.0)
+    monkeypatch.setattr(SubmittedJob, "_asking", contextmanager(lambda self: (each for each in [ask])))
+    job = SubmittedJob(1, Path())
+    assert (job.wait(), job.wait(60), [*job.events()], len(asked)) == ("done", "done", [], 9)
+    with pytest.raises(ClusterError, match="ended meanwhile"):
+        job.wait(0)
+    with pytest.raises(ClusterError, match="ended meanwhile"):
+        next(printed(ask, 1, follow=True))
+    more = {"text": "", "offset": 0, "more": True}
+    answers = iter([more, ClusterError("it is away"), more | {"more": False}])
+    assert [*printed(lambda *_, **__: given(next(answers)), 1, follow=True)] == ["", ""]
+
+
+def given(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
 def test_a_handle_gives_events_and_says_where_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = FakeQueue(tmp_path, "desk-1")
     number = queue.add(name="first")

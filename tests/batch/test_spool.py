@@ -12,9 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from daskcnn.batch import spool as spools
+from daskcnn.batch import spool_folder
 from daskcnn.batch.records import ACTIVE, ENDED, SCHEMA, Attempt, Count, Grant
-from daskcnn.batch.spool import Spool, SpoolError, file_system
+from daskcnn.batch.spool import Spool
+from daskcnn.batch.spool_folder import SpoolError, file_system
 from tests.batch.queues import submission
 
 
@@ -163,6 +164,29 @@ def test_a_run_that_is_there_already_is_no_new_job_s(spool: Spool, tmp_path: Pat
     assert spool.release(unnamed.id, 4.0).state == "queued"  # it is its own
 
 
+def test_a_job_that_failed_before_its_run_began_does_not_take_up_another_job_s(spool: Spool, tmp_path: Path) -> None:
+    first, second = (spool.add([submission(name="wide")], tmp_path, float(i))[0].id for i in fails(spool))
+    with pytest.raises(SpoolError, match="there is a run of that name already"):
+        spool.release(first, 9.0)
+    assert spool.release(second, 9.0).state == "queued"  # it is its own
+
+
+def fails(spool: Spool) -> Iterator[int]:
+    """Let the job that was added last fail; the second one has made its run."""
+    for number in (1, 2):
+        yield number
+        begin(spool, number)
+        if number == 2:
+            Path(spool.job(number).run).mkdir()
+            (Path(spool.job(number).run) / "job.json").touch()
+        spool.end(number, Attempt(2), 3.0)
+
+
+def test_a_job_without_a_name_leaves_that_of_another_job(spool: Spool) -> None:
+    assert spool.job(add(spool, name="job-2")).name == "job-2"
+    assert spool.job(add(spool)).name == "job-2-2"
+
+
 def test_jobs_after_one_that_is_not_done_are_held_until_they_are_released(spool: Spool) -> None:
     first = add(spool)
     second = add(spool, after=(first,))
@@ -197,7 +221,7 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p", "beegfs"])
 def test_a_spool_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(spools, "file_system", lambda folder: kind)
+    monkeypatch.setattr(spool_folder, "file_system", lambda folder: kind)
     with pytest.raises(SpoolError, match=rf"on a network \({kind}\), whose locks do not hold"):
         Spool(tmp_path / "spool")
 

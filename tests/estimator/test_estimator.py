@@ -395,6 +395,25 @@ def test_a_warm_start_goes_on_from_the_weights_of_the_fit_before(images: np.ndar
     assert not np.allclose(cold.fit(images, y).model_.vector, before, atol=1e-3)
 
 
+def test_a_fit_replaces_all_of_the_one_before_or_where_it_fails_nothing(images: np.ndarray, y: np.ndarray) -> None:
+    fitted = small(epochs=1, warm_start=True)
+    fitted.feature_names_in_ = np.array(["of", "an", "earlier", "fit"])
+    assert not hasattr(fitted.fit(images, y), "feature_names_in_"), "images have none"
+    before = {name: id(value) for name, value in vars(fitted).items() if name.endswith("_")}
+    with pytest.raises(JobError) as caught:
+        fitted.fit(images, np.char.add("new ", y))
+    words = "the fit before (warm_start): the classes have other names; its one layer with weights starts anew then"
+    assert f"model.from: {words}, so leave it out" in str(caught.value)
+    with pytest.raises(JobError, match=r"train\.lr"):
+        fitted.set_params(lr=-1.0).fit(images[:, :4], np.arange(40) % 2)
+    assert {name: id(value) for name, value in vars(fitted).items() if name.endswith("_")} == before
+    assert fitted.predict(images[:1])[0] in y
+    new = small(lr=-1.0, epochs=1)
+    with pytest.raises(JobError, match=r"train\.lr"):
+        new.partial_fit(images, y, classes=["dark", "light", "typo"])
+    assert not hasattr(new, "classes_")
+
+
 # --- chunk by chunk ---
 
 
@@ -531,6 +550,17 @@ def test_a_clone_has_the_client_and_a_pickle_has_none(images: np.ndarray, y: np.
     assert copied.client is None
     np.testing.assert_array_equal(copied.predict(images), fitted.predict(images))
     assert copied.fit(images, y).score(images, y) == 1, "in a process of its own"
+
+
+class Ears:
+    def hear(self, event: Event) -> None:
+        raise AssertionError(event)
+
+
+def test_a_clone_tells_the_same_object_of_events() -> None:
+    """A search fits clones: an object that was copied would not hear of them."""
+    ears = Ears()
+    assert sklearn_base.clone(small(on_event=ears.hear)).on_event.__self__ is ears
 
 
 def test_what_is_no_client_and_what_is_no_epoch_is_refused(images: np.ndarray, y: np.ndarray) -> None:

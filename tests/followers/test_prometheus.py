@@ -54,12 +54,14 @@ def test_events_add_up() -> None:
 
 def test_counters_go_on_over_rounds() -> None:
     log = events(
-        round_of("w0"), round_of("w0"), {"event": "worker-lost", "worker": "w1"}, {"event": "warning", "message": "x"}
-    )
+        round_of("w0"), round_of("w0", lr=0.125), {"event": "worker-lost", "worker": "w1"},
+        {"event": "warning", "message": "x"},
+    )  # fmt: skip
     found = served(tallied(*log).figures())
     assert found['daskcnn_worker_samples_total{run="it",worker="w0"}'] == 24000
     assert found['daskcnn_worker_bytes_total{direction="down",run="it",worker="w0"}'] == 4000
     assert found['daskcnn_worker_pushes_total{run="it",worker="w0"}'] == 2
+    assert found['daskcnn_run_learning_rate{run="it"}'] == 0.125
     assert found['daskcnn_run_lost_workers_total{run="it"}'] == found['daskcnn_run_warnings_total{run="it"}'] == 1
 
 
