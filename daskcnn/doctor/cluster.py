@@ -171,7 +171,8 @@ def _misdeclared(workers: Mapping[str, Any], found: list[Member]) -> Iterator[Fi
         name = f"worker {member.name if member else given_name(info.get('name')) or address}"
         if member is None:
             remedy = "a job does not use it: others advertise CPU or GPU; restart it with --resources CPU=1 (or GPU=1)"
-            yield Finding(name, True, f"at {address}, advertises none of CPU, GPU, PS", remedy)
+            given = ", ".join(info.get("resources") or ()) or "nothing"
+            yield Finding(name, True, f"at {address}, advertises {given}: none of CPU, GPU, PS", remedy)
         elif member.also:
             seen = f"at {address}, advertises {member.declared}: it counts as {member.kind}"
             yield Finding(name, True, seen, "restart it with one of them")

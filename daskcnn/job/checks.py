@@ -32,8 +32,7 @@ def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterat
     if job.cluster.scheduler and job.cluster.scheduler_file:
         yield "cluster.scheduler and cluster.scheduler_file: each names the scheduler; keep one"
     yield from _of_workers(job)
-    if job.cluster.only == []:
-        yield "cluster.only = []: no worker may train; name some, or leave it out"
+    yield from _of_names(job.cluster)
     yield from _of_training(job.train)
     yield from _of_growth(job)
     if job.train.strategy == LAYER:
@@ -55,6 +54,16 @@ def _of_layer(cluster: Cluster) -> Iterator[str]:
     if cluster.ps_shards > 1:
         given = f"cluster.ps_shards = {cluster.ps_shards}"
         yield f"{given}: strategy {LAYER!r} has no server to split; remove it, or use another strategy"
+
+
+def _of_names(cluster: Cluster) -> Iterator[str]:
+    """Names of workers that are too few."""
+    only, least = cluster.only, max(cluster.workers.given.values(), default=0)
+    if only == []:
+        yield "cluster.only = []: no worker may train; name some, or leave it out"
+    elif only and least > len({*only}) and not any(character in name for name in only for character in "*?["):
+        remedy = "name more, give a pattern such as desk-*, or ask for fewer"
+        yield f"cluster.workers = {cluster.workers.text}: cluster.only names {len({*only})}; {remedy}"
 
 
 def _of_workers(job: Job) -> Iterator[str]:

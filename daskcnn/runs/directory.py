@@ -99,7 +99,8 @@ class RunDirectory:
         try:
             if not (path / "job.json").is_file():
                 remedy = f"give one that a run made{near(path)}"
-                raise DataError(path, "not a run directory (it has no job.json)", remedy)
+                reason = "it has no job.json" if path.exists() else "nothing is there"
+                raise DataError(path, f"not a run directory ({reason})", remedy)
             found = cls(path, writable=writable, warn=warn)
         except OSError as error:
             remedy = "make it writable to resume" if writable else SEEN

@@ -572,6 +572,13 @@ def test_workers_may_be_a_range(given: Any) -> None:
     assert parse_job({"cluster": {"workers": workers.model_dump(mode="json")}}).cluster.workers == workers
 
 
+def test_more_workers_than_are_named_are_refused_and_a_pattern_names_any_number() -> None:
+    with pytest.raises(JobError, match=r"cluster\.workers = cpu=3: cluster\.only names 2; name more, give a pattern"):
+        parse_job({"cluster": {"workers": "cpu=3", "only": "desk-1,desk-9"}})
+    for workers, only in (("cpu=2", "desk-1,desk-9"), ("cpu=2..8", "desk-1,desk-9"), ("cpu=3", "desk-1,lab-*")):
+        parse_job({"cluster": {"workers": workers, "only": only}})
+
+
 def test_a_range_begins_with_a_worker_and_is_not_reproducible() -> None:
     with pytest.raises(JobError, match=r"cluster\.workers = cpu=0\.\.4: a run needs at least one"):
         parse_job({"cluster": {"workers": "cpu=0..4"}})
