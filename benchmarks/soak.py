@@ -267,12 +267,16 @@ def disturbed(given: argparse.Namespace, cluster: Cluster, epochs: int) -> tuple
 
 
 def presentations(run_folder: Path) -> tuple[int, int, int]:
-    """Presentations that the log has, those of an epoch, and pushes that came again and were not merged twice."""
+    """Presentations that the log has, those of an epoch, and pushes that came again and were not merged twice.
+
+    With `layer` there are no rounds: what was made again after a loss does not count, and the last epoch says the rest.
+    """
     events = [json.loads(line) for line in (run_folder / "events.jsonl").read_text().splitlines()]
-    rounds = sum(event["samples"] for event in events if event["event"] == "round")
-    repeated = sum(event["repeated"] for event in events if event["event"] == "server")
     samples = next(event["samples"] for event in events if event["event"] == "start")
-    return rounds, samples, repeated
+    rounds = [event["samples"] for event in events if event["event"] == "round"]
+    whole = [round(event["epoch"] * samples) for event in events if event["event"] == "epoch"]
+    repeated = sum(event["repeated"] for event in events if event["event"] == "server")
+    return sum(rounds) if rounds else max(whole, default=0), samples, repeated
 
 
 def draw_picture(watch: Watch, path: Path) -> None:
