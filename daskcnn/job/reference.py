@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from daskcnn.job.options import meaning_of
 from daskcnn.job.tables import LAYER, Job, keys_of
 from daskcnn.nn import MODELS, OPTIMIZERS
 from daskcnn.partition import PARTITIONERS
@@ -87,8 +88,9 @@ def default_of(key: str) -> str:
 
 def _keys(section: str, table: type[BaseModel]) -> tuple[KeyEntry, ...]:
     return tuple(
-        KeyEntry(key, _type(f"{section}.{key}", field), _default(field), field.description or "")
-        for key, field in keys_of(table).items()
+        KeyEntry(key, _type(f"{section}.{key}", field), _default(field), meaning_of(table, name))
+        for name, field in table.model_fields.items()
+        for key in [field.alias or name]
     )
 
 

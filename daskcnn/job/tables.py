@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from daskcnn.job.cluster_table import Cluster as Cluster  # every table may be imported from here
 from daskcnn.job.cluster_table import Workers as Workers
 from daskcnn.job.data_table import Data
-from daskcnn.job.options import Location, Options
+from daskcnn.job.options import Location, Options, meaning_of
 from daskcnn.job.shorthand import (
     duration,
     listed,
@@ -360,4 +360,5 @@ def description_of(key: str) -> str:
     """Return the meaning of `section.key`, with its unit."""
     section, name = key.split(".")
     table: Any = Job.model_fields[section].annotation
-    return keys_of(table)[name].description or ""
+    fields = {field.alias or own: own for own, field in table.model_fields.items()}
+    return meaning_of(table, fields[name])

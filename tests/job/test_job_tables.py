@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 from collections.abc import Iterator
@@ -13,10 +14,10 @@ from pydantic import BaseModel
 
 from daskcnn.errors import JobError
 from daskcnn.job import elsewhere
-from daskcnn.job.options import Options
-from daskcnn.job.reference import names_of
+from daskcnn.job.options import Options, meaning_of
+from daskcnn.job.reference import names_of, tables
 from daskcnn.job.resolve import override, parse_job, parse_value, read_job_file, resolve
-from daskcnn.job.tables import Job, keys_of
+from daskcnn.job.tables import Cluster, Job, keys_of
 from daskcnn.nn import OPTIMIZERS
 from daskcnn.ps import RULES
 
@@ -572,6 +573,21 @@ def test_workers_may_be_a_range(given: Any) -> None:
     assert parse_job({"cluster": {"workers": workers.model_dump(mode="json")}}).cluster.workers == workers
 
 
+def test_a_table_is_made_without_its_source_and_its_keys_have_the_docstrings_below_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two threads of a worker that parsed at once made CPython 3.11 fail, and the worker with it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ast, "parse", None)
+
+        class Own(Options):
+            number: int = 1
+
+    assert meaning_of(Own, "number") == ""
+    assert meaning_of(Cluster, "settle").startswith("Seconds without a new worker after which a job that takes all ")
+    assert all(entry.meaning for table in tables() for entry in table.keys)
+
+
 def test_more_workers_than_are_named_are_refused_and_a_pattern_names_any_number() -> None:
     with pytest.raises(JobError, match=r"cluster\.workers = cpu=3: cluster\.only names 2; name more, give a pattern"):
         parse_job({"cluster": {"workers": "cpu=3", "only": "desk-1,desk-9"}})
@@ -629,9 +645,10 @@ def test_every_key_says_what_it_means_in_a_sentence(model: Any) -> None:
     tables = [model if isinstance(model, type) else model.annotation]
     for table in tables:
         for name, field in getattr(table, "model_fields", {}).items():
-            assert field.description, name
-            assert field.description[0].isupper() or field.description[0] == "`", name
-            assert field.description.endswith("."), name
+            meaning = meaning_of(table, name)
+            assert meaning, name
+            assert meaning[0].isupper() or meaning[0] == "`", name
+            assert meaning.endswith("."), name
             inner = field.annotation
             tables += [inner] if isinstance(inner, type) and issubclass(inner, BaseModel) else []
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daskcnn.errors import DataError
 from daskcnn.store.making.writer import buckets, read_bucket, write_block
 
 
@@ -31,3 +34,10 @@ def test_every_sample_comes_to_its_place(samples: int, block: int, bucket: int, 
             for each in buckets([places[lo:hi] for lo, hi in cuts], edges)
         ]
     np.testing.assert_array_equal(np.concatenate(found)[places], values)
+
+
+def test_a_block_whose_folder_is_gone_is_the_user_s_to_mend_and_makes_none(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(DataError, match="this folder for blocks is not there"):
+        write_block(str(gone), 0, np.zeros((2, 1), np.uint8), np.arange(2))
+    assert not gone.exists()

@@ -75,11 +75,16 @@ def between_passes(out: str) -> Iterator[str]:
 def write_block(folder: str, block: int, samples: npt.NDArray[Any], places: Places) -> None:
     """Write a block's samples (n, …) in the order of their places (n,).
 
-    A local folder has to be there: a task that ends after a failure must not make it again.
+    A local folder has to be there: a task that ends after a failure must not make it again. Raises DataError, which
+    Dask logs without a traceback, where it is not.
     """
     rows = np.ascontiguousarray(samples[np.argsort(places, kind="stable")])
-    with fsspec.open(_file(folder, block), "wb", auto_mkdir=is_url(folder)) as file:
-        file.write(rows.reshape(-1).view(np.uint8).data)
+    try:
+        with fsspec.open(_file(folder, block), "wb", auto_mkdir=is_url(folder)) as file:
+            file.write(rows.reshape(-1).view(np.uint8).data)
+    except FileNotFoundError:
+        remedy = "the data set is no longer prepared, or this worker does not see the folder: give one that all see"
+        raise DataError(folder, "this folder for blocks is not there", remedy) from None
 
 
 def read_bucket(folder: str, bucket: Bucket, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
