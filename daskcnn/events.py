@@ -17,6 +17,7 @@ from daskcnn.documents import first_problem
 from daskcnn.errors import told
 from daskcnn.event_base import ALONE as ALONE
 from daskcnn.event_base import SURE as SURE
+from daskcnn.event_base import SURER as SURER
 from daskcnn.event_base import CalibratedWorker as CalibratedWorker
 from daskcnn.event_base import DamagedEvent as DamagedEvent
 from daskcnn.event_base import Event as Event

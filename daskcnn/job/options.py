@@ -29,14 +29,15 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-def meaning_of(table: type[BaseModel], name: str) -> str:
-    """Return the description of a table's field: its own, or the docstring below it; empty if it has none.
+def meaning_of(table: type[BaseModel], key: str) -> str:
+    """Return the description of a table's key: the field's own, or the docstring below it; empty if it has none.
 
     Pydantic's `use_attribute_docstrings` parses the source where a class is made. In two threads of a worker at once
     CPython 3.11 fails at that (SystemError: AST constructor recursion depth mismatch), and the worker with it.
     """
-    docstrings = (_docstrings(cls.__module__).get((cls.__name__, name)) for cls in table.__mro__ if cls is not object)
-    return table.model_fields[name].description or next(filter(None, docstrings), "")
+    name, field = next((name, own) for name, own in table.model_fields.items() if key in (name, own.alias))
+    docstrings = (_docstrings(cls.__module__).get((cls.__name__, name)) for cls in table.__mro__)
+    return field.description or next(filter(None, docstrings), "")
 
 
 @cache
@@ -44,7 +45,7 @@ def _docstrings(module: str) -> dict[tuple[str, str], str]:
     """Return the docstrings below the fields of a module's classes, each in one line, by class and field."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):  # it has no source that can be read
+    except (KeyError, OSError, TypeError):  # it has no source that can be read
         return {}
     return {
         (cls.name, field.target.id): " ".join(text.value.split())

@@ -88,9 +88,8 @@ def default_of(key: str) -> str:
 
 def _keys(section: str, table: type[BaseModel]) -> tuple[KeyEntry, ...]:
     return tuple(
-        KeyEntry(key, _type(f"{section}.{key}", field), _default(field), meaning_of(table, name))
-        for name, field in table.model_fields.items()
-        for key in [field.alias or name]
+        KeyEntry(key, _type(f"{section}.{key}", field), _default(field), meaning_of(table, key))
+        for key, field in keys_of(table).items()
     )
 
 

@@ -360,5 +360,4 @@ def description_of(key: str) -> str:
     """Return the meaning of `section.key`, with its unit."""
     section, name = key.split(".")
     table: Any = Job.model_fields[section].annotation
-    fields = {field.alias or own: own for own, field in table.model_fields.items()}
-    return meaning_of(table, fields[name])
+    return meaning_of(table, name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from daskcnn.event_base import SURER
-from daskcnn.events import ALONE, SURE, PricedStep, StrategyChosen, WorkerGain, asked_of, step_time
+from daskcnn.events import ALONE, SURE, SURER, PricedStep, StrategyChosen, WorkerGain, asked_of, step_time
 from daskcnn.show.text import TextTable, aligned, clean, count, percent
 
 _MOST = 12  # rows of the table

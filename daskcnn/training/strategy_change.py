@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
-from daskcnn.event_base import SURER as SURER
-from daskcnn.events import ALONE
+from daskcnn.events import ALONE, SURER
 from daskcnn.sharded.balance import WorkerLink
 from daskcnn.training.round_report import RoundReport
 from daskcnn.training.strategy_choice import priced

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from daskcnn.events import ALONE
+from daskcnn.events import ALONE, SURER
 from daskcnn.sharded.balance import FREE, WorkerLink
-from daskcnn.training.strategy_change import CHANGE, SURER, MeasuredSteps, WayToTrain, at_speeds, better, with_links
+from daskcnn.training.strategy_change import CHANGE, MeasuredSteps, WayToTrain, at_speeds, better, with_links
 from daskcnn.training.strategy_choice import priced
 from daskcnn.training.strategy_prices import LOCAL, SHARED, PricedStrategy, StepProblem, WorkerCost, shared_steps
 from daskcnn.training.strategy_prices import STRATEGIES as ALL

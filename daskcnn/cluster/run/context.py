@@ -114,9 +114,6 @@ class Dispatch:
             reason = f"data did not arrive within {self._limit:g} s"
             remedy = "look at their links with `daskcnn doctor`, or raise cluster.stall_timeout"
             raise Lost(f"workers {', '.join(addresses)}: {reason}; {remedy}") from None
-        except KeyError as error:  # of a worker that the scheduler did not know, and that may be there again by now
-            workers.report_lost({*error.args} & {*addresses})
-            workers.explain(error)
         except Exception as error:  # Dask has a different one for every moment at which a worker may go
             workers.explain(error)
         return future

@@ -327,13 +327,10 @@ class RunWorkers:
 
     def require_answers(self, addresses: Iterable[str]) -> None:
         """Raise WorkersLost or ServerLost where one of these workers does not answer."""
-        self.report_lost(self.connection.silent(addresses))
-
-    def report_lost(self, addresses: Collection[str]) -> None:
-        """Raise WorkersLost or ServerLost for the workers at these addresses; nothing for none."""
-        if names := [name for name, member in self.alive.items() if member.address in addresses]:
+        silent = self.connection.silent(addresses)
+        if names := [name for name, member in self.alive.items() if member.address in silent]:
             raise WorkersLost(names)
-        if addresses:
+        if silent:
             raise ServerLost
 
     def add_host(self, member: Member) -> bool:

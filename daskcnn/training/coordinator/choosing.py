@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from daskcnn.events import ALONE, StrategyChosen
+from daskcnn.events import ALONE, SURER, StrategyChosen
 from daskcnn.job.tables import LAYER
 from daskcnn.ps import BSP, LocalSGD, UpdateRule
 from daskcnn.ps.auto import ALONE as BY_ITSELF
@@ -17,7 +17,7 @@ from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.coordinator.spared import Spared
 from daskcnn.training.round_report import RoundReport
-from daskcnn.training.strategy_change import SURER, MeasuredSteps, WayToTrain, at_speeds, better, with_links
+from daskcnn.training.strategy_change import MeasuredSteps, WayToTrain, at_speeds, better, with_links
 from daskcnn.training.strategy_choice import choose
 from daskcnn.training.strategy_prices import (
     LOCAL,

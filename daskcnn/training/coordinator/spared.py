@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from daskcnn.events import SURER
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.roster import Roster
-from daskcnn.training.strategy_change import SURER
 
 
 @dataclass(slots=True)
