@@ -68,6 +68,8 @@ from daskcnn.store.split import held_out
 THE_FASTEST, DEFAULT, DDP, GROWING = "alone", "default", "ddp", "bsp-auto"
 EVERY = " every="
 """Between a rule of the papers and the steps after which it pushes. A side may also have a partition and parameters."""
+WIRE = "wire"
+"""The word of a side that is the number type of vectors on the network, in place of one of its rule's."""
 SIDES = (*RULES, GROWING, DEFAULT, DDP)
 AS_GIVEN = ("bsp", "local-sgd")
 """Rules with their own defaults: the others meet as often as in rules.py."""
@@ -108,7 +110,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Run:
-    """One run. side: as `agwu udpa every=10`. batch, lr: None for the defaults. data: the data set's name."""
+    """One run. side: as `agwu udpa every=10 wire=int8`. batch, lr: None for the defaults. data: the data set's name."""
 
     network: str
     side: str
@@ -144,6 +146,7 @@ class Run:
         """
         train: dict[str, Any] = {"epochs": self.epochs, "seed": self.seed, "threads": 1, "restore_best": True}
         rule: Mapping[str, Any] = {}
+        cluster: dict[str, Any] = {"workers": {"cpu": self.place.workers}}
         if self.side == THE_FASTEST:
             train |= {"strategy": "bsp", "partition": "udpa"}
         elif self.side != DEFAULT:
@@ -152,6 +155,8 @@ class Run:
             train |= {"largest_batch": "memory"} if self.side == GROWING else {}
             given = [word.partition("=")[::2] for word in words if "=" in word]
             train |= {} if len(given) == len(words) else {"partition": words[0]}
+            cluster |= {key: text for key, text in given if key == WIRE}
+            given = [(key, text) for key, text in given if key != WIRE]
             usual = {} if strategy in AS_GIVEN else TUNED.get(strategy, {})
             rule = {key: _value(text) for key, text in given} or usual
         if self.batch is not None:
@@ -163,7 +168,7 @@ class Run:
             "model": {"layers": LAYERS[self.network]} if self.network in LAYERS else {"name": self.network},
             "train": train,
             "rule": dict(rule),
-            "cluster": {"workers": {"cpu": self.place.workers}},
+            "cluster": cluster,
             "run": {"checkpoint_every": 1000.0, "keep": 1},
         }
 
