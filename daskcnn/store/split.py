@@ -41,6 +41,25 @@ def stratified(
     return mask
 
 
+def representative(labels: npt.NDArray[Any], samples: int, seed: int) -> npt.NDArray[np.bool_]:
+    """Return a mask (N,) of `samples` samples, at most N, with the classes in their proportions.
+
+    Every class is in it, and each of several labels, where there is room for one sample of each. The draw follows from
+    the seed. Rows of labels (N, L) are classes as for `stratified`.
+    """
+    which, counts = _groups(labels)
+    keys = sample_keys(len(labels), seed, _SPLIT)
+    by_class = np.lexsort((keys, which))
+    place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    passed = np.empty(len(labels))
+    passed[by_class] = place / np.repeat(counts, counts)  # 0 for the first of each class
+    if labels.ndim == 2:
+        passed[labels.argmax(axis=0)[labels.any(axis=0)]] = -1
+    mask = np.zeros(len(labels), bool)
+    mask[np.lexsort((keys, passed))[:samples]] = True
+    return mask
+
+
 def _groups(labels: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The group of each sample, (N,), and the samples of each group."""
     _, which, counts = np.unique(labels, axis=0, return_inverse=True, return_counts=True)
