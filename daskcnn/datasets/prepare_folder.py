@@ -87,8 +87,9 @@ def prepare_folder(
     seed : of the split and the shuffle
     skip_bad : whether images that cannot be read are left out; they are refused otherwise
     name : of the data set. Default: the store's name
-    value_range : (low, high), the numbers that are black and white in images of more than 8 bits. Those of 16 bits have
-        0 and 65,535 if not given; images of real numbers or of 32 bits are refused without
+    value_range : (low, high), the numbers that are black and white in grey images of more than 8 bits. Those of 16 bits
+        have 0 and 65,535 if not given; images of real numbers or of 32 bits are refused without. Colours of 16 bits
+        always have 0 and 65,535, and are refused with a range
     client : of the cluster that decodes the images. Without one the default client is used, or else a local cluster is
         started.
     warn : called with what was left out. Default: a line on stderr
@@ -225,6 +226,7 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
             if found.deep and found.brightest < _DARK:
                 used = f"use levels 0 to {found.brightest} of 255, as 65,535 would be white"
                 remedy = "state the numbers that are black and white: --value-range LOW,HIGH (value_range=)"
+                remedy += "; colours: write files of 8 bits"
                 workers.warn(f"{listing.root}: {found.deep:,} images of 16 bits {used}; {remedy}")
             if not found.bad:
                 _finish(draft, common, listing, found)
