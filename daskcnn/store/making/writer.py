@@ -9,6 +9,7 @@ holds more than a block or a bucket.
 from __future__ import annotations
 
 import errno
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -62,7 +63,7 @@ def buckets(places: Sequence[Places], edges: Sequence[tuple[int, int]]) -> Itera
 def between_passes(out: str) -> Iterator[str]:
     """Make the folder of the blocks beside a path or URL, and remove it when the context ends."""
     if not is_url(out):
-        with hidden_beside(local_path(out).absolute(), "buckets") as folder:
+        with hidden_beside(_target(out), "buckets") as folder:
             yield str(folder)
         return
     url = f"{out.rstrip('/')}.{uuid.uuid4().hex}.tmp"
@@ -70,6 +71,11 @@ def between_passes(out: str) -> Iterator[str]:
         yield url
     finally:
         remove(url)
+
+
+def _target(out: str) -> Path:
+    """The folder that a path names. A link's own is found: a folder cannot take the place of a link."""
+    return Path(os.path.realpath(local_path(out)))
 
 
 def write_block(folder: str, block: int, samples: npt.NDArray[Any], places: Places) -> None:
@@ -178,7 +184,7 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
             _clear(out)
             raise
         return
-    target = local_path(out).absolute()
+    target = _target(out)
     try:
         with hidden_beside(target, "tmp") as folder:
             draft = Draft(str(folder), manifest)
