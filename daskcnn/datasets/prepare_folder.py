@@ -28,9 +28,10 @@ from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.files import is_url
 from daskcnn.store.making import folder_plan
 from daskcnn.store.making.folder import Listing, list_folder
-from daskcnn.store.making.prepare import refuse_occupied
+from daskcnn.store.making.prepare import refuse_occupied, taken
 from daskcnn.store.making.writer import Draft, Occupied, drafted
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Order, ValueRange, assemble, ordered
+from daskcnn.store.split import check_seed
 
 TEST = 0.2
 """Share of the images that becomes the test part, where neither the user nor the folder says."""
@@ -61,7 +62,7 @@ def prepare_folder(
     path: str | Path,
     store: str | Path,
     *,
-    size: tuple[int, int],
+    size: tuple[int, int] | int,
     fit: Fit = "crop",
     grey: bool = False,
     test: float | None = None,
@@ -79,7 +80,7 @@ def prepare_folder(
     ----------
     path : folder of the images: `CLASS/…`, or `train/CLASS/…` and `test/CLASS/…`
     store : path or URL of the data set
-    size : (height, width) of the images in it
+    size : (height, width) of the images in it, or one number for both
     fit : what is done about other proportions: "crop" cuts off what is too much, "pad" adds black, "stretch" distorts
     grey : whether images have one channel, and not red, green and blue
     test : share of the images that becomes the test part, of each class alike; 0.2 if not given
@@ -103,10 +104,9 @@ def prepare_folder(
     --------
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
-    numbers: tuple[Any, ...] = (*size, seed)
-    height, width, seed = (int(each) if isinstance(each, np.integer) else each for each in numbers)
-    look = folder_plan.Appearance((height, width), fit, grey, value_range)
-    request = Request(str(path), str(store), look, test, order, seed, skip_bad, name)
+    check_seed(seed)
+    look = folder_plan.Appearance(_sides(size), fit, grey, value_range)
+    request = Request(str(path), str(store), look, test, order, int(seed), skip_bad, name)
     return prepare(request, client=given_or_default(client), say=lambda _: None, warn=warn, quiet=True)
 
 
@@ -136,6 +136,15 @@ def prepare(
     return open_dataset(request.out)
 
 
+def _sides(size: Any) -> tuple[int, int]:
+    sides = [size] * 2 if isinstance(size, int | np.integer) else size
+    whole = isinstance(sides, Sequence) and all(isinstance(side, int | np.integer) for side in sides)
+    if not whole or len(sides) != 2:
+        reason = "whole numbers of pixels are needed"
+        raise DataError(f"size={size!r:.60}", reason, "give (height, width), or one number for both")
+    return int(sides[0]), int(sides[1])
+
+
 def check_request(request: Request) -> None:
     """Raise DataError for a size, share or name that cannot be."""
     H, W, C = request.look.shape
@@ -147,8 +156,10 @@ def check_request(request: Request) -> None:
             ordered(given)
         except ValueError as error:
             raise DataError(f"value range {given!s:.60}", error, "give those of black and white: 0,4095") from error
-    if request.test is not None and not 0 < request.test < 1:
-        raise DataError(f"test={request.test}", "a share between 0 and 1 is needed", "give one such as 0.2")
+    check_seed(request.seed)
+    share = request.test
+    if share is not None and not (isinstance(share, float | np.floating) and 0 < share < 1):
+        raise DataError(f"test={share!r:.60}", "a share between 0 and 1 is needed", "give one such as 0.2")
     if request.name is not None:
         check_name(request.name)
 
@@ -237,8 +248,7 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
             workers.warn(f"{listing.root}: {count} and are left out:\n{told}")
             _write_good(request, plan, draft, found, workers, client)
     except Occupied:
-        refuse_occupied(request.out)
-        raise DataError(request.out, "was written to meanwhile", "choose another path") from None
+        raise taken(request.out) from None
 
 
 def _planned(request: Request, listing: Listing) -> tuple[folder_plan.Plan, dict[str, Any]]:

@@ -8,10 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import derive
+from daskcnn.errors import DataError
 
 MOST_HELD_OUT = 2000
 _SPLIT = 3
 """Tells the split's draws from those of the order, which has one for each part."""
+
+
+def check_seed(seed: Any) -> None:
+    """Raise DataError for what is no seed."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise DataError(f"seed={seed!r:.60}", "a whole number of 0 or more is needed", "give one")
 
 
 def held_out(samples: int) -> int:
