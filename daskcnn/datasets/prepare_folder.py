@@ -137,12 +137,14 @@ def prepare(
 
 
 def _sides(size: Any) -> tuple[int, int]:
-    sides = [size] * 2 if isinstance(size, int | np.integer) else size
-    whole = isinstance(sides, Sequence) and all(isinstance(side, int | np.integer) for side in sides)
-    if not whole or len(sides) != 2:
+    try:
+        height, width = (size, size) if isinstance(size, int | np.integer) else size
+    except (TypeError, ValueError):  # no pair
+        height = width = None
+    if not all(isinstance(side, int | np.integer) for side in (height, width)):
         reason = "whole numbers of pixels are needed"
         raise DataError(f"size={size!r:.60}", reason, "give (height, width), or one number for both")
-    return int(sides[0]), int(sides[1])
+    return int(height), int(width)
 
 
 def check_request(request: Request) -> None:

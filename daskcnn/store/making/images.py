@@ -144,7 +144,8 @@ def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
 
 def _halved(image: Image.Image) -> bool:
     """True if the pixels have 16 bits of which Pillow takes 8, as it does for colours; asked before they are read."""
-    how = image.tile[0][3] if image.tile else ""  # such as RGB;16B, alone or first
+    tiles = getattr(image, "tile", None)
+    how = tiles[0][3] if tiles else ""  # such as RGB;16B, alone or first
     kind = str(how[0] if isinstance(how, tuple) else how)
     return ";16" in kind and not kind.startswith("BGR") and image.mode not in _DEEP  # BGR;16: of all colours together
 
