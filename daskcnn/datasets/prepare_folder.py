@@ -137,6 +137,8 @@ def prepare(
 
 
 def _sides(size: Any) -> tuple[int, int]:
+    height: Any
+    width: Any
     try:
         height, width = (size, size) if isinstance(size, int | np.integer) else size
     except (TypeError, ValueError):  # no pair
@@ -159,7 +161,7 @@ def check_request(request: Request) -> None:
         except ValueError as error:
             raise DataError(f"value range {given!s:.60}", error, "give those of black and white: 0,4095") from error
     check_seed(request.seed)
-    share = request.test
+    share: Any = request.test
     if share is not None and not (isinstance(share, float | np.floating) and 0 < share < 1):
         raise DataError(f"test={share!r:.60}", "a share between 0 and 1 is needed", "give one such as 0.2")
     if request.name is not None:
