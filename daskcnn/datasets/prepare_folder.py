@@ -290,7 +290,7 @@ def _write_good(
     """Write a data set without the bad images: it is the one that a folder without them would give."""
     listing = plan.listing.without(list(found.bad))
     good, common = _planned(request, listing)
-    with drafted(request.out, good.draft(common)) as target:
+    with drafted(request.out, good.draft(common), claimed=True) as target:
         if is_url(request.out):  # nothing lies beside it to read from
             again = _decoded(request, good, target, workers, client)
             if again.bad:

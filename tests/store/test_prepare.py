@@ -165,6 +165,21 @@ def test_by_url_what_fails_leaves_nothing(source: Source) -> None:
     assert Files.at(url).is_empty()
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_by_url_the_slower_writer_touches_nothing(source: Source, finished: bool) -> None:
+    manifest, url = describe(source, chunk=50, order="stored", seed=0), f"memory://daskcnn-tests/two-{finished}.zarr"
+
+    def overtaken(part: str) -> None:
+        with pytest.raises(Occupied):
+            write(source, manifest, url, stop)
+
+    write(source, manifest, url, lambda part: None if finished else overtaken(part))
+    if finished:
+        overtaken("train")
+    verify(open_dataset(url))
+    assert Files.at(url).names(9) == ["test", "train", "zarr.json"]
+
+
 def test_by_url_the_manifest_comes_last(source: Source, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "memory://daskcnn-tests/half.zarr"
     monkeypatch.setattr(writer, "_clear", lambda out: None)  # a process that is killed clears nothing
