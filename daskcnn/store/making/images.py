@@ -92,8 +92,8 @@ def decode(
     JPEG image of four times the size or more is decoded at a part of it, and then resized.
 
     Grey values of more than 8 bits are black at the first number of `value_range` and white at the second: of 16 bits
-    at 0 and 65,535 without one. Others need one, as nothing in a file says what its numbers mean. Of 16 bits with
-    colours or transparency the upper 8 are taken; they are refused with a range.
+    at 0 and 65,535 without one. Others need one, as nothing in a file says what its numbers mean. Colours
+    and grey with transparency have 8 bits: of 16 the upper ones are taken, and a range is refused.
 
     Where its proportions are others, "stretch" changes them, "crop" cuts off what is too much from both sides, "pad"
     adds black to both sides. Raises DataError, with the name of the file, for what is no image, is damaged, has more
