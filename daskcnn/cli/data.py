@@ -126,7 +126,7 @@ def _value_range(ctx: click.Context, param: click.Parameter, value: str | None) 
     "--value-range",
     metavar="LOW,HIGH",
     callback=_value_range,
-    help="Numbers that are black and white, of more than 8 bits.  [default: 0,65535 for 16 bits; others need it]",
+    help="Black and white among grey values of more than 8 bits.  [default: 0,65535 for 16 bits; others need it]",
 )
 @click.option(
     "--test",

@@ -15,7 +15,7 @@ from daskcnn.errors import DataError
 from daskcnn.store import manifest
 from daskcnn.store.chunk_facts import class_counts
 from daskcnn.store.foreign.array import Layout
-from daskcnn.store.foreign.labels import Labelled, as_told, numbered
+from daskcnn.store.foreign.labels import Labelled, as_told, numbered, plain
 from daskcnn.store.making.prepare import chunk_for
 from daskcnn.store.making.writer import Places
 from daskcnn.store.masks import own_nodata
@@ -100,6 +100,7 @@ def _for_testing(labels: npt.NDArray[Any], given: Sequence[str] | None, classes:
 
     Without given classes they are values, and those of the training part need not be 0, 1, 2 and so on.
     """
+    labels = plain(labels) if labels.ndim == 1 else labels
     if given is None and labels.ndim == 1 and labels.dtype.kind in "iubf":
         whole = labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels))
         labels = (labels.astype(np.int64) if whole else labels).astype(np.str_)

@@ -21,6 +21,7 @@ from daskcnn.errors import DataError
 from daskcnn.store.foreign.array import WRITE_ALL, Layout, check_labels
 from daskcnn.store.foreign.axes import axes_of, check_axes
 from daskcnn.store.foreign.conventions import Coding, coding_of
+from daskcnn.store.foreign.shards import absent_in_shards
 
 
 @dataclass(frozen=True)
@@ -208,11 +209,12 @@ def _coding(array: zarr.Array[Any], what: str = "images") -> Coding:
 
 
 def _not_stored(array: zarr.Array[Any]) -> str | None:
-    """A sentence on chunks that are not stored, by one listing; None where there are none, or none is known."""
+    """A sentence on chunks that are not stored, by one listing or the indices of shards; None: none, or none known."""
     if not array.store.supports_listing:
         return None
-    count, there = array.nchunks, array.nchunks_initialized
-    return f"{count - there:,} of {count:,} chunks are not stored" if there < count else None
+    count = array.nchunks
+    gone = count - array.nchunks_initialized if array.shards is None else absent_in_shards(array)
+    return f"{gone:,} of {count:,} chunks are not stored" if gone else None
 
 
 def _masked(images: Any, coding: Coding) -> Any:

@@ -27,9 +27,10 @@ from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, mis
 from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.foreign.array import Layout
 from daskcnn.store.making import writer
-from daskcnn.store.making.prepare import refuse_occupied
+from daskcnn.store.making.prepare import refuse_occupied, taken
 from daskcnn.store.making.writer import Draft
 from daskcnn.store.manifest import PARTS, Labelling, Order, Progress, Warn, assemble, silent
+from daskcnn.store.split import check_seed
 
 BUCKET_BYTES = 64 << 20
 
@@ -114,8 +115,7 @@ def prepare(
                 facts = own.directly() if in_memory else own.through_buckets(out, client)
                 draft.finish(assemble(plan.common, facts, warn=warn))
     except writer.Occupied:
-        refuse_occupied(out)
-        raise
+        raise taken(out) from None
     return open_dataset(out)
 
 
@@ -125,8 +125,7 @@ def _check_options(*, order: Any, seed: Any, nodata: Any, labelling: Any, name: 
         raise DataError(f"order={order!r}", "unknown", f"use one of {', '.join(get_args(Order))}")
     if labelling is not None and labelling not in get_args(Labelling):
         raise DataError(f"labelling={labelling!r}", "unknown", f"use one of {', '.join(get_args(Labelling))}")
-    if not isinstance(seed, int | np.integer) or seed < 0:
-        raise DataError(f"seed={seed!r}", "a whole number of 0 or more is needed", "give one")
+    check_seed(seed)
     if nodata is not None and not (isinstance(nodata, int | float | np.number) and np.isfinite(nodata)):
         remedy = "give one such as -9999; NaN stands for no data too as soon as one is given"
         raise DataError(f"nodata={nodata!r}", "a finite number is needed", remedy)

@@ -28,9 +28,10 @@ from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.files import is_url
 from daskcnn.store.making import folder_plan
 from daskcnn.store.making.folder import Listing, list_folder
-from daskcnn.store.making.prepare import refuse_occupied
+from daskcnn.store.making.prepare import refuse_occupied, taken
 from daskcnn.store.making.writer import Draft, Occupied, drafted
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Order, ValueRange, assemble, ordered
+from daskcnn.store.split import check_seed
 
 TEST = 0.2
 """Share of the images that becomes the test part, where neither the user nor the folder says."""
@@ -61,7 +62,7 @@ def prepare_folder(
     path: str | Path,
     store: str | Path,
     *,
-    size: tuple[int, int],
+    size: tuple[int, int] | int,
     fit: Fit = "crop",
     grey: bool = False,
     test: float | None = None,
@@ -79,7 +80,7 @@ def prepare_folder(
     ----------
     path : folder of the images: `CLASS/…`, or `train/CLASS/…` and `test/CLASS/…`
     store : path or URL of the data set
-    size : (height, width) of the images in it
+    size : (height, width) of the images in it, or one number for both
     fit : what is done about other proportions: "crop" cuts off what is too much, "pad" adds black, "stretch" distorts
     grey : whether images have one channel, and not red, green and blue
     test : share of the images that becomes the test part, of each class alike; 0.2 if not given
@@ -87,8 +88,9 @@ def prepare_folder(
     seed : of the split and the shuffle
     skip_bad : whether images that cannot be read are left out; they are refused otherwise
     name : of the data set. Default: the store's name
-    value_range : (low, high), the numbers that are black and white in images of more than 8 bits. Those of 16 bits have
-        0 and 65,535 if not given; images of real numbers or of 32 bits are refused without
+    value_range : (low, high), the numbers that are black and white in grey images of more than 8 bits. Those of 16 bits
+        have 0 and 65,535 if not given; images of real numbers or of 32 bits are refused without. Colours of 16 bits
+        always have 0 and 65,535, and are refused with a range
     client : of the cluster that decodes the images. Without one the default client is used, or else a local cluster is
         started.
     warn : called with what was left out. Default: a line on stderr
@@ -102,10 +104,9 @@ def prepare_folder(
     --------
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
-    numbers: tuple[Any, ...] = (*size, seed)
-    height, width, seed = (int(each) if isinstance(each, np.integer) else each for each in numbers)
-    look = folder_plan.Appearance((height, width), fit, grey, value_range)
-    request = Request(str(path), str(store), look, test, order, seed, skip_bad, name)
+    check_seed(seed)
+    look = folder_plan.Appearance(_sides(size), fit, grey, value_range)
+    request = Request(str(path), str(store), look, test, order, int(seed), skip_bad, name)
     return prepare(request, client=given_or_default(client), say=lambda _: None, warn=warn, quiet=True)
 
 
@@ -135,6 +136,19 @@ def prepare(
     return open_dataset(request.out)
 
 
+def _sides(size: Any) -> tuple[int, int]:
+    height: Any
+    width: Any
+    try:
+        height, width = (size, size) if isinstance(size, int | np.integer) else size
+    except (TypeError, ValueError):  # no pair
+        height = width = None
+    if not all(isinstance(side, int | np.integer) for side in (height, width)):
+        reason = "whole numbers of pixels are needed"
+        raise DataError(f"size={size!r:.60}", reason, "give (height, width), or one number for both")
+    return int(height), int(width)
+
+
 def check_request(request: Request) -> None:
     """Raise DataError for a size, share or name that cannot be."""
     H, W, C = request.look.shape
@@ -146,8 +160,10 @@ def check_request(request: Request) -> None:
             ordered(given)
         except ValueError as error:
             raise DataError(f"value range {given!s:.60}", error, "give those of black and white: 0,4095") from error
-    if request.test is not None and not 0 < request.test < 1:
-        raise DataError(f"test={request.test}", "a share between 0 and 1 is needed", "give one such as 0.2")
+    check_seed(request.seed)
+    share: Any = request.test
+    if share is not None and not (isinstance(share, float | np.floating) and 0 < share < 1):
+        raise DataError(f"test={share!r:.60}", "a share between 0 and 1 is needed", "give one such as 0.2")
     if request.name is not None:
         check_name(request.name)
 
@@ -225,6 +241,7 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
             if found.deep and found.brightest < _DARK:
                 used = f"use levels 0 to {found.brightest} of 255, as 65,535 would be white"
                 remedy = "state the numbers that are black and white: --value-range LOW,HIGH (value_range=)"
+                remedy += "; colours: write files of 8 bits"
                 workers.warn(f"{listing.root}: {found.deep:,} images of 16 bits {used}; {remedy}")
             if not found.bad:
                 _finish(draft, common, listing, found)
@@ -235,8 +252,7 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
             workers.warn(f"{listing.root}: {count} and are left out:\n{told}")
             _write_good(request, plan, draft, found, workers, client)
     except Occupied:
-        refuse_occupied(request.out)
-        raise DataError(request.out, "was written to meanwhile", "choose another path") from None
+        raise taken(request.out) from None
 
 
 def _planned(request: Request, listing: Listing) -> tuple[folder_plan.Plan, dict[str, Any]]:
@@ -274,7 +290,7 @@ def _write_good(
     """Write a data set without the bad images: it is the one that a folder without them would give."""
     listing = plan.listing.without(list(found.bad))
     good, common = _planned(request, listing)
-    with drafted(request.out, good.draft(common)) as target:
+    with drafted(request.out, good.draft(common), claimed=True) as target:
         if is_url(request.out):  # nothing lies beside it to read from
             again = _decoded(request, good, target, workers, client)
             if again.bad:

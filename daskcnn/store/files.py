@@ -48,7 +48,8 @@ class Files:
             folder = local_path(path)
             return cls(path, LocalStore(folder, read_only=read_only), folder)
         try:
-            return cls(path, FsspecStore.from_url(path, read_only=read_only))
+            folders = {"auto_mkdir": True} if path.startswith(("file://", "local://")) and not read_only else None
+            return cls(path, FsspecStore.from_url(path, folders, read_only=read_only))
         except ImportError as error:
             extra = installing("s3") if path.startswith(("s3:", "s3a:")) else "pip install what it names"
             raise DataError(path, error, f"{extra}, or use a local path") from error

@@ -265,11 +265,11 @@ def plain_colour(name: str) -> DataError:
     return DataError(name, "every training image is the same plain colour", "give the real data set")
 
 
-def strangers(name: str, unseen: Sequence[str]) -> DataError:
+def strangers(name: str, unseen: Sequence[str], remedy: str | None = None) -> DataError:
     """Return the error for classes of the test part that the training part does not have."""
     named = ", ".join(unseen[:10]) + (", …" if len(unseen) > 10 else "")
     reason = f"the test part has samples of {named}, the training part has none"
-    return DataError(name, reason, "leave them out of the test part, or give training samples of them")
+    return DataError(name, reason, remedy or "leave them out of the test part, or give training samples of them")
 
 
 def _part(facts: Sequence[ChunkFacts]) -> PartManifest:

@@ -8,10 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import derive
+from daskcnn.errors import DataError
 
 MOST_HELD_OUT = 2000
 _SPLIT = 3
 """Tells the split's draws from those of the order, which has one for each part."""
+
+
+def check_seed(seed: Any) -> None:
+    """Raise DataError for what is no seed."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise DataError(f"seed={seed!r:.60}", "a whole number of 0 or more is needed", "give one")
 
 
 def held_out(samples: int) -> int:
@@ -38,6 +45,25 @@ def stratified(
     if labels.ndim == 2:
         for label in np.flatnonzero(labels.any(axis=0) & ~labels[~mask].any(axis=0)):
             mask[np.flatnonzero(labels[:, label])[0]] = False
+    return mask
+
+
+def representative(labels: npt.NDArray[Any], samples: int, seed: int) -> npt.NDArray[np.bool_]:
+    """Return a mask (N,) of `samples` samples, at most N, with the classes in their proportions.
+
+    Every class is in it, and each of several labels, where there is room for one sample of each. The draw follows from
+    the seed. Rows of labels (N, L) are classes as for `stratified`.
+    """
+    which, counts = _groups(labels)
+    keys = sample_keys(len(labels), seed, _SPLIT)
+    by_class = np.lexsort((keys, which))
+    place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    passed = np.empty(len(labels))
+    passed[by_class] = place / np.repeat(counts, counts)  # 0 for the first of each class
+    if labels.ndim == 2:
+        passed[labels.argmax(axis=0)[labels.any(axis=0)]] = -1
+    mask = np.zeros(len(labels), bool)
+    mask[np.lexsort((keys, passed))[:samples]] = True
     return mask
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ from daskcnn.store.chunk_facts import check_finite, missing_pixels
 from daskcnn.store.making.images import decode, dimensions, read_file
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
 from daskcnn.trained.place import find_network
+from daskcnn.training.trained_network import Classifier
+
+_TOGETHER_BYTES = 64 << 20
 
 
 def predict(
@@ -45,17 +48,29 @@ def predict(
         if os.path.isdir(path):
             reason = "a folder, a data set or an array, not an image file"
             raise DataError(path, reason, "say where to write: --out p.csv")
-    seen = np.stack([pixels(path, classifier.facts, say) for path in images])
-    say(f"weights: {network.weights}")
-    compile_here(classifier.job.model.dtype, say)
+    several, found = together(classifier.facts), list[dict[str, Any]]()
+    for lo in range(0, len(images), several):
+        seen = np.stack([pixels(path, classifier.facts, say) for path in images[lo : lo + several]])
+        if not lo:
+            say(f"weights: {network.weights}")
+            compile_here(classifier.job.model.dtype, say)
+        found += _predicted(classifier, seen, top)
+    return [{"image": path, **each} for path, each in zip(images, found, strict=True)]
+
+
+def together(facts: Described) -> int:
+    """Return how many images of files are in memory at a time."""
+    return max(1, _TOGETHER_BYTES // (int(np.prod(facts.shape)) * facts.dtype.itemsize))
+
+
+def _predicted(classifier: Classifier, seen: npt.NDArray[Any], top: int) -> Iterator[dict[str, Any]]:
     if classifier.reconstructs:
-        return [{"image": path, "loss": loss} for path, loss in zip(images, classifier.losses(seen), strict=True)]
-    found = []
-    for path, probabilities in zip(images, classifier.predict(seen), strict=True):
+        yield from ({"loss": loss} for loss in classifier.losses(seen))
+        return
+    for probabilities in classifier.predict(seen):
         order = np.argsort(-probabilities)[:top]
         classes = [{"class": classifier.classes[i], "probability": float(probabilities[i])} for i in order]
-        found.append({"image": path, "classes": classes})
-    return found
+        yield {"classes": classes}
 
 
 def pixels(path: str, facts: Described, say: Callable[[str], None]) -> npt.NDArray[Any]:

@@ -110,6 +110,23 @@ def test_chunks_that_are_not_stored_are_no_data_or_refused(tmp_path: Path) -> No
     assert model(nodata=0, dtype="int16").predict(images).shape == (len(STORED), 4)
 
 
+@pytest.mark.parametrize("index", ["start", "end"])
+def test_chunks_missing_in_shards_are_found_by_the_indices(tmp_path: Path, index: Any) -> None:
+    whole = np.abs(STORED) + 1  # 40 samples, in shards of 12
+    shards: Any = {"shape": (12, *STORED.shape[1:]), "index_location": index}
+    how = {"shape": STORED.shape, "dtype": np.int16, "chunks": (3, *STORED.shape[1:]), "shards": shards}
+    images = zarr.create_array(str(tmp_path / "x.zarr"), config={"write_empty_chunks": True}, **how)
+    images[:] = whole
+    found = prepare(images, LABELS, tmp_path / "all.zarr")
+    assert (found.shape, len(found.train) + len(found.test)) == (STORED.shape[1:], 40)
+    images = zarr.create_array(str(tmp_path / "y.zarr"), config={"write_empty_chunks": False}, **how)
+    images[:3], images[13:36] = whole[:3], whole[13:36]
+    with pytest.raises(DataError, match=r"5 of 14 chunks are not stored, and .* fill value 0"):
+        prepare(images, LABELS, tmp_path / "out.zarr")
+    with pytest.raises(DataError, match="5 of 14 chunks are not stored"):
+        model(dtype="int16").predict(images)
+
+
 def test_labels_in_a_zarr_array_are_all_stored_and_mean_themselves(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"labels: 1 of 6 chunks are not stored"):
         prepare(IMAGES, zarr_array(tmp_path / "y.zarr", np.arange(len(IMAGES)) // 7), tmp_path / "out.zarr")

@@ -339,7 +339,7 @@ def test_images_and_labels_of_their_own_for_testing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.test.read(0, 30)[0], IMAGES[200:])
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, object])
 def test_labels_for_testing_are_values_as_those_for_training_are(tmp_path: Path, dtype: type) -> None:
     labels: np.ndarray = (10 + LABELS).astype(dtype)
     found = prepare(IMAGES[:200], labels[:200], tmp_path / "x.zarr", test=(IMAGES[200:], labels[200:]), order="stored")

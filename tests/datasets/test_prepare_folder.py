@@ -110,6 +110,7 @@ def test_numbers_of_numpy_are_numbers_here_too(folder: Path, tmp_path: Path) -> 
     size, seed = tuple(np.array(SIZE)), np.int64(7)
     found = prepare_folder(folder, tmp_path / "a" / "x.zarr", size=size, seed=seed)  # type: ignore[arg-type]
     assert found.manifest == prepare_folder(folder, tmp_path / "b" / "x.zarr", size=SIZE, seed=7).manifest
+    assert prepare_folder(folder, tmp_path / "c" / "x.zarr", size=4).shape[:2] == (4, 4)
 
 
 def test_another_file_of_the_same_pixels_is_another_origin(folder: Path, tmp_path: Path) -> None:
@@ -294,7 +295,13 @@ def test_images_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
     [
         ({"size": (0, 4)}, "size 0x4: an image has 1 to"),
         ({"size": (1 << 20, 1 << 20)}, "size 1048576x1048576: an image has 1 to"),
+        ({"size": "64x64"}, "size='64x64': whole numbers of pixels are needed; give (height, width), or one number"),
+        ({"size": (4.0, 4)}, "size=(4.0, 4): whole numbers of pixels are needed"),
         ({"test": 1.0}, "test=1.0: a share between 0 and 1 is needed"),
+        ({"test": "0.2"}, "test='0.2': a share between 0 and 1 is needed"),
+        ({"seed": 1.5}, "seed=1.5: a whole number of 0 or more is needed"),
+        ({"seed": "a"}, "seed='a': a whole number of 0 or more is needed"),
+        ({"seed": -1}, "seed=-1: a whole number of 0 or more is needed"),
         ({"name": "a\nb"}, "name='a\\nb': a name has one printable character"),
     ],
 )

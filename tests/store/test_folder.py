@@ -110,6 +110,15 @@ def test_images_in_folders_of_a_class_are_of_the_class(tmp_path: Path) -> None:
     assert listed(tmp_path) == {"a": ["a/1.png", "a/2020/may/2.png"], "b": ["b/x/1.png"]}
 
 
+def test_a_link_that_leads_above_its_class_is_left_out(tmp_path: Path) -> None:
+    touch(tmp_path / "data", *(f"{part}/{name}/1.png" for part in ("train", "test") for name in "ab"))
+    (tmp_path / "data/train/a/up").symlink_to(tmp_path / "data/train")
+    (tmp_path / "data/train/b/root").symlink_to("../..")
+    found = list_folder(tmp_path / "data")
+    assert found.files == ("train/a/1.png", "test/a/1.png", "train/b/1.png", "test/b/1.png")
+    assert "left out, a link to a folder that its class lies in: 2 files (train/a/up, train/b/root)" in found.notes
+
+
 def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
     touch(tmp_path / "else", "1.png", "deep/2.png")
     touch(tmp_path / "data", "a/1.png")

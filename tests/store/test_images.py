@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from daskcnn.errors import DataError
 from daskcnn.store.making import images
-from daskcnn.store.making.images import Fit, decode, dimensions, read_file
+from daskcnn.store.making.images import Fit, decode, dimensions, is_deep, read_file
 from tests.special_files import SPECIAL, special
 
 H, W = 6, 4
@@ -97,6 +99,28 @@ def test_numbers_that_nobody_can_know_the_meaning_of_are_refused_without_a_range
     ):
         with pytest.raises(DataError, match=told):
             look(Image.fromarray(deep), "TIFF", grey=True)
+
+
+def sixteen_bits(colour_type: int, values: npt.NDArray[Any]) -> bytes:
+    """A PNG image of 16 bits, which Pillow reads and does not write."""
+    H, W, _ = values.shape
+    head = struct.pack(">IIBBBBB", W, H, 16, colour_type, 0, 0, 0)
+    rows = zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in values))
+    parts = [(b"IHDR", head), (b"IDAT", rows), (b"IEND", b"")]
+    packed = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+@pytest.mark.parametrize(("colour_type", "channels"), [(2, 3), (4, 2), (6, 4)])
+def test_a_range_of_16_bits_with_colours_is_refused(colour_type: int, channels: int) -> None:
+    data = sixteen_bits(colour_type, np.full((2, 3, channels), 0xFF10))
+    assert is_deep(data, name="x")
+    assert decode(data, name="x", size=(2, 3))[0, 0, 0] in (254, 255)
+    with pytest.raises(DataError, match=r"16 bits with colours or transparency, of which 8 are read: .*; leave it out"):
+        decode(data, name="x", size=(2, 3), value_range=(0, 4095))
+    grey = sixteen_bits(0, np.full((2, 3, 1), 4095))
+    assert decode(grey, name="x", size=(2, 3), value_range=(0, 4095)).min() == 255
+    assert not is_deep(encoded(Image.new("RGB", (3, 2))), name="x")
 
 
 def test_infinite_numbers_are_white_and_black_and_those_that_are_none_black() -> None:

@@ -151,6 +151,20 @@ def test_a_limit_keeps_samples_of_every_class(tmp_path: Path) -> None:
     assert np.bincount(data.test.labels()).tolist() == [10] * 5
 
 
+def test_a_limit_trains_on_every_class_of_an_array_sorted_by_class(tmp_path: Path) -> None:
+    arrays = replace(tiles(tmp_path, classes=10), limit=50, validation=10)
+    found = outline(arrays)
+    assert np.bincount(found.labels.values[found.order[:40]]).tolist() == [4] * 10
+    data = found.dataset(index_of(found))
+    np.testing.assert_array_equal(data.train.read(0, 50)[0], stored(arrays)[0][found.order])
+    few = np.r_[np.repeat([0, 1], 140), np.repeat(np.arange(2, 12), 2)]  # of which one is tested
+    own = replace(arrays, labels=write_array(tmp_path / "few", few, 300), test=0.5)
+    found = outline(own)
+    assert np.bincount(found.labels.values[found.order[:40]]).tolist() == [15, 15] + [1] * 10
+    with pytest.raises(DataError, match=r"the training part has none; raise data\.limit"):
+        outline(replace(own, limit=12, validation=3))
+
+
 # --- the loader ---
 
 

@@ -135,6 +135,24 @@ def test_two_processes_at_once(archive: Path, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"a.tar.gz", "x.zarr"}
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_leads_to_is_written(source: Source, tmp_path: Path, there: bool) -> None:
+    link, folder = tmp_path / "link.zarr", tmp_path / "disk" / "x"
+    link.symlink_to(folder)
+    if there:
+        folder.mkdir(parents=True)
+    write(source, describe(source, chunk=50, order="stored", seed=0), str(link), lambda part: None)
+    verify(open_dataset(str(link)))
+    assert link.is_symlink()
+    assert [p.name for p in folder.parent.iterdir()] == ["x"]
+
+
+def test_by_the_url_of_a_folder(source: Source, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/new/x.zarr"
+    write(source, describe(source, chunk=50, order="stored", seed=0), url, lambda part: None)
+    verify(open_dataset(url))
+
+
 def stop(part: str) -> None:
     if part == "test":
         raise RuntimeError
@@ -145,6 +163,21 @@ def test_by_url_what_fails_leaves_nothing(source: Source) -> None:
     with pytest.raises(RuntimeError):
         write(source, describe(source, chunk=50, order="stored", seed=0), url, stop)
     assert Files.at(url).is_empty()
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_by_url_the_slower_writer_touches_nothing(source: Source, finished: bool) -> None:
+    manifest, url = describe(source, chunk=50, order="stored", seed=0), f"memory://daskcnn-tests/two-{finished}.zarr"
+
+    def overtaken(part: str) -> None:
+        with pytest.raises(Occupied):
+            write(source, manifest, url, stop)
+
+    write(source, manifest, url, lambda part: None if finished else overtaken(part))
+    if finished:
+        overtaken("train")
+    verify(open_dataset(url))
+    assert Files.at(url).names(9) == ["test", "train", "zarr.json"]
 
 
 def test_by_url_the_manifest_comes_last(source: Source, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:

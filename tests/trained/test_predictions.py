@@ -32,6 +32,7 @@ from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.image_facts import Facts
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
+from daskcnn.trained import predict
 from daskcnn.trained.place import find_network
 from daskcnn.trained.predictions import parts as kept
 from daskcnn.trained.predictions import sources, tables, whole
@@ -389,8 +390,12 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def test_a_folder(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "FILES", 2)
+@pytest.mark.parametrize("most", ["files", "bytes"])
+def test_a_folder(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, most: str) -> None:
+    if most == "files":
+        monkeypatch.setattr(sources, "FILES", 2)
+    else:
+        monkeypatch.setattr(predict, "_TOGETHER_BYTES", 2 * 8 * 8 * 3)
     predicted(run, folder, "--out", "p.csv")
     found = rows("p.csv")
     assert list(found[0])[:2] == ["file", "predicted"]
@@ -660,6 +665,8 @@ def test_a_foreign_folder_of_parts_is_refused(run: Path, store: str, content: st
     assert words in refused(run, store, "--out", "p.csv")
     (Path("p.csv.parts") / "task.json").rename(Path("p.csv.parts") / "mine.json")
     assert "a folder with other files" in refused(run, store, "--out", "p.csv")
+    (Path("p.csv.parts") / "mine.json").rename(Path("p.csv.parts") / ".task.json.tmp")  # of one that was killed
+    predicted(run, store, "--out", "p.csv")
 
 
 # --- what is asked for ---
@@ -733,6 +740,25 @@ def test_several_labels_in_zarr(tmp_path: Path) -> None:
     group: Any = zarr.open_group(tmp_path / "p.zarr", mode="r")
     np.testing.assert_array_equal(group["predicted"][:], [[1, 1], [0, 0], [1, 0]])
     np.testing.assert_array_equal(group["label"][:], ROWS.labels)
+
+
+def test_chunks_of_zarr_are_of_a_size_in_bytes_and_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_CHUNK_BYTES", 4 * 2 * 4)
+    begins, put = list[int](), zarr.Array.__setitem__
+
+    def noted(array: Any, at: Any, values: Any) -> None:
+        begins.append(at.start)
+        put(array, at, values)
+
+    monkeypatch.setattr(zarr.Array, "__setitem__", noted)
+    tables.write_table(tmp_path / "p.zarr", SEVERAL, 15, [(Part(i, "test", 3 * i, 3 * i + 3), ROWS) for i in range(5)])
+    group: Any = zarr.open_group(tmp_path / "p.zarr", mode="r")
+    assert group["probabilities"].chunks == (4, 2)
+    assert set(begins) == {0, 4, 8, 12}
+    np.testing.assert_array_equal(group["probabilities"][:], np.tile(ROWS.probabilities, (5, 1)))
+    np.testing.assert_array_equal(group["sample"][:], np.arange(15))
 
 
 def test_a_table_that_fails_leaves_nothing(tmp_path: Path) -> None:

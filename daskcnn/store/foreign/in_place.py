@@ -34,7 +34,7 @@ from daskcnn.store.manifest import (
     unlearnable,
     unseen_classes,
 )
-from daskcnn.store.split import held_out, stratified
+from daskcnn.store.split import held_out, representative, stratified
 
 _GATHERED_BYTES = 16 << 20
 _RUN_BYTES = 32 << 20
@@ -206,7 +206,7 @@ class Outline:
     """Arrays as far as they are known without their images: metadata, labels, and which sample is for what.
 
     `order` has the samples of the training part, as they are numbered in training; `scattered` of them come before the
-    validation samples.
+    validation samples. With a limit they are of every class.
     """
 
     arrays: Arrays
@@ -291,14 +291,29 @@ class Outline:
                 raise DataError(self.arrays.images, reason, "give the array as it was, or start a new run")
         manifest = self._manifest(index)
         about = [self.identity, index and index.fingerprint(), self.arrays.validation, self.arrays.limit]
+        about += [] if self.arrays.limit is None else ["representative"]  # it was the first samples once
         fingerprint = sha256(json.dumps([*about, self.arrays.seed]).encode())
         sums = (None, None) if index is None else (index.images, index.test_images if self.apart else index.images)
-        samples = self.order, self.scattered, "train"
+        samples = self.order, self.scattered if self._whole else 0, "train"
         train = InPlaceChunks(self.images, self.labels.values, sums[0], *samples, fingerprint)
         whole = len(self.test) if len(self.test) == self.test_images.samples else 0
         test = InPlaceChunks(self.test_images, self.test_labels.values, sums[1], self.test, whole, "test", fingerprint)
         parts = Split("train", len(self.order), train), Split("test", len(self.test), test)
         return Dataset(self.arrays.images, manifest, *parts, index=index)
+
+    def check_classes(self) -> None:
+        """Raise DataError where the samples to train on have too few classes, or not all of the test samples'."""
+        arrays, trained = self.arrays, self.order[: self.scattered or None]  # none at all is told with the job
+        manifest = self._manifest(None).model_copy(update={"train": _part(self.labels, trained)})
+        for problem in unlearnable(manifest):
+            raise DataError(arrays.labels, problem, "give labels of two classes or more, or raise data.limit")
+        if unseen := unseen_classes(manifest):
+            raise strangers(arrays.test_labels or arrays.labels, unseen, None if self._whole else "raise data.limit")
+
+    @property
+    def _whole(self) -> bool:
+        """False if only a part of the samples are trained on."""
+        return self.arrays.limit != len(self.order)
 
     def _manifest(self, index: ArrayIndex | None) -> Manifest:
         images, C = self.images, self.images.shape[2]
@@ -347,19 +362,14 @@ def outline(arrays: Arrays) -> Outline:
         test = _test_samples(arrays, labels, arrays.images)
         rest = np.setdiff1d(np.arange(images.samples), test, assume_unique=True)
     if arrays.limit is not None and arrays.limit < len(test):
-        drawn = stratified(test_labels.values[test], arrays.limit, arrays.seed)
-        test = test[drawn] if drawn.any() else test[: arrays.limit]
+        test = test[representative(test_labels.values[test], arrays.limit, arrays.seed)]
     if arrays.validation is None:
         arrays = replace(arrays, validation=held_out(min(len(rest), arrays.limit or len(rest))))
     order, scattered = _training_order(arrays, labels, rest, images.chunk)
     found = Outline(arrays, images, labels, test_images, test_labels, order, scattered, test)
     for each in (images, test_images):
         check_axes(axes_of(each.stored), arrays.layout, option="data.layout = ", what=each.path)
-    manifest = found._manifest(None)
-    for problem in unlearnable(manifest):
-        raise DataError(arrays.labels, problem, "give labels of two classes or more, or raise data.limit")
-    if unseen := unseen_classes(manifest):
-        raise strangers(arrays.test_labels or arrays.labels, unseen)
+    found.check_classes()
     return found
 
 
@@ -386,11 +396,10 @@ def _test_samples(arrays: Arrays, labels: Labelled, path: str) -> Indices:
 def _training_order(arrays: Arrays, labels: Labelled, rest: Indices, chunk: int) -> tuple[Indices, int]:
     """Samples chunk by chunk, the chunks in an order of their own, then those for validation; and where these begin."""
     assert arrays.validation is not None, "known by now"
-    mask = stratified(labels.values[rest], min(arrays.validation, len(rest)), arrays.seed)
+    limit = len(rest) if arrays.limit is None else min(arrays.limit, len(rest))
+    mask = stratified(labels.values[rest], min(arrays.validation, limit), arrays.seed)
     scattered, plain = rest[mask], rest[~mask]
+    plain = plain[representative(labels.values[plain], limit - len(scattered), arrays.seed)]
     ranks = derive(np, derive(np, (plain // chunk).astype(np.uint64), arrays.seed), 1)
     plain = plain[np.lexsort((plain, ranks))]
-    if arrays.limit is not None:
-        scattered = scattered[: arrays.limit]
-        plain = plain[: arrays.limit - len(scattered)]
     return np.concatenate([plain, scattered]), len(plain)

@@ -69,6 +69,15 @@ def as_told(labels: npt.NDArray[Any], labelling: Labelling | None) -> npt.NDArra
     return labels
 
 
+def plain(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return labels (N,) of Python's own texts or integers as NumPy's, others as they are."""
+    if labels.dtype.kind in "OT" and all(isinstance(value, str) for value in labels.tolist()):
+        return labels.astype(object).astype(str)  # NumPy's own texts (kind T) have no width to cast by
+    if labels.dtype.kind == "O" and all(type(value) is int and -_MOST <= value <= _MOST for value in labels.tolist()):
+        return labels.astype(np.int64)
+    return labels
+
+
 def numbered(
     labels: npt.NDArray[Any], classes: Sequence[str] | None = None, labelling: Labelling | None = None
 ) -> Labelled:
@@ -88,10 +97,7 @@ def numbered(
         return Labelled(rows, names)
     if labels.ndim != 1:
         raise DataError("labels", f"an array of shape {labels.shape}", _REMEDY)
-    if labels.dtype.kind in "OT" and all(isinstance(value, str) for value in labels.tolist()):
-        labels = labels.astype(object).astype(str)  # NumPy's own texts (kind T) have no width to cast by
-    if labels.dtype.kind == "O" and all(type(value) is int and -_MOST <= value <= _MOST for value in labels.tolist()):
-        labels = labels.astype(np.int64)
+    labels = plain(labels)
     if labels.dtype.kind == "f":
         labels = whole(labels)
     if labels.dtype.kind not in "iubU":

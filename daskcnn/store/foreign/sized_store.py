@@ -61,6 +61,11 @@ class Packing:
         """The most bytes that may be kept under one key."""
         return max(1, self.in_shard) * (self.chunk_bytes + _ENTRY) + _ROOM
 
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index of a shard with its checksum."""
+        return self.in_shard * _ENTRY + self.index_checksum
+
     def chunks(self, stored: memoryview) -> Iterator[memoryview]:
         """Yield the packed chunks under a key: the one, or those of a shard by its index."""
         if not self.in_shard:

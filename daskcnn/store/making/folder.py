@@ -68,10 +68,12 @@ class _Notes:
 
     others: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
+    above: list[str] = field(default_factory=list)
     sentences: list[str] = field(default_factory=list)
 
     def told(self) -> tuple[str, ...]:
         kinds = {"not the name of an image": self.others, "in no folder of a class": self.beside}
+        kinds["a link to a folder that its class lies in"] = self.above
         return (*self.sentences, *(f"left out, {what}: {_few(names)}" for what, names in kinds.items() if names))
 
 
@@ -142,7 +144,7 @@ def _images(root: Path, part: str, notes: _Notes) -> Iterator[tuple[str, str]]:
     notes.beside += [file for file in files if _is_image(file)]
     for name in classes:
         count = 0
-        for file in files_below(root, os.path.join(part, name)):
+        for file in files_below(root, os.path.join(part, name), notes.above):
             if _is_image(file):
                 count += 1
                 yield name, file
@@ -152,23 +154,31 @@ def _images(root: Path, part: str, notes: _Notes) -> Iterator[tuple[str, str]]:
             notes.sentences.append(f"{escaped(os.path.join(part, name))}/ has no images and is left out")
 
 
-def files_below(root: Path, folder: str = "") -> Iterator[str]:
+def files_below(root: Path, folder: str = "", led_up: list[str] | None = None) -> Iterator[str]:
     """Yield the files in a folder of the root and in all folders below, by their paths from the root.
 
-    Hidden ones are passed over. Links are followed; a folder is looked into once. Raises DataError for a folder that
-    cannot be read.
+    Hidden ones are passed over. Links are followed; a folder is looked into once, and those that the given one lies in
+    never: links that lead to them are added to `led_up`. Raises DataError for a folder that cannot be read.
     """
+    above = {_identity(root / parent) for parent in Path(folder).parents}
     waiting, seen = [folder], set[tuple[int, int]]()
     while waiting:
         folder = waiting.pop()
-        with _listing(root / folder):
-            status = os.stat(root / folder)
-        if (status.st_dev, status.st_ino) in seen:
+        identity = _identity(root / folder)
+        if identity in above and led_up is not None:
+            led_up.append(folder)
+        if identity in seen | above:
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(identity)
         folders, files = _entries(root, folder)
         yield from (os.path.join(folder, file) for file in files)
         waiting += [os.path.join(folder, name) for name in folders]
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    with _listing(folder):
+        status = os.stat(folder)
+    return status.st_dev, status.st_ino
 
 
 def _entries(root: Path, folder: str) -> tuple[list[str], list[str]]:

@@ -72,9 +72,9 @@ def dimensions(data: bytes, *, name: str) -> tuple[int, int]:
 
 
 def is_deep(data: bytes, *, name: str) -> bool:
-    """Return True for an image of grey values of more than 8 bits. Raises DataError as `decode`."""
+    """Return True for an image of more than 8 bits, grey or coloured. Raises DataError as `decode`."""
     with _opened(data, name) as image:
-        return image.mode in _DEEP
+        return image.mode in _DEEP or _halved(image)
 
 
 def decode(
@@ -92,13 +92,18 @@ def decode(
     JPEG image of four times the size or more is decoded at a part of it, and then resized.
 
     Grey values of more than 8 bits are black at the first number of `value_range` and white at the second: of 16 bits
-    at 0 and 65,535 without one. Others need one, as nothing in a file says what its numbers mean.
+    at 0 and 65,535 without one. Others need one, as nothing in a file says what its numbers mean. Colours
+    and grey with transparency have 8 bits: of 16 the upper ones are taken, and a range is refused.
 
     Where its proportions are others, "stretch" changes them, "crop" cuts off what is too much from both sides, "pad"
     adds black to both sides. Raises DataError, with the name of the file, for what is no image, is damaged, has more
     than `MAX_PIXELS` pixels, metadata beyond measure, or numbers without a range.
     """
     with _opened(data, name) as image:
+        if value_range is not None and _halved(image):
+            reason = "16 bits with colours or transparency, of which 8 are read: 0 is black and 65,535 white"
+            remedy = "leave it out, or give files of 8 bits"
+            raise DataError(name, f"{reason}, whatever --value-range LOW,HIGH (value_range=) says", remedy)
         turn = _turn(image)
         frame = (size[0], size[1]) if turn in _SWAPPING else (size[1], size[0])
         # a JPEG image is decoded small, its last pixels may lie across its border; only its brightness if grey
@@ -135,6 +140,14 @@ def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
     except Exception as error:  # each of Pillow's decoders has errors of its own
         reason = "cannot identify image file" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(name, f"not an image that can be read ({reason!s:.200})", _GIVE) from error
+
+
+def _halved(image: Image.Image) -> bool:
+    """True if the pixels have 16 bits of which Pillow takes 8, as it does for colours; asked before they are read."""
+    tiles = getattr(image, "tile", None)
+    how = tiles[0][3] if tiles else ""  # such as RGB;16B, alone or first
+    kind = str(how[0] if isinstance(how, tuple) else how)
+    return ";16" in kind and not kind.startswith("BGR") and image.mode not in _DEEP  # BGR;16: of all colours together
 
 
 def _too_large(name: str, why: str) -> DataError:

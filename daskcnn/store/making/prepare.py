@@ -63,11 +63,19 @@ def _settle(source: Source, manifest: Manifest, out: str, existing: Dataset | No
             write(source, manifest, out, lambda part: progress(f"write {part} to {out}", 0, 0))
         except Occupied:
             existing = _existing(out)
+            if existing is None:
+                raise taken(out) from None
     if existing is None:
         return f"wrote {out}: {summary_of(open_dataset(out))}"
     if existing.manifest.content() != manifest.content():
         raise _refusal(existing)
     return _already(existing, progress)
+
+
+def taken(out: str) -> DataError:
+    """Return the error for a place that was free when the work began. Raises DataError naming what is there now."""
+    refuse_occupied(out)
+    return DataError(out, "was written to meanwhile", "choose another place (--out)")
 
 
 def _archive(importer: Importer, archive: str | Path | None, out: str, progress: Progress) -> Path | None:

@@ -9,6 +9,7 @@ holds more than a block or a bucket.
 from __future__ import annotations
 
 import errno
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -20,6 +21,7 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync as sync_store
 
 from daskcnn.errors import DataError
@@ -62,7 +64,7 @@ def buckets(places: Sequence[Places], edges: Sequence[tuple[int, int]]) -> Itera
 def between_passes(out: str) -> Iterator[str]:
     """Make the folder of the blocks beside a path or URL, and remove it when the context ends."""
     if not is_url(out):
-        with hidden_beside(local_path(out).absolute(), "buckets") as folder:
+        with hidden_beside(_target(out), "buckets") as folder:
             yield str(folder)
         return
     url = f"{out.rstrip('/')}.{uuid.uuid4().hex}.tmp"
@@ -70,6 +72,11 @@ def between_passes(out: str) -> Iterator[str]:
         yield url
     finally:
         remove(url)
+
+
+def _target(out: str) -> Path:
+    """The folder that a path names. A link's own is found: a folder cannot take the place of a link."""
+    return Path(os.path.realpath(local_path(out)))
 
 
 def write_block(folder: str, block: int, samples: npt.NDArray[Any], places: Places) -> None:
@@ -158,27 +165,28 @@ class Draft:
 
 
 @contextmanager
-def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambda part: None) -> Iterator[Draft]:
+def drafted(
+    out: str, manifest: Manifest, on_part: Callable[[str], None] = lambda part: None, *, claimed: bool = False
+) -> Iterator[Draft]:
     """Yield a draft of the data set that a path or URL will hold when the context ends.
 
     Nothing stays if it fails, or of a local draft that was not finished. A local store is a temporary sibling folder,
     flushed to disk, then renamed. At a URL nothing can be renamed, so the manifest, which `Draft.finish` writes, comes
     last: without it a store is not a data set. Raises Occupied if something else was written to the path meanwhile,
     DataError if it cannot be written.
+
+    claimed : whether a URL is the caller's by a draft that is there
     """
     if is_url(out):
         draft = Draft(out, manifest)
-        try:
+        with nullcontext() if claimed else _claimed(out):
             for name in PARTS:
                 on_part(name)
                 with storing(out):
                     draft.make_arrays(name)
             yield draft
-        except BaseException:
-            _clear(out)
-            raise
         return
-    target = local_path(out).absolute()
+    target = _target(out)
     try:
         with hidden_beside(target, "tmp") as folder:
             draft = Draft(str(folder), manifest)
@@ -217,6 +225,32 @@ def storing(out: str) -> Iterator[None]:
     except Exception as error:
         reason = f"cannot be written ({str(error) or type(error).__name__})"
         raise DataError(out, reason, "choose another place (--out)") from error
+
+
+@contextmanager
+def _claimed(out: str) -> Iterator[None]:
+    """Have a URL for oneself, and clear it if the context fails. Raises Occupied where anything else is there.
+
+    Each process first writes a key of its own, then looks: of two at once one at least sees the other, and withdraws
+    before it has touched anything else.
+    """
+    own = f".daskcnn-{uuid.uuid4().hex}"
+    with storing(out):
+        files = Files.at(out, read_only=False)
+        sync_store(files.store.set(own, default_buffer_prototype().buffer.from_bytes(b"a data set is being written")))
+    try:
+        with storing(out):
+            alone = files.names(2) == [own]
+        if not alone:
+            raise Occupied
+        try:
+            yield
+        except BaseException:
+            _clear(out)
+            raise
+    finally:
+        with suppress(Exception):
+            sync_store(files.store.delete(own))
 
 
 def _clear(out: str) -> None:

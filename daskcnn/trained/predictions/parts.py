@@ -50,6 +50,8 @@ class Predicted:
 _BOUNDS = Bounds(size=1 << 16, values=100, tables=10)
 _TASK = "task.json"
 _LOCK = "lock"
+_OWN = {_TASK, f".{_TASK}.tmp", _LOCK}
+"""Files of a folder without parts; one that was killed early, or begins now, may have the second and no first."""
 _MOST_BAD = 20  # unreadable files of a part that are named
 
 
@@ -85,7 +87,7 @@ class KeptParts:
     def _begin(self, task: dict[str, Any]) -> None:
         file, again = self._folder / _TASK, f"remove {self._folder} to start anew, or give another path"
         self._folder.mkdir(exist_ok=True)
-        if not os.path.lexists(file) and self._names() - {_LOCK}:
+        if not os.path.lexists(file) and self._names() - _OWN:
             raise DataError(self._folder, "a folder with other files", "give another path")
         self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
@@ -145,7 +147,7 @@ class KeptParts:
 
     def remove_empty(self) -> None:
         """Remove the folder where no part was kept."""
-        if self._names() <= {_TASK, _LOCK}:
+        if self._names() <= _OWN:
             self.remove()
 
     def _names(self) -> set[str]:

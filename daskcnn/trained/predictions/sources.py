@@ -27,13 +27,13 @@ from daskcnn.store.image_facts import Facts
 from daskcnn.store.making.folder import SUFFIXES as IMAGE_SUFFIXES
 from daskcnn.store.making.folder import files_below
 from daskcnn.store.manifest import PARTS
-from daskcnn.trained.predict import pixels
+from daskcnn.trained.predict import pixels, together
 
 PartChoice = Literal["train", "test", "all"]
 SUFFIXES = frozenset((*IMAGE_SUFFIXES, ".npy"))
 """Files of a folder that are predicted: images and arrays. Others are passed over."""
 FILES = 128
-"""Files of a part."""
+"""The most files of a part."""
 _OF_ZARR = ("zarr.json", ".zarray")
 """A folder with one of these is a data set or an array."""
 _LEAST_BYTES = 4 << 20
@@ -207,9 +207,8 @@ def _of_files(place: str, files: tuple[str, ...], facts: Facts, *, skip_bad: boo
     numbers = {name: number for number, name in enumerate(facts.classes)}
     found = [numbers.get(os.path.basename(os.path.dirname(path))) for path in files]
     labels = None if facts.labels == "several" or None in found else tuple(n for n in found if n is not None)
-    parts = tuple(
-        replace(p, files=files[p.lo : p.hi], labels=labels and labels[p.lo : p.hi]) for p in _cut(len(files), FILES)
-    )
+    cut = _cut(len(files), min(FILES, together(facts)))
+    parts = tuple(replace(p, files=files[p.lo : p.hi], labels=labels and labels[p.lo : p.hi]) for p in cut)
     digest = hashlib.sha256()
     for path in files:
         digest.update(os.fsencode(path) + f"\0{_version(path)}\n".encode())
@@ -228,18 +227,17 @@ def _version(path: str) -> str:
 
 def _read_files(facts: Facts, skip_bad: bool, part: Part) -> Samples:
     """Return the images, resized to the network's size; a file that is passed over is black."""
-    images, bad = [], []
+    images, bad = np.zeros((len(part), *facts.shape), facts.dtype), list[tuple[int, str]]()
     for place, path in enumerate(part.files):
         try:
-            images.append(pixels(path, facts, lambda _: None))
+            images[place] = pixels(path, facts, lambda _: None)
         except DataError as error:
             if not skip_bad:
                 remedy = f"{error.remedy}, or pass over it: skip_bad=True, --skip-bad"
                 raise DataError(error.value, error.reason, remedy) from error
-            images.append(np.zeros(facts.shape, facts.dtype))
             bad.append((place, str(error)))
     labels = None if part.labels is None else np.array(part.labels, np.int64)
-    return Samples(np.stack(images), labels, tuple(bad))
+    return Samples(images, labels, tuple(bad))
 
 
 def _check_images(path: str, images: Dataset | ImageArray, facts: Facts, remedy: str) -> None:

@@ -22,8 +22,8 @@ from daskcnn.trained.predictions.sources import Part
 
 _GROUP = 65_536
 """Rows of Parquet that are written together."""
-_CHUNK = 16_384
-"""Rows of a chunk of Zarr."""
+_CHUNK, _CHUNK_BYTES = 16_384, 8 << 20
+"""The most rows, and bytes of probabilities, of a chunk of Zarr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +138,12 @@ def zarr_table(path: Path, columns: Columns, rows: int) -> Iterator[Write]:
     """Open a Zarr group: `probabilities` (N, classes), `predicted`, `sample` or `file`, `label` and `part` if known.
 
     `predicted` and `label` are class numbers, -1 for a file that could not be read, or rows of 0 and 1 where a sample
-    may have several labels. The attributes hold the names.
+    may have several labels. The attributes hold the names. Chunks are written whole: each is compressed once.
     """
     names = {"classes": columns.classes, "labels": columns.labels}
     group = zarr.open_group(path, mode="w", zarr_format=3, attributes={k: list(v) for k, v in names.items() if v})
     wide = len(columns.classes)
+    chunk = max(1, min(_CHUNK, rows, _CHUNK_BYTES // (4 * wide)))
     kinds: dict[str, tuple[tuple[int, ...], Any]] = {"probabilities": ((rows, wide), np.float32)}
     kinds["predicted"] = ((rows, wide), np.uint8) if columns.several else ((rows,), np.int64)
     kinds[columns.key] = (rows,), "string" if columns.key == "file" else np.int64
@@ -150,25 +151,38 @@ def zarr_table(path: Path, columns: Columns, rows: int) -> Iterator[Write]:
     if columns.labels is not None:
         kinds["label"] = ((rows, len(columns.labels)), np.uint8) if columns.several else ((rows,), np.int64)
     arrays = {
-        name: group.create_array(name, shape=shape, chunks=(min(_CHUNK, rows), *shape[1:]), dtype=dtype)
+        name: group.create_array(name, shape=shape, chunks=(chunk, *shape[1:]), dtype=dtype)
         for name, (shape, dtype) in kinds.items()
     }
-    written = 0
+    written, waiting = 0, list[dict[str, Any]]()
+
+    def count() -> int:
+        return sum(len(values["predicted"]) for values in waiting)
+
+    def flush(several: int) -> None:
+        nonlocal written
+        together = {name: np.concatenate([values[name] for values in waiting]) for name in arrays}
+        for name, array in arrays.items():
+            array[written : written + several] = together[name][:several]
+        waiting[:] = [{name: values[several:] for name, values in together.items()}]
+        written += several
 
     def write(part: Part, found: Predicted) -> None:
-        nonlocal written
-        values: dict[str, Any] = {
-            "probabilities": found.probabilities,
-            "predicted": (found.probabilities >= 0.5).astype(np.uint8) if columns.several else likeliest(found),
-            columns.key: np.array(columns.keys(part), object if columns.key == "file" else np.int64),
-            "label": found.labels,
-            "part": np.full(len(part), part.split, object),
-        }
-        for name, array in arrays.items():
-            array[written : written + len(part)] = values[name]
-        written += len(part)
+        waiting.append(
+            {
+                "probabilities": found.probabilities,
+                "predicted": (found.probabilities >= 0.5).astype(np.uint8) if columns.several else likeliest(found),
+                columns.key: np.array(columns.keys(part), object if columns.key == "file" else np.int64),
+                "label": found.labels,
+                "part": np.full(len(part), part.split, object),
+            }
+        )
+        if (several := count()) >= chunk:
+            flush(several - several % chunk)
 
     yield write
+    if several := count():
+        flush(several)
 
 
 TABLES: Mapping[str, Callable[[Path, Columns, int], AbstractContextManager[Write]]] = {
