@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daskcnn.events import CalibratedWorker, RoundNumbers
+from daskcnn.partition.step_shares import fixed_samples
 from daskcnn.show.history import EvaluationRow, History
-from daskcnn.training.strategy_prices import worker_cost
 
 LAYER = "layer"
 
@@ -77,6 +77,6 @@ def _rate(run: History, row: CalibratedWorker) -> float:
 
 def _expected(row: CalibratedWorker, own: Sequence[RoundNumbers], seconds: float, batch: int) -> float:
     """The seconds of these rounds at the calibrated speed. Where steps are shared each has a push of its own."""
-    cost = worker_cost(row, seconds, batch)
-    steps = sum(max(each.pushes, each.samples / batch) for each in own)
-    return cost.fixed * steps + cost.each * sum(each.samples for each in own)
+    fixed = fixed_samples(row.step_fixed, seconds, batch)
+    taken = sum(each.samples + fixed * max(each.pushes, each.samples / batch) for each in own)
+    return taken * seconds / (1 + fixed / batch)
