@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -457,6 +458,19 @@ def test_the_report_of_a_simulation_says_so() -> None:
     told = format_report(tables([start(simulated=True), calibration("w0"), round_of("w0")]))
     assert any(line.startswith("status ") and line.endswith(", a simulation") for line in told.splitlines())
     assert "simulation" not in format_report(tables([start(), calibration("w0"), round_of("w0")]))
+
+
+@pytest.mark.parametrize(
+    ("began", "heading"),
+    [
+        ({"strategy": "sgwu"}, "merges"),
+        ({"strategy": "bsp", "batch_size": 64, "step_samples": 64}, "step"),
+        ({"strategy": "layer"}, "step"),
+    ],
+)
+def test_merges_are_not_called_steps(began: Event, heading: str) -> None:
+    shown = format_report(tables([start(**began), epoch()]))
+    assert re.search(rf"\n +epoch +time +{heading} +training loss", shown)
 
 
 # --- against the fastest worker by itself ---
