@@ -1,4 +1,4 @@
-"""What a run brought: its time to its best evaluation, against that of its fastest worker by itself."""
+"""The gain of a run: its time to its best evaluation, against that of its fastest worker by itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AloneEstimate:
 
 
 def surely(look: EvaluationRow) -> float:
-    """Return the accuracy that an evaluation shows the weights to have. Of a part it is two standard errors less."""
+    """Return the accuracy that an evaluation shows the weights to have: two standard errors less, if of a part."""
     chance = 0.0 if look.judged is None else 2 * (look.validation_error or 0.0)
     return (look.validation_accuracy or 0.0) - chance
 
