@@ -7,17 +7,18 @@ import urllib.request
 from pathlib import Path
 
 DEFAULT = {"scheduler": "127.0.0.1:8787", "worker": None}
-"""Where each answers `/health` unless told otherwise; a worker chooses a free port, which nobody can guess."""
+"""Where each answers `/health` unless told otherwise; a worker chooses a free port, which is not known here."""
 
 
 def health_url(command: list[str]) -> str | None:
-    """Where `dask scheduler …` or `dask worker …` answers, None for other commands. Raises ValueError if unknown."""
+    """Where `dask scheduler …` or `dask worker …` answers; None for other commands, and for an unknown port."""
     role = next((word for word in command[:3] if word in DEFAULT), None)
     if role is None:
         return None
     address = _option(command, "--dashboard-address") or DEFAULT[role]
     if address is None:
-        raise ValueError("a worker tells nobody its port: start it with --dashboard-address :8788")
+        print("not asked, as the worker's port is not known: start it with --dashboard-address :8788")
+        return None
     host, _, port = address.rpartition(":")
     return f"http://{host or '127.0.0.1'}:{port}/health"
 
@@ -32,7 +33,7 @@ def _option(command: list[str], name: str) -> str | None:
 
 
 def main(process: Path = Path("/proc/1/cmdline")) -> int:
-    """0 where it answers, 1 where it does not."""
+    """0 where it answers or cannot be asked, 1 where it does not answer."""
     try:
         url = health_url(process.read_text().split("\0")[1:])  # the first is the interpreter
         if url is not None:

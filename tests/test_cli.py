@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -19,7 +20,6 @@ from typing import Any
 
 import click
 import numpy as np
-import psutil
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
@@ -465,6 +465,16 @@ def test_a_terminal_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, en
         stream.flush()
 
 
+@pytest.mark.parametrize("end", ["stdout", "stderr"])
+def test_a_character_that_the_terminal_lacks_is_a_question_mark(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """An arrow in Latin-1."""
+    stream = io.TextIOWrapper(there := io.BytesIO(), "latin-1")
+    monkeypatch.setattr(sys, end, stream)
+    tell("büro → start it", err=end == "stderr")
+    stream.flush()
+    assert there.getvalue().decode("latin-1") == "büro ? start it\n"
+
+
 def test_a_run_that_is_done_is_trained_longer(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
     raw = tiny_job(path)
     place = tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)), status="done")
@@ -837,16 +847,14 @@ def test_wrong_data_commands(args: list[str], words: str) -> None:
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 50 << 30}))
-    memory = psutil.virtual_memory()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=8 << 30))
     result = invoke(daskcnn, "doctor")
     assert result.exit_code == 0
-    assert re.search(r"^ok +memory", result.stdout, re.MULTILINE)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=1 << 30))
+    assert re.search(r"^ok +disk", result.stdout, re.MULTILINE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 20}))
     result = invoke(daskcnn, "doctor", "--json")
     assert result.exit_code == 3
     (bad,) = [finding for finding in json.loads(result.stdout) if not finding["ok"]]
-    assert bad["check"] == "memory"
+    assert bad["check"] == "disk"
     assert bad["remedy"]
 
 

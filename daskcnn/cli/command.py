@@ -155,18 +155,20 @@ def _say(message: str, verbose: Any) -> None:
 def tell(text: object, *, nl: bool = True, err: bool = False) -> None:
     """Print a result. Names in it may come from outside: control characters are escaped.
 
-    A terminal that was closed is no error: the command may have been left running without it.
+    A terminal that was closed is no error: the command may have been left running without it. A character that the
+    stream's encoding lacks is printed as `?`.
     """
+    stream = sys.stderr if err else sys.stdout
+    encoding = stream.encoding or "utf-8"
     try:
-        click.echo(plain(text), nl=nl, err=err)
+        click.echo(plain(text).encode(encoding, "replace").decode(encoding), nl=nl, err=err)
     except BrokenPipeError as error:
         raise NobodyReads(error.errno, error.strerror) from error
     except OSError as error:
-        stream = (sys.stderr if err else sys.stdout).fileno()
-        if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(stream).st_mode):
+        if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
             raise
         with open(os.devnull, "wb") as nowhere:  # what is left in Python's buffer goes there
-            os.dup2(nowhere.fileno(), stream)
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def terminal_width() -> int | None:

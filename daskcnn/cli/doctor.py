@@ -18,6 +18,7 @@ from daskcnn.show.renderers.terminal import say
 @click.option("--scheduler-file", metavar="FILE", help="The file to which the scheduler wrote its address.")
 @click.option("--workers", metavar="cpu=N,gpu=N", help="Workers that a job would ask for.  [default: one of any kind]")
 @click.option("--data", metavar="PATH", help="A data set that all workers must see under the same path.")
+@click.option("--run-dir", metavar="PATH", help="The folder that is to hold the runs.  [default: runs]")
 @click.option(
     "--wait",
     type=click.FloatRange(0),
@@ -38,6 +39,7 @@ def doctor(
     scheduler_file: str | None,
     workers: str | None,
     data: str | None,
+    run_dir: str | None,
     wait: float,
     warm: bool,
     as_json: bool,
@@ -51,6 +53,6 @@ def doctor(
         raise click.UsageError("--workers: they are a cluster's; give --scheduler or --scheduler-file too")
     if warm:
         compile_loops(say)
-    findings = examine(scheduler, scheduler_file, wait, asked_for(workers, data))
+    findings = examine(scheduler, scheduler_file, wait, asked_for(workers, data, run_dir))
     tell(dumps([f.to_dict() for f in findings], indent=2) if as_json else readable_findings(findings))
     ctx.exit(0 if would_start(findings) else 3)

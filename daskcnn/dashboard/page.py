@@ -21,9 +21,9 @@ from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.utils import update
 
 from daskcnn.cluster.link.leases import workers_on
-from daskcnn.dashboard.live_run import TITLES, Runs, ShownRun, heading, shown
+from daskcnn.dashboard.live_run import TITLES, Runs, ShownBar, ShownRun, heading, shown
 from daskcnn.show.queue_table import DESK, QUEUE_COLUMNS
-from daskcnn.show.renderers.drawing import COLOURS
+from daskcnn.show.renderers.drawing import BEHIND_TEXT, COLOURS
 from daskcnn.show.run_figures import COLOUR_OF, Figure
 from daskcnn.show.text import clean
 
@@ -33,10 +33,11 @@ NARROW, WRAPPED = 340, ":host { flex-wrap: wrap; }"
 """Least pixels of a figure beside another, and the style that puts it below the other otherwise."""
 _PLOT: dict[str, Any] = {"height": HEIGHT, "sizing_mode": "stretch_width", "toolbar_location": "above"}
 UNDIVIDED = "#dddddd"
+WIDE = 0.15  # of the figure: a box with room for a worker's name
 NOTHING = "No run has sent an event yet. A job sends them where run.dashboard is true, which is the default."
 _CURVE, _POINT = ("xs", "ys", "name", "colour", "dash"), ("x", "y", "name", "colour")
 DASHES = ("solid", "dashed", "dotdash", "dotted")  # of curves, so that one behind another stays visible
-_BAR = ("row", "left", "right", "colour", "name", "text")
+_BAR = ("row", "left", "right", "colour", "name", "text", "label")
 WORKER_COLUMNS = ("worker", "run", "since")
 LAYER_COLUMNS = ("layer", "kind", "output", "parameters", "kernels of")
 GivesRows = Callable[[], Sequence[Sequence[str]]]
@@ -90,7 +91,7 @@ class Bars:
         look: dict[str, Any] = {"source": self.source, "fill_color": "colour", "line_color": None}
         self.root.hbar("row", left="left", right="right", height=0.8, legend_field="name", **look)
         look = {"source": self.source, "text_baseline": "middle", "text_font_size": "11px", "text_color": "#000000"}
-        self.root.text("left", "row", "text", x_offset=4, **look)
+        self.root.text("left", "row", "label", x_offset=4, **look)
         self.root.ygrid.visible = False
 
     def show(self, rows: Sequence[str], bars: Columns) -> None:
@@ -170,15 +171,23 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
     def _show(self, now: ShownRun) -> None:
         for name, curves in self.curves.items():
             curves.show(now.figures.get(name))
-        parts = [(p.row, p.begin, p.end, COLOURS[COLOUR_OF[p.name]], p.name, "") for p in now.parts]
+        parts = [(p.row, p.begin, p.end, COLOURS[COLOUR_OF[p.name]], p.name, "", "") for p in now.parts]
         self.lanes.show(now.lanes, _columns(_BAR, parts))
-        colours = _colours([box.name for box in now.boxes if box.name]) | {"": UNDIVIDED}
-        boxes = [(b.row, b.begin, b.end, colours[b.name], b.name or "home", b.text) for b in now.boxes]
-        self.network.show(now.layers, _columns(_BAR, boxes))
+        self.network.show(now.layers, _columns(_BAR, box_rows(now.boxes)))
         update(self.layers.source, _columns(LAYER_COLUMNS, now.table))
         self.layers.visible = bool(now.table)
         self.layers.columns[-1].visible = any(cells[-1] for cells in now.table)  # where kernels are divided
         update(self.lines.source, _columns(("time", "event"), now.lines))
+
+
+def box_rows(boxes: Sequence[ShownBar]) -> list[tuple[Any, ...]]:
+    """Return the rows of the boxes of a network, each in the colour of its worker; a wide one has the worker's name."""
+    colours = _colours([box.name for box in boxes if box.name], BEHIND_TEXT) | {"": UNDIVIDED}
+    labels = [f"{b.name} {b.text}".strip() if b.end - b.begin >= WIDE else b.text for b in boxes]
+    return [
+        (b.row, b.begin, b.end, colours[b.name], b.name or "home", b.text, label)
+        for b, label in zip(boxes, labels, strict=True)
+    ]
 
 
 def queue_on(scheduler: Any) -> Sequence[Sequence[str]]:
@@ -224,5 +233,5 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]] = ()) -> Column
     return {name: [each[i] for each in rows] for i, name in enumerate(names)}
 
 
-def _colours(names: Sequence[str]) -> dict[str, str]:
-    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys(names))}
+def _colours(names: Sequence[str], of: Sequence[str] = COLOURS) -> dict[str, str]:
+    return {name: of[i % len(of)] for i, name in enumerate(dict.fromkeys(names))}

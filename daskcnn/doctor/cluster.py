@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -31,10 +31,11 @@ IDLE = 0.7  # of a worker's threads that must find a core each
 
 @dataclass(frozen=True)
 class Wanted:
-    """The needs of a job: workers, and the path of its data set."""
+    """The needs of a job: workers, the path of its data set, and the folder of runs."""
 
     workers: Workers = field(default_factory=Workers)
     data: str | None = None
+    runs: str = "runs"
 
 
 def examine_cluster(client: Client, wanted: Wanted) -> Iterator[Finding]:
@@ -42,11 +43,14 @@ def examine_cluster(client: Client, wanted: Wanted) -> Iterator[Finding]:
     address, workers = client.scheduler.address, present(client)
     yield _scheduler(client, len(workers))
     found = advertised(workers)
-    answering, fit = yield from _of_same_versions(client, found)
+    answering, fit, unlike = _of_same_versions(client, found)
+    leases = _leases(client)
+    held = others_of("", leases)
+    taken = _taken(answering, held, wanted.workers)
+    yield from _of_worth(unlike, taken)
     seen = _look(client, fit, wanted.data)
     # a job leaves out workers whose device cannot be used
     unusable = {m.address for m in fit if m.name in seen and seen[m.name].device_problem}
-    leases = _leases(client)
     yield _workers(address, answering, unusable, wanted.workers, leases)
     yield from _misdeclared(workers, found)
     yield _server(address, answering)
@@ -57,12 +61,33 @@ def examine_cluster(client: Client, wanted: Wanted) -> Iterator[Finding]:
         expected = data.facts.get("fingerprint")
         yield data
     for member in fit:
-        yield from worker_findings(member, workers[member.address], seen.get(member.name), wanted.data, expected)
+        own = worker_findings(member, workers[member.address], seen.get(member.name), wanted.data, expected)
+        yield from _of_worth(((member, each) for each in own), taken)
     yield from sharing(fit, seen)
     able = [member for member in fit if member.name in seen]
     yield from clocks(clock_offsets(client, able))
-    if len(able) > 1:
-        yield links(measure_ways(client, able))
+    free = [member for member in able if member.address not in held]
+    ways = measure_ways(client, free) if len(free) > 1 else []
+    if ways or len(able) > len(free):
+        yield links(ways, len(able) - len(free), {m.name for m in free if m.address not in taken})
+
+
+def _taken(found: Sequence[Member], held: Collection[str], wanted: Workers) -> set[str]:
+    """Return the addresses of the workers that a job would take now; of all where too few are free."""
+    free = [m for m in found if m.address not in held]
+    if missing_members(free, wanted):
+        return {m.address for m in found}
+    members = chosen(free, wanted)
+    return {m.address for m in (*members.workers, members.server)}
+
+
+def _of_worth(findings: Iterable[tuple[Member, Finding]], taken: Collection[str]) -> Iterator[Finding]:
+    """Yield findings about workers. Those that a job would not take are no reason against it."""
+    for member, found in findings:
+        if found.ok or member.address in taken:
+            yield found
+        else:
+            yield replace(found, ok=True, seen=f"{found.seen}; a job would not take it now")
 
 
 def _scheduler(client: Client, workers: int) -> Finding:
@@ -77,10 +102,10 @@ def _scheduler(client: Client, workers: int) -> Finding:
 
 def _of_same_versions(
     client: Client, found: Sequence[Member]
-) -> Generator[Finding, None, tuple[list[Member], list[Member]]]:
-    """Return the members that answer, and those of them that run our versions; yield a finding for each other one."""
+) -> tuple[list[Member], list[Member], list[tuple[Member, Finding]]]:
+    """Return the members that answer, those of them that run our versions, and a finding for each other one."""
     answers = ask_workers(client, versions_by_value(), [m.address for m in found])
-    fit = []
+    fit, unlike = list[Member](), list[tuple[Member, Finding]]()
     for member in found:
         name = f"worker {member.name}"
         try:
@@ -88,14 +113,15 @@ def _of_same_versions(
                 require_same(f"{name} ({member.address})", answers.given[member.address])
                 fit.append(member)
             elif error := answers.failed.get(member.address):
-                yield Finding(name, False, f"at {member.address}: {in_short(error)}", "start it again")
+                seen = f"at {member.address}: {in_short(error)}"
+                unlike.append((member, Finding(name, False, seen, "start it again")))
             else:
                 seen = f"{member.kind} at {member.address}, does not answer within {ANSWER:g} s"
                 remedy = "a job leaves it out: is it stopped, or out of memory? Start it again"
-                yield Finding(name, True, seen, remedy)
+                unlike.append((member, Finding(name, True, seen, remedy)))
         except ClusterError as error:
-            yield failed(name, error)
-    return [m for m in found if m.address not in answers.silent], fit
+            unlike.append((member, failed(name, error)))
+    return [m for m in found if m.address not in answers.silent], fit, unlike
 
 
 def _look(client: Client, members: Sequence[Member], data: str | None) -> dict[str, Seen]:
@@ -313,17 +339,17 @@ def clocks(offsets: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
         yield Finding("clocks", True, f"within {max(worst, 0.001):.3f} s of this machine's", facts=rows)
 
 
-def links(ways: Sequence[Way]) -> Finding:
-    """Judge the links between workers: the slowest way, and those that do not work."""
+def links(ways: Sequence[Way], unmeasured: int = 0, spare: Collection[str] = ()) -> Finding:
+    """Judge the links between workers: the slowest way, and those that do not work.
+
+    unmeasured: workers that runs have. spare: names of those that a job would not take.
+    """
     rows = {"ways": [asdict(way) for way in ways]}
+    besides = f"{plural(unmeasured, 'worker')} that runs have: not measured" if unmeasured else ""
     if broken := [way for way in ways if way.problem]:
-        seen = "; ".join(f"{way.sender} → {way.receiver or '?'}: {way.problem}" for way in broken[:4])
-        more = f"; and {len(broken) - 4} more" if len(broken) > 4 else ""
-        remedy = (
-            "workers talk to each other: open their ports (dask worker --worker-port 40000:40100) and give an address "
-            "that the others reach (--host, or --contact-address)"
-        )
-        return Finding("links", False, seen + more, remedy, rows)
+        return _broken_links(broken, besides, spare, rows)
+    if not ways:
+        return Finding("links", True, besides, facts=rows)
     slowest, latest = min(ways, key=lambda w: w.bandwidth), max(ways, key=lambda w: w.latency)
     middle = sorted(way.bandwidth for way in ways)[len(ways) // 2]
     seen = (
@@ -331,7 +357,25 @@ def links(ways: Sequence[Way]) -> Finding:
         f"{slowest.receiver} {_rate(slowest.bandwidth)}, at most {1e3 * latest.latency:.1f} ms a message"
     )
     remedy = 'use a cable, a strategy that meets rarely (sgwu, parallel-sgd) or cluster.wire = "float16"'
+    seen = "; ".join(filter(None, (seen, besides)))
     return Finding("links", True, seen, remedy if slowest.bandwidth < SLOW else "", rows)
+
+
+def _broken_links(broken: Sequence[Way], besides: str, spare: Collection[str], rows: Mapping[str, Any]) -> Finding:
+    """Return the finding of ways that do not work. A worker that began no task has no receiver."""
+    told = [
+        f"{way.sender} → {way.receiver}: {way.problem}" if way.receiver else f"{way.sender}: {way.problem}"
+        for way in broken[:4]
+    ]
+    more = [f"and {len(broken) - 4} more"] if len(broken) > 4 else []
+    remedy = (
+        "workers talk to each other: open their ports (dask worker --worker-port 40000:40100) and give an address "
+        "that the others reach (--host, or --contact-address)"
+    )
+    if not any(way.receiver for way in broken):
+        remedy = "wait until what they compute is done, or cancel it"
+    ok = all(way.sender in spare or way.receiver in spare for way in broken)
+    return Finding("links", ok, "; ".join([*told, *more, *filter(None, [besides])]), remedy, rows)
 
 
 def _rate(bandwidth: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from distributed.system import memory_limit
 from threadpoolctl import threadpool_info
 
 from daskcnn import compiled
@@ -46,19 +47,21 @@ def compile_loops(say: Callable[[str], None]) -> None:
 
 # packages that Dask's pages need, and the pages
 DASHBOARD = {"bokeh": "dashboard (/status)", "prometheus-client": "figures for Prometheus (/metrics)"}
+WORKER, DRIVER = 2 * GIB, GIB  # memory that each wants
 AVX2_KERNELS = frozenset({"haswell", "zen"})  # OpenBLAS's: they compute half as much at a time as AVX-512 allows
 
 
-def asked_for(workers: str | None, data: str | None) -> Wanted:
+def asked_for(workers: str | None, data: str | None, run_dir: str | None = None) -> Wanted:
     """Return the needs of a job with these flags. Raises JobError."""
-    tables: dict[str, Any] = {"cluster": {"workers": workers}} if workers else {}
-    job = resolve(tables | ({"data": {"path": data}} if data else {}))
-    return Wanted(job.cluster.workers, job.data.path if data else None)
+    given = {"cluster": {"workers": workers}, "data": {"path": data}, "run": {"dir": run_dir}}
+    tables: dict[str, Any] = {table: keys for table, keys in given.items() if all(keys.values())}
+    job = resolve(tables)
+    return Wanted(job.cluster.workers, job.data.path if data else None, job.run.dir)
 
 
 def examine(scheduler: str | None, scheduler_file: str | None, wait: float, wanted: Wanted) -> list[Finding]:
     """Examine this machine, and a cluster where one is named; without one, the data set from here."""
-    findings = list(_this_machine())
+    findings = list(_this_machine(wanted, DRIVER if scheduler or scheduler_file else WORKER))
     if scheduler or scheduler_file:
         settings = Cluster(scheduler=scheduler, scheduler_file=scheduler_file, wait=wait)
         try:
@@ -73,7 +76,7 @@ def examine(scheduler: str | None, scheduler_file: str | None, wait: float, want
     return findings
 
 
-def _this_machine() -> Iterator[Finding]:
+def _this_machine(wanted: Wanted, memory: int) -> Iterator[Finding]:
     found = versions()
     missing = [name for name in PACKAGES if found[name] == MISSING]
     remedy = f"pip install {' '.join(missing)}" if missing else ""
@@ -82,16 +85,43 @@ def _this_machine() -> Iterator[Finding]:
     yield Finding("processor", True, f"{cpu.name}, {cpu.threads} cores for this process")
     yield _blas()
     yield compiled_loops()
-    memory = psutil.virtual_memory()
-    enough = memory.available > 2 * GIB
-    seen = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
-    yield Finding("memory", enough, seen, "" if enough else "close other programs: a worker wants 2 GiB")
+    yield _memory(memory)
     yield _gpu()
-    free = shutil.disk_usage(".").free
-    enough = os.access(".", os.W_OK) and free > GIB
-    remedy = "" if enough else "run where you may write and 1 GiB is free, or set run.dir"
-    yield Finding("disk", enough, f"{free / GIB:.0f} GiB free here", remedy)
+    yield _disk(Path(wanted.runs).absolute())
     yield _dashboard()
+
+
+def _memory(least: int) -> Finding:
+    """Check the free memory, of the control group where one sets a limit. Little of it stops no job."""
+    machine = psutil.virtual_memory()
+    most, free = machine.total, machine.available
+    if (limit := memory_limit()) < most:
+        most, free = limit, max(0, min(free, limit - memory_of_group()))
+    who = "a worker" if least == WORKER else "a job beside its workers"
+    remedy = f"close other programs, or raise the limit: {who} wants {least / GIB:g} GiB" if free < least else ""
+    return Finding("memory", True, f"{free / GIB:.1f} of {most / GIB:.1f} GiB free", remedy)
+
+
+def memory_of_group(folder: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that this control group uses, without files that it can do without; 0 where it is not told."""
+    for used, stat, idle in (
+        ("memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
+        with suppress(OSError, ValueError):
+            counts = dict(line.split() for line in (folder / stat).read_text(encoding="ascii").splitlines())
+            return int((folder / used).read_text(encoding="ascii")) - int(counts.get(idle, 0))
+    return 0
+
+
+def _disk(runs: Path) -> Finding:
+    """Check the folder of runs, or the nearest one above it: a run makes those that are missing."""
+    there = next(folder for folder in (runs, *runs.parents) if os.path.exists(folder))
+    free, writable = shutil.disk_usage(there).free, there.is_dir() and os.access(there, os.W_OK)
+    enough = writable and free > GIB
+    words = "" if writable else ", which cannot be written"
+    remedy = "" if enough else "give runs a folder that may be written, with 1 GiB free: run.dir (--run-dir)"
+    return Finding("disk", enough, f"{free / GIB:.0f} GiB free in {there}{words}", remedy)
 
 
 def _blas() -> Finding:

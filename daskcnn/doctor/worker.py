@@ -49,7 +49,7 @@ class Way:
 def measure_ways(client: Client, members: Sequence[Member]) -> list[Way]:
     """Measure every ordered pair of workers: one transfer at a time for each worker, disjoint pairs at once."""
     payloads = _payloads(client, members)
-    busy = f"did not begin a task within {PATIENCE:g} s; is it busy with a job?"
+    busy = f"did not begin a task within {PATIENCE:g} s; is it busy?"
     ways = [Way(m.name, "", problem=busy) for m in members if m.address not in payloads]
     for pairs in rounds([m for m in members if m.address in payloads]):
         for these in (pairs, [(b, a) for a, b in pairs]):

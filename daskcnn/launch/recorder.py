@@ -34,9 +34,9 @@ from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, check_of, to_checkpoint, to_state
 from daskcnn.runs.summary import AloneSummary, Evaluated, Summary, Traffic, WorkerSummary
 from daskcnn.runs.totals import worker_totals
+from daskcnn.show.alone import alone_of
 from daskcnn.show.history import History
 from daskcnn.show.renderers.terminal import Progress
-from daskcnn.show.report_tables import alone_of
 from daskcnn.store.array_index import INDEX, write_index
 from daskcnn.training.coordinator.settings import Settings
 

@@ -16,7 +16,7 @@ from daskcnn.job.tables import Job
 from daskcnn.planning.simulate import Scenario, simulate
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.show.worker_plan import Row, Verdict, WorkerPlan
-from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, Worker, patterns
+from daskcnn.sim.cluster import SimulatedCluster, Worker, patterns
 
 _AS_MEASURED = 1.25
 """Largest ratio of the seconds of run and replay at which the replay counts as one of this run."""
@@ -176,21 +176,24 @@ def _row_without(chosen: Scenario, out: Sequence[str], whole: Row, seed: int) ->
 
 
 def check_additions(additions: Mapping[str, int], known: Mapping[str, Worker], source: str) -> None:
-    """Raise ClusterFileError for kinds and names without a pattern, JobError if nothing is added."""
-    if missing := [name for name in additions if name not in known]:
-        raise ClusterFileError([f"--add {name}: {_remedy(name, known, source)}" for name in missing])
+    """Raise UserError for a kind or name without a pattern, JobError if nothing is added."""
+    if unknown := next((name for name in additions if name not in known), None):
+        raise UserError(f"--add {unknown}", *_unknown(unknown, known, source))
     if additions and not any(additions.values()):
         raise JobError(["--add: adds no worker; write a kind or a worker's name, and how many: gpu=1,cpu=4"])
 
 
-def _remedy(name: str, known: Mapping[str, Worker], source: str) -> str:
+def _unknown(name: str, known: Mapping[str, Worker], source: str) -> tuple[str, str]:
+    """The reason why a worker cannot be added, and the remedy."""
     kinds: tuple[str, ...] = get_args(DeviceKind)
     if name not in kinds:
-        named = f", or the name of a worker that it is like{all_known({*known} - {*kinds})}"
-        return f"there is no such kind of worker; write one of {', '.join(kinds)}{named}"
+        named = f"or the name of a worker that it is like{all_known({*known} - {*kinds})}"
+        return "there is no such kind of worker", f"write one of {', '.join(kinds)}, {named}"
+    written = f"a [[worker]] with kind = {name!r}, count = 0 and its images_per_second"
+    made = "daskcnn simulate RUN --write-cluster FILE makes one of a run"
     return (
-        f"{source} has no worker of this kind to go by; add a [[worker]] with kind = {name!r}, count = 0 and its "
-        "images_per_second to the cluster file (daskcnn simulate RUN --write-cluster FILE makes one of a run)"
+        f"{source} has no worker of this kind to go by",
+        f"give --cluster with a cluster file that has {written} ({made})",
     )
 
 

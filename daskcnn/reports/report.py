@@ -51,9 +51,11 @@ def _row(run: Path) -> RunRow:
         if (summary := found.summary()) is None:
             return _by_log(run, "broken off", found.events())
         checked = checked_summary(summary, run / "summary.json")
+        test, validation = ((checked[part] or {}).get("accuracy") for part in ("test", "validation"))
+        if validation is None and checked["status"] != "done":  # it ended between two evaluations: that of the last
+            validation = _by_log(run, checked["status"], found.events()).validation
     except DataError:
         return RunRow(str(run), "damaged")
-    test, validation = ((checked[part] or {}).get("accuracy") for part in ("test", "validation"))
     status, strategy, epochs = checked["status"], checked["strategy"], checked["epochs"]
     return RunRow(str(run), status, strategy, epochs, test, validation, checked["seconds"])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from daskcnn.events import Judged, RunStarted
 from daskcnn.show import text as texts
+from daskcnn.show.alone import LAYER
 from daskcnn.show.changes import WorkerChange
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
@@ -39,7 +40,7 @@ def sections(
     all_rounds = [report.balance] if len(report.increments) > 1 and report.balance else []
     balance = text_table([*report.increments, *all_rounds], _BALANCE, left=2)
     losses = all(look.accuracy is None and look.validation_accuracy is None for look in report.looks)
-    looks = text_table(report.looks, [*_LOOKS, *_metrics(report)], left=0, most=most)
+    looks = text_table(report.looks, [*_looks(report.start), *_metrics(report)], left=0, most=most)
     chosen = choice_table(report.choice) if report.choice else None
     notes = text_table(report.notes, _NOTES, left=2, most=troubles)
     found = (
@@ -179,9 +180,6 @@ _BALANCE: list[Column[RoundBalance]] = [
     _field("waited", "waited", duration),
 ]
 _LOOKS: list[Column[EvaluationRow]] = [
-    _field("epoch", "epoch", "{:.4g}".format),
-    _field("time", "at", duration),
-    _field("step", "step", count),
     _field("training loss", "loss", number),
     _field("training accuracy", "accuracy", percent),
     _field("validation loss", "validation_loss", number),
@@ -218,6 +216,13 @@ _ROUNDS: list[Column[RoundRow]] = [
     _measured("accuracy", "accuracy", percent),
     _measured("loss", "loss", number),
 ]
+
+
+def _looks(start: RunStarted) -> list[Column[EvaluationRow]]:
+    """The columns of evaluations. Replicas that make steps of their own are counted by their merges."""
+    steps = "step" if start.strategy == LAYER or start.step_samples is not None else "merges"
+    when = [_field("epoch", "epoch", "{:.4g}".format), _field("time", "at", duration), _field(steps, "step", count)]
+    return [*when, *_LOOKS]
 
 
 # --- what is one line ---

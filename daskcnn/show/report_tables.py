@@ -15,10 +15,11 @@ from typing import Any
 from daskcnn.events import CalibratedWorker, Event, Judged, RunStarted, StrategyChosen
 from daskcnn.ps import RULES
 from daskcnn.runs.totals import WorkerTotals
+from daskcnn.show.alone import LAYER, AloneEstimate, alone_of, surely
 from daskcnn.show.changes import WorkerChange
 from daskcnn.show.history import EvaluationRow, History, Note, RoundRow, StepSums
 
-UNFINISHED, LAYER = "not ended", "layer"
+UNFINISHED = "not ended"
 WEIGHT = 4  # bytes of a number, where a log does not say otherwise
 
 
@@ -114,23 +115,6 @@ class StepParts:
     comp: float
 
 
-@dataclass(frozen=True, slots=True)
-class AloneEstimate:
-    """The time of a run to its best evaluation, and that which its fastest worker would expect by itself.
-
-    accuracy: of that evaluation; None for a network without one, and then it is the last. seconds: of the run until
-    then; alone: of the worker, for as many samples. at_most: it may need fewer, as the run's steps are not those of one
-    machine.
-    """
-
-    worker: str
-    epoch: float
-    accuracy: float | None
-    seconds: float
-    alone: float
-    at_most: bool
-
-
 @dataclass(frozen=True)
 class RunReport:
     """All figures of one run. seconds: of training, those before a resume included; began: at which its lives began.
@@ -182,7 +166,7 @@ class RunReport:
 
         One of a part of them counts if its accuracy lies two standard errors above it.
         """
-        return next((look for look in self.looks if _surely(look) >= accuracy), None)
+        return next((look for look in self.looks if surely(look) >= accuracy), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON, under the fields' own names."""
@@ -254,42 +238,6 @@ def report_of(run: History) -> RunReport:
         calibrated=tuple(run.calibrated.values()),
         alone=alone_of(run),
         choice=run.choice,
-    )
-
-
-def _surely(look: EvaluationRow) -> float:
-    """The accuracy that an evaluation shows the weights to have."""
-    chance = 0.0 if look.judged is None else 2 * (look.validation_error or 0.0)
-    return (look.validation_accuracy or 0.0) - chance
-
-
-def alone_of(run: History) -> AloneEstimate | None:
-    """Return the estimate by what workers measured of themselves; None for a run of one worker, or without evaluation.
-
-    A worker that made whole steps was as fast as in its rounds, if those were slower. A sample that is judged takes a
-    third of one that is trained on.
-    """
-    start, rates = run.start, {own.name: own.images_per_second or 0.0 for own in run.calibrated.values()}
-    fastest = max(rates, key=lambda name: rates[name], default="")
-    if not (run.looks and start.samples and rates.get(fastest)) or {row.worker for row in run.rows} <= {fastest}:
-        return None
-    whole = any(look.judged is None for look in run.looks)  # then a part, which may be lucky, decides nothing
-    accuracies = [None if whole and look.judged is not None else look.validation_accuracy for look in run.looks]
-    last = accuracies.index(max(filter(None, accuracies))) if any(accuracies) else len(accuracies) - 1
-    best, looks = run.looks[last], run.looks[: last + 1]
-    shares = start.step_samples is not None and start.step_samples == start.batch_size
-    apart = run.choice is not None and run.choice.candidates[0].needed > 1
-    judged = sum(start.validation_samples or 0 if look.judged is None else look.judged for look in looks)
-    rate, own = rates[fastest], [row.numbers for row in run.rows if row.worker == fastest]
-    if not shares and start.strategy != LAYER and (busy := sum(each.busy for each in own)):
-        rate = min(rate, sum(each.samples for each in own) / busy)
-    return AloneEstimate(
-        worker=fastest,
-        epoch=best.epoch,
-        accuracy=best.validation_accuracy,
-        seconds=best.at,
-        alone=(best.epoch * start.samples + judged / 3) / rate,
-        at_most=start.strategy != LAYER and (apart or not shares),
     )
 
 

@@ -10,8 +10,7 @@ from daskcnn.show.text import TextTable, aligned, clean, count, percent
 _MOST = 12  # rows of the table
 _NAMED = 4  # workers that a row names
 _GUESSED = (
-    "about: an estimate, as stages, tasks and links of sharded kernels are measured once they are used; such a step is "
-    f"taken where it is {SURE:g} times as fast"
+    f"about: an estimate, until stages, tasks and links of sharded kernels are used; taken where {SURE:g} times as fast"
 )
 
 
@@ -27,15 +26,18 @@ def choice_lines(found: StrategyChosen) -> list[str]:
 
 
 def choice_table(found: StrategyChosen) -> TextTable:
-    """Return a row for each strategy that was compared, or for those that matter, and the reason in words."""
+    """Return a row for each strategy that was compared, or for those that matter, and the reason in words.
+
+    The note has a line for the choice, and one for each reading of the table that is not plain.
+    """
     rows = _rows(found.candidates)
     of = f" (of {len(found.candidates)} that were compared)" if len(rows) < len(found.candidates) else ""
-    apart = next((f"; {_apart(each)}" for each in rows if each.needed != 1), "")
-    guessed = f"; {_GUESSED}" if any(each.estimated for each in rows) else ""
     chosen = found.candidates[0]
-    note = f"{_before(found)}chosen: {_named(chosen)}{_reason(found)}{_longer(chosen)}{of}{apart}{guessed}"
+    note = [f"{_before(found)}chosen: {_named(chosen)}{_reason(found)}{of}", *_longer(chosen)]
+    note += [_apart(each) for each in rows if each.needed != 1][:1]
+    note += [_GUESSED] if any(each.estimated for each in rows) else []
     head = ("strategy", "workers", "computing", "exchange", "a step", "images/s")
-    return TextTable(head, tuple(map(_cells, rows)), left=2, note=note)
+    return TextTable(head, tuple(map(_cells, rows)), left=2, note=";\n".join(note))
 
 
 def _rows(candidates: Sequence[PricedStep]) -> list[PricedStep]:
@@ -72,11 +74,10 @@ def _apart(each: PricedStep) -> str:
     return f"{each.strategy} makes {made} images/s and {needs}: it is taken where it is {asked:g} times as fast"
 
 
-def _longer(chosen: PricedStep) -> str:
-    """The remark that the same epochs do not bring the same accuracy."""
-    if chosen.needed <= 1:
-        return ""
-    return f"; that is to the same accuracy, for which the job needs {chosen.needed:.2f} times its epochs"
+def _longer(chosen: PricedStep) -> Iterator[str]:
+    """Yield the remark that the same epochs do not bring the same accuracy."""
+    if chosen.needed > 1:
+        yield f"that is to the same accuracy, for which the job needs {chosen.needed:.2f} times its epochs"
 
 
 def _workers(each: PricedStep) -> str:

@@ -178,7 +178,7 @@ class TextTable:
     def lines(self) -> list[str]:
         """Return aligned text: the headings, a line for each row, and the note."""
         rows = [self.head, *self.rows] if self.headed else self.rows
-        return [*aligned(rows, left=self.left), *([self.note] if self.note else [])] if self.rows else []
+        return [*aligned(rows, left=self.left), *self.note.splitlines()] if self.rows else []
 
 
 @dataclass(frozen=True, slots=True)

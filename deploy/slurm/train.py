@@ -3,7 +3,8 @@
     python deploy/slurm/train.py job.toml --partition compute --workers 4 [--gpu-partition gpu --gpus 2] [--name …]
 
 Other flags are those of `python -m daskcnn.run`, which runs in this process: it has its messages, its answers to
-signals and its exit code. Needs `pip install dask-jobqueue`. Run it on a login node, or as a small SLURM job.
+signals and its exit code. `--partition` is SLURM's here: the job's own is `--set train.partition=…`. Needs `pip install
+dask-jobqueue`. Run it on a login node, or as a small SLURM job.
 """
 
 from __future__ import annotations

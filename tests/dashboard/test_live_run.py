@@ -21,6 +21,7 @@ from daskcnn.dashboard.live_run import (
     LiveRun,
     Message,
     Runs,
+    ShownBar,
     heading,
     shown,
 )
@@ -124,6 +125,20 @@ def test_the_network_is_drawn_with_who_has_which_kernels() -> None:
     ]
     assert found.table[0] == ("conv1", "Conv(kernels=26)", "32×32×26", "100", "w0 20, w1 6")
     assert found.lanes[:2] == ("w0, 20 kernels", "w1, 6 kernels")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Bokeh's own
+def test_workers_of_a_network_have_colours_of_their_own_on_which_their_names_are_read() -> None:
+    pytest.importorskip("bokeh")
+    from daskcnn.dashboard.page import box_rows
+
+    wide = [ShownBar("conv1", f"w{i}", i / 4, (i + 1) / 4, "5") for i in range(4)]
+    narrow = [ShownBar("conv2", f"w{i}", i / 12, (i + 1) / 12, "2") for i in range(12)]
+    rows = box_rows([*wide, *narrow, ShownBar("loss", "", 0.0, 1.0)])
+    colours = {name: colour for _, _, _, colour, name, *_ in rows}
+    assert len({*colours.values()}) == len(colours) == 13, "twelve workers, and home"
+    assert all(sum(bytes.fromhex(colour[1:])) > 255 for colour in colours.values()), "black text is read on them"
+    assert [row[-1] for row in rows[:5]] == ["w0 5", "w1 5", "w2 5", "w3 5", "2"]
 
 
 def test_without_divided_kernels_there_is_the_table_alone() -> None:

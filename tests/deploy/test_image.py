@@ -47,6 +47,7 @@ def test_images_run_as_nobody_in_particular(target: str) -> None:
     assert STAGES[target].last("USER") == "10001:10001", "a number: Kubernetes does not look names up"
     assert STAGES[target].last("HEALTHCHECK") is not None
     assert STAGES[target].last("ENTRYPOINT") == '["dask"]'
+    assert STAGES[target].last("CMD") == '["cnn", "doctor", "--run-dir", "/runs"]', "the working directory is read-only"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -56,6 +57,7 @@ def test_nothing_is_built_in_the_last_stage(target: str) -> None:
     assert not any(re.search(r"\b(pip|venv|gcc|make|build-essential|-dev)\b", t) for w, t in steps if w == "RUN")
     assert ("COPY", f"--from=build-{target} /opt/daskcnn /opt/daskcnn") in steps
     made = " ".join(text for _, text in STAGES["build-cpu"].steps)
+    assert re.search(r"COPY [^\n]*\bLICENSE\b", DOCKERFILE.read_text()), "the package carries it"
     assert "venv --without-pip /opt/daskcnn" in made
 
 
@@ -73,7 +75,7 @@ def test_both_images_are_alike_but_for_the_gpu() -> None:
 
 def test_no_data_gets_into_the_build() -> None:
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text()
-    for path in ("daskcnn/run.py", "pyproject.toml", "deploy/constraints.txt"):
+    for path in ("daskcnn/run.py", "pyproject.toml", "LICENSE", "deploy/constraints.txt"):
         assert replay_image.sent_to_build(path, ignored)
     for path in ("data/cifar10.zarr", "runs/one", ".git/config", "deploy/k8s/base/run.env", "tests/conftest.py"):
         assert not replay_image.sent_to_build(path, ignored)
@@ -148,7 +150,7 @@ def test_a_scheduler_that_does_not_answer_is_not_healthy(tmp_path: Path, capsys:
     assert healthcheck.main(file) == 1
     assert "refused" in capsys.readouterr().out
     file.write_text("\0".join(["python", "dask", "worker", "scheduler:8786", ""]))
-    assert healthcheck.main(file) == 1
+    assert healthcheck.main(file) == 0, "it may be well"
     assert "--dashboard-address" in capsys.readouterr().out
     file.write_text("\0".join(["python", "dask", "cnn", "run", ""]))
     assert healthcheck.main(file) == 0

@@ -222,7 +222,8 @@ def test_what_is_mounted_exists(manifests: list[Manifest]) -> None:
         for volume in pod.spec["volumes"]:
             assert volume.get("configMap", {}).get("name", "dask") in maps
             assert volume.get("persistentVolumeClaim", {}).get("claimName", "data") in claims
-            assert "secret" not in volume or volume["secret"]["secretName"] in secrets
+            secret = volume.get("secret", {"optional": True})
+            assert secret.get("optional") or secret["secretName"] in secrets
             assert len(volume) == 2, "no other kind of volume"
         mounted = {m["name"] for c in pod.containers for m in c["volumeMounts"]}
         assert mounted == set(names), pod.name
@@ -419,6 +420,34 @@ def test_what_is_applied_beside_the_base_is_like_it(file: str) -> None:
         test_selectors_choose_their_own_pods,
     ):
         law(with_base)
+
+
+@pytest.mark.parametrize("file", ["claims.yaml", "serve.yaml"])
+def test_what_is_applied_beside_the_base_speaks_as_the_job_does_and_seeks_its_node(file: str) -> None:
+    """With `tls` too, whose settings are in the same map, and whose certificate is mounted."""
+    job = next(p for p in pods(build("k8s/overlays/tls")) if p.name == "Job/train")
+    own = next(iter(pods(list(yaml.safe_load_all((DEPLOY / "k8s" / file).read_text())))))
+
+    def volumes(pod: Pod) -> dict[str, Any]:
+        found = {v["name"]: v for v in pod.spec["volumes"]}
+        return {
+            name: {**found[name], "secret": found[name].get("secret", {}).get("secretName")}
+            for name in ("dask", "certs")
+        }
+
+    assert volumes(own) == volumes(job)
+    for pod in (own, job):
+        (container,) = pod.spec["containers"]
+        assert {"name": "DASK_CONFIG", "value": "/config/dask"} in container["env"]
+        where = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+        assert (where["dask"], where["certs"]) == ("/config/dask", "/certs")
+        assert "tcp://" not in " ".join(container["args"])
+    (near,) = own.spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    term = near["podAffinityTerm"]
+    assert (term["topologyKey"], term["labelSelector"]["matchLabels"].items() <= job.labels.items()) == (
+        "kubernetes.io/hostname",
+        True,
+    )
 
 
 def test_kustomizations_are_all_tested() -> None:

@@ -25,7 +25,7 @@ from daskcnn.compiled import loop, warm
 from daskcnn.doctor import cluster as doctor_cluster
 from daskcnn.doctor import examine as doctor
 from daskcnn.doctor.cluster import Wanted, clocks, links, sharing, worker_findings
-from daskcnn.doctor.examine import asked_for, compile_loops, examine
+from daskcnn.doctor.examine import asked_for, compile_loops, examine, memory_of_group
 from daskcnn.doctor.findings import GIB, Finding, readable_findings, would_start
 from daskcnn.doctor.worker import Gpu, Seen, Way, look, rounds
 from daskcnn.errors import ClusterError, JobError, installing
@@ -42,6 +42,7 @@ Usage = namedtuple("Usage", "free")
 def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with room, whatever the tests run on."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(8 << 30, 16 << 30))
+    monkeypatch.setattr(doctor, "memory_limit", lambda: 16 << 30)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(50 << 30))
     monkeypatch.setattr(doctor, "_has_avx512", lambda: False)
     monkeypatch.setattr(warm, "is_ready", lambda _: True)
@@ -63,9 +64,8 @@ def test_a_healthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("check", "patch", "remedy"),
     [
-        ("memory", lambda m: m.setattr(psutil, "virtual_memory", lambda: Memory(1 << 30, 16 << 30)), "2 GiB"),
-        ("disk", lambda m: m.setattr(shutil, "disk_usage", lambda _: Usage(1 << 20)), "run.dir"),
-        ("disk", lambda m: m.setattr("os.access", lambda *_: False), "run.dir"),
+        ("disk", lambda m: m.setattr(shutil, "disk_usage", lambda _: Usage(1 << 20)), "--run-dir"),
+        ("disk", lambda m: m.setattr("os.access", lambda *_: False), "--run-dir"),
         ("BLAS", lambda m: m.setattr(doctor, "threadpool_info", list), "OpenBLAS"),
         ("packages", lambda m: m.setattr(doctor, "versions", lambda: dict.fromkeys(PACKAGES, "missing")), "pip"),
     ],
@@ -78,6 +78,61 @@ def test_what_a_machine_lacks_comes_with_a_remedy(
     assert not found.ok
     assert remedy in found.remedy
     assert f"NO  {check}" in readable_findings([found])
+
+
+def test_the_folder_of_runs_is_looked_at_where_it_is_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, _: path == tmp_path)
+    monkeypatch.chdir("/")
+
+    def disk(*options: str) -> str:
+        told = CliRunner().invoke(main, ["doctor", *options])
+        return next(line for line in told.stdout.splitlines() if re.match(r"\S+ +disk ", line))
+
+    assert disk().startswith("NO")
+    assert disk().endswith("50 GiB free in /, which cannot be written")
+    good = disk("--run-dir", str(tmp_path / "not" / "made-yet"))
+    assert (good.startswith("ok"), good.endswith(f"50 GiB free in {tmp_path}")) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "used", "scheduler", "remedy"),
+    [
+        (8, 16, 0, False, ""),
+        (1, 16, 0, False, "a worker wants 2 GiB"),
+        (1.5, 16, 0, True, ""),
+        (0.5, 16, 0, True, "a job beside its workers wants 1 GiB"),
+        (8, 4, 3, False, "a worker wants 2 GiB"),
+        (8, 4, 1, False, ""),
+    ],
+)
+def test_little_memory_is_told_and_stops_no_job(
+    monkeypatch: pytest.MonkeyPatch, free: float, limit: float, used: float, scheduler: bool, remedy: str
+) -> None:
+    def unreachable(_: object) -> None:
+        raise ClusterError("scheduler", "no answer", "start one")
+
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(int(free * GIB), 16 * GIB))
+    monkeypatch.setattr(doctor, "memory_limit", lambda: int(limit * GIB))
+    monkeypatch.setattr(doctor, "memory_of_group", lambda: int(used * GIB))
+    monkeypatch.setattr(doctor, "connect", unreachable)
+    found = finding("memory", "tcp://10.0.0.1:8786" if scheduler else None)
+    assert (found.ok, remedy in found.remedy, bool(found.remedy)) == (True, True, bool(remedy))
+    assert found.seen.endswith(f"of {limit:.1f} GiB free")
+
+
+@pytest.mark.parametrize(
+    ("used", "stat", "idle"),
+    [
+        ("memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ],
+)
+def test_files_that_a_control_group_can_do_without_are_free(tmp_path: Path, used: str, stat: str, idle: str) -> None:
+    assert memory_of_group(tmp_path) == 0
+    (tmp_path / "memory").mkdir()
+    (tmp_path / used).write_text("5000\n", encoding="ascii")
+    (tmp_path / stat).write_text(f"anon 1000\n{idle} 3000\n", encoding="ascii")
+    assert memory_of_group(tmp_path) == 2000
 
 
 def test_compiling_says_so_before_the_first_loop_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +289,15 @@ def test_links() -> None:
     found = links([fast, slow])
     assert (found.mark, "slowest b → a 5 MB/s" in found.seen, "at most 3.0 ms" in found.seen) == ("!", True, True)
     assert found.facts["ways"][1]["bandwidth"] == 5e6
+    some = links([fast, fast], unmeasured=2)
+    assert (some.mark, some.seen.endswith("a message; 2 workers that runs have: not measured")) == ("ok", True)
+    none = links([], unmeasured=1)
+    assert (none.mark, none.seen) == ("ok", "1 worker that runs have: not measured")
     broken = links([fast, Way("b", "a", problem="timed out")])
     assert (broken.mark, "b → a: timed out" in broken.seen, "--worker-port" in broken.remedy) == ("NO", True, True)
+    assert links([fast, Way("b", "a", problem="timed out")], spare={"b"}).mark == "!"
+    busy = links([fast, Way("c", "", problem="did not begin a task within 15 s; is it busy?")])
+    assert (busy.mark, "c: did not begin" in busy.seen, "--worker-port" in busy.remedy) == ("NO", True, False)
 
 
 @pytest.mark.parametrize("count", range(2, 8))
@@ -327,6 +389,25 @@ def test_workers_of_runs_are_named_and_a_job_would_wait_for_them(cluster: Callab
     assert "cluster.wait" in of(findings, "workers").remedy
     assert readable_findings(findings).endswith("a job would wait for workers (see the remedy of workers)")
     assert of(cluster(workers, Wanted(Workers(cpu=1)), begin=begin), "workers").remedy == ""
+
+
+def test_a_worker_that_a_run_has_is_not_measured_and_stops_no_job(cluster: Callable[..., list[Finding]]) -> None:
+    blind = replace(SEEN, data_problem="/d: no data set here")
+    workers: dict[str, dict[str, float]] = {"a": {"CPU": 1}, "b": {"CPU": 1}, "c": {"CPU": 1}, "s": {"PS": 1}}
+    seen = {"a": blind, "b": SEEN, "c": SEEN, "s": SEEN}
+
+    def held(client: Any) -> None:
+        Hold(client, "2026-bsp").take(["tcp://10.0.0.2:4000"])
+
+    findings = cluster(workers, Wanted(Workers(cpu=2)), seen, begin=held)
+    assert would_start(findings)
+    found = of(findings, "worker a")
+    assert (found.mark, found.seen) == ("!", "/d: no data set here; a job would not take it now")
+    assert of(findings, "links").seen.endswith("1 worker that runs have: not measured")
+    assert not would_start(cluster(workers, Wanted(Workers(cpu=3)), seen, begin=held)), "it would wait for that one"
+    surplus = cluster(workers, Wanted(Workers(cpu=2)), {**seen, "a": SEEN, "c": blind})
+    assert of(surplus, "worker c").mark == "!"
+    assert not would_start(cluster(workers, Wanted(Workers(cpu=2)), seen)), "a job would take it"
 
 
 def test_a_cluster_without_usable_workers(cluster: Callable[..., list[Finding]]) -> None:

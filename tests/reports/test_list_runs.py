@@ -70,6 +70,14 @@ def test_each_run_has_its_state_accuracy_and_duration(tmp_path: Path) -> None:
     assert shown.stdout.splitlines()[1].split()[1:] == ["done", "agwu", "3", "50.0", "%", "-", "1", "min", "01", "s"]
 
 
+def test_a_run_that_was_interrupted_has_the_accuracy_of_its_last_evaluation(tmp_path: Path) -> None:
+    """Its summary has none, as it ended between two."""
+    with make(tmp_path, "it") as stopped:
+        stopped.write_summary(summary(stopped.path, status="interrupted", test=None))
+    (row,) = list_runs(str(tmp_path))
+    assert (row.state, row.epochs, row.validation) == ("interrupted", 3.0, 0.25)
+
+
 def test_a_resumed_run_that_calibrates_has_the_epoch_and_the_seconds_of_its_checkpoint(tmp_path: Path) -> None:
     again = [(500.0, RunStarted(run="x", epochs=3)), (501.0, RunResumed(step=4, epoch=1.0))]
     events = [*EVENTS, (160.0, EpochEnded(epoch=2.0, step=8)), *again]

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import inspect
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -195,6 +196,12 @@ def test_runs_side_by_side_have_one_page_with_a_timeline_each() -> None:
     assert [each.text for each in page.all("h3")][:2] == ["sgwu", "udpa"]
     scales = [each.text.split() for each in page.all("div") if each.attributes.get("class") == "scale"]
     assert scales[0] == scales[1], "runs beside each other have one scale"
+
+
+def test_a_difference_keeps_its_letters() -> None:
+    reports = {name: report_of(name) for name in ("sgwu", "udpa")}
+    comparison = replace(compare(list(reports.values())), differences=("those of runs/Desk-A were slower",))
+    assert "Those of runs/Desk-A were slower." in comparison_page(comparison, reports)
 
 
 def _best(row: list[str], best: tuple[int, ...]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -459,6 +460,19 @@ def test_the_report_of_a_simulation_says_so() -> None:
     assert "simulation" not in format_report(tables([start(), calibration("w0"), round_of("w0")]))
 
 
+@pytest.mark.parametrize(
+    ("began", "heading"),
+    [
+        ({"strategy": "sgwu"}, "merges"),
+        ({"strategy": "bsp", "batch_size": 64, "step_samples": 64}, "step"),
+        ({"strategy": "layer"}, "step"),
+    ],
+)
+def test_merges_are_not_called_steps(began: Event, heading: str) -> None:
+    shown = format_report(tables([start(**began), epoch()]))
+    assert re.search(rf"\n +epoch +time +{heading} +training loss", shown)
+
+
 # --- against the fastest worker by itself ---
 
 
@@ -480,11 +494,18 @@ def test_a_run_says_what_it_brought_against_its_fastest_worker_alone() -> None:
 
 
 def test_a_lucky_part_is_not_what_a_run_brought() -> None:
-    lucky = {**look(8.0, 1, 0.9), "validation": {"loss": 1.0, "accuracy": 0.9, "samples": 100, "error": 0.03}}
+    lucky = {**look(8.0, 1, 0.9), "validation": {"loss": 1.0, "accuracy": 0.9, "samples": 100, "error": 0.2}}
     found = tables([*_log({"batch_size": 64}), lucky, look(15.0, 2, 0.6)]).alone
     assert found is not None
     assert (found.accuracy, found.seconds) == (0.6, 15.0)
     assert getattr(tables([*_log({"batch_size": 64}), lucky]).alone, "accuracy", None) == 0.9, "there is nothing else"
+
+
+def test_a_part_that_shows_more_than_all_did_before_is_what_a_run_reached() -> None:
+    part = {**look(15.0, 2, 0.9), "validation": {"loss": 1.0, "accuracy": 0.9, "samples": 100, "error": 0.03}}
+    found = tables([*_log({"batch_size": 64}), look(8.0, 1, 0.3), part]).alone
+    assert found is not None
+    assert (found.accuracy, found.seconds) == (0.9, 15.0)
 
 
 def test_replicas_that_are_merged_may_need_more_samples_than_one_machine() -> None:
@@ -496,6 +517,26 @@ def test_a_worker_that_was_slower_in_its_rounds_than_it_had_measured_alone_would
     slow = [{**event, "busy": 20.0, "samples": 1000} if event["event"] == "round" else event for event in _log({})]
     found = tables([*slow, look(8.0, 1, 0.4)]).alone
     assert found is not None
+    assert found.alone == pytest.approx((1000 + 300 / 3) / 50)
+
+
+@pytest.mark.parametrize(("busy", "slower"), [(4.0, 1.0), (10.0, 1.0), (20.0, 2.0)])
+def test_a_worker_of_shared_steps_is_judged_by_what_its_parts_of_them_would_take(busy: float, slower: float) -> None:
+    """Steps of 64 samples take it 0.64 s, half of it fixed: 20 parts of 9 samples each at least 7.3 s."""
+    began, calibrated, *_ = _log({"batch_size": 64, "step_samples": 64})
+    calibrated["workers"][1] |= {"step_fixed": 0.32}
+    expected = 20 * 0.32 + 180 * 0.005
+    parts = [lap("w0", 0, samples=1100, busy=22.0), lap("w1", 0, samples=180, pushes=20, busy=expected * busy / 10)]
+    found = tables([began, calibrated, *({**part, "at": 1.0} for part in parts), look(8.0, 1, 0.4)]).alone
+    assert found is not None
+    assert found.alone == pytest.approx((1000 + 300 / 3) / (100 / slower))
+
+
+def test_the_fastest_worker_is_the_one_that_was_in_the_run() -> None:
+    slow = [{**event, "busy": 40.0, "samples": 1000} if event.get("worker") == "w1" else event for event in _log({})]
+    found = tables([*slow, look(8.0, 1, 0.4)]).alone
+    assert found is not None
+    assert found.worker == "w0"
     assert found.alone == pytest.approx((1000 + 300 / 3) / 50)
 
 

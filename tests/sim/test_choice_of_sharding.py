@@ -114,7 +114,8 @@ def test_what_is_not_measured_is_estimated_from_convolutions_and_said() -> None:
     assert layer.estimated
     assert not layer_of(chosen).estimated
     assert layer.step_seconds == pytest.approx(layer_of(chosen).step_seconds, rel=0.15)
-    assert "about: an estimate" in choice_text(found.event())
+    told = choice_text(found.event()).splitlines()
+    assert any(line.startswith("about: an estimate") for line in told), "a line of its own"
     unknown = {name: row.model_copy(update={"conv_seconds": {}}) for name, row in rows.items()}
     found = choose(problem_of(chosen), [*STRATEGIES, *prices.pricers(unknown)])
     assert {each.strategy for each in found.candidates} == {"alone", "bsp", "local-sgd"}

@@ -423,6 +423,11 @@ def test_a_run_is_its_own_cluster_to_plan_with() -> None:
     assert shown.exit_code == 0, shown.output
     for name in names:
         assert re.search(rf"^{re.escape(name)} +help: with it an epoch is 2\d.\d % shorter$", shown.stdout, re.M)
+    for more, reason in (("nosuch", "there is no such kind of worker"), ("gpu=1", "no worker of this kind to go by")):
+        refused = invoke("plan", "runs/tried", "--add", more)
+        assert refused.exit_code == 2
+        assert reason in refused.output
+        assert "the cluster file has" not in refused.output, "none was given"
 
 
 def test_a_run_that_trained_alone_is_compared_with_those_that_it_left_out() -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours, which the colour-blind tell apart."""
+BEHIND_TEXT = (*COLOURS[:-1], "#8CC8E8", "#F4B183", "#8FD9BF", "#E6C3D8", "#F6DC9A", "#C8E6F7")
+"""Colours on which black text is read: those but for black, then paler ones."""
 MARKERS, STROKES = "osD^vPX", ("-", "--", "-.", ":")  # of curves, so that one behind another stays visible
 
 WIDTH, HEIGHT, BAR = 6.4, 4.0, 0.6  # inches of a picture, and of the narrowest bar

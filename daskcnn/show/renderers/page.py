@@ -27,7 +27,7 @@ from daskcnn.show.renderers.drawing import COLOURS, drawn
 from daskcnn.show.renderers.network_text import CONFUSION, class_table, confusion_table, judged_line
 from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import RunReport
-from daskcnn.show.run_figures import COLOUR_OF, Curve, Figure, part_name, run_figures
+from daskcnn.show.run_figures import COLOUR_OF, Curve, Figure, capital, part_name, run_figures
 from daskcnn.show.text import clean, count, duration, number, percent, spread
 from daskcnn.show.timeline import Lane, timeline
 
@@ -187,7 +187,7 @@ def _render(template: str, reports: Mapping[str, RunReport], **more: Any) -> str
 def _environment() -> Environment:
     options: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     made = Environment(loader=PackageLoader("daskcnn.show.renderers"), autoescape=True, **options)
-    made.filters["clean"] = clean
+    made.filters |= {"clean": clean, "capital": capital}
     return made
 
 
