@@ -355,6 +355,38 @@ def test_peers_that_pause_go_on_from_the_state_before_where_the_last_that_had_th
     assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
 
 
+@pytest.mark.parametrize("pauses", [False, True])
+def test_peers_that_lose_a_rescued_center_go_back_to_the_state_saved_last_and_say_so(pauses: bool) -> None:
+    """The rounds go back with the weights, before the next life has made a round or while what it has is kept."""
+    least: dict[str, Any] = {"least": {"cpu": 2}, "wanted": {"cpu": 8}, "wait": 60.0} if pauses else {}
+    shell = Shell(settings_of(PEERS, "udpa", checkpoint_every=100.0, **least))
+    shell.accuracy = 0.0
+    shell.start("cpu-0", "cpu-1")
+    shell.answer_to(orders.Join), shell.answer_to(orders.Join)
+    shell.answer_to(orders.StartRound), shell.answer_to(orders.StartRound)
+    if not pauses:
+        shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+        shell.answer_to(orders.Calibrate)
+    shell.tell(facts.WorkerGone(("cpu-0",), "connection lost", shell.now))
+    shell.answer_to(orders.Rescue)
+    assert not shell.of(orders.Restore)
+    shell.pending = [each for each in shell.pending if not isinstance(each[0], orders.Save)]
+    shell.tell(facts.WorkerGone(("cpu-1",), "connection lost", shell.now))
+    if pauses:
+        shell.tell(facts.NotKept(shell.now))
+        for worker in ("cpu-4", "cpu-5"):
+            shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    else:
+        shell.pending = [each for each in shell.pending if not isinstance(each[0], orders.Rescue)]
+        shell.tell(facts.Rescued(None, shell.now))
+    assert shell.of(orders.Restore)
+    told = "no worker is left that has the last weights: back to the state of epoch 0.00"
+    assert told in [warning.message for warning in shell.of(Warned)]
+    before = shell.reported
+    assert shell.finish().status == "done"
+    assert shell.reported - before == EPOCHS * SAMPLES
+
+
 def test_interrupted_peers_keep_the_last_center_that_one_of_them_has() -> None:
     shell = training(PEERS)
     assert shell.tell(facts.Interrupted(15, 9.0)) == [orders.CancelAll(), orders.Rescue()]

@@ -117,6 +117,7 @@ class Coordinator(Changes):
         self.life = max(self.life, self.kept.life) + 1
         self._records.begin_life(now)
         self._present = Life(self.life, self.settings, self.roster, self._records, self._out, logs=self._logs)
+        self._records.begun()
         if self.settings.peers:
             self._begin_training(now)
         else:
