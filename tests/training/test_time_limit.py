@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from daskcnn.errors import Interrupted
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.time_limit import ENDING, SAFE, SAVING, TimeLimit
@@ -85,6 +87,16 @@ def test_the_time_that_is_left_grows_with_the_longest_save() -> None:
         limit.note(facts.Saved(1, saved), [])
     assert not limit.near(LIMIT - ENDING - SAFE * 30 - 1)
     assert limit.near(LIMIT - ENDING - SAFE * 30)
+
+
+@pytest.mark.parametrize("lost", [facts.ServerGone(1, 101.0), facts.NotKept(101.0), facts.Rescued(3, 101.0)])
+def test_a_save_whose_center_is_lost_is_no_measure_of_the_next_one(lost: facts.Fact) -> None:
+    limit = TimeLimit(LIMIT, LIMIT)
+    limit.note(facts.Tick(100.0), [SAVE])
+    limit.note(lost, [])
+    limit.note(facts.Tick(1000.0), [SAVE])
+    limit.note(facts.Saved(1, 1001.0), [])
+    assert not limit.near(LIMIT - ENDING - SAFE * SAVING - 1)
 
 
 def test_at_most_half_of_a_short_limit_is_left_for_the_end() -> None:
