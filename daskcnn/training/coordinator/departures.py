@@ -29,7 +29,7 @@ FAR = 10.0
 """Seconds for which a worker that came may wait for the end of the others' rounds."""
 UNTOLD = "it was asked to end"
 """Why a worker leaves that has told its worker before the run."""
-_BEFORE_THE_END = frozenset({Phase.STARTING, Phase.MEASURING, Phase.TRAINING, Phase.MOVING})
+_BEFORE_THE_END = frozenset({Phase.STARTING, Phase.MEASURING, Phase.TRAINING, Phase.MOVING, Phase.RESCUING})
 
 
 class Departures(Recovering):
@@ -68,7 +68,9 @@ class Departures(Recovering):
         """Have the worker's replica end its round; without one it goes at once. Peers end their rounds together."""
         life = self._present
         replica = life.teams.of(worker) if life else None
-        if self._forming:
+        if self.phase is Phase.RESCUING:  # it may be the only one that has the last center
+            self._leaving[worker] = reason
+        elif self._forming:
             self._drop(worker, reason, done=0)
             self._go_on_without(now)
         elif life is not None and replica is not None and replica in life.sessions.running:
@@ -130,6 +132,14 @@ class Departures(Recovering):
             self._go_on_from_reports(now)
         elif self.phase is Phase.MEASURING:
             self._begin(now)
+
+    def _on_rescued(self, fact: facts.Rescued) -> None:
+        """Let those go that are to leave, behind the joins of the next life: one may alone have the last center."""
+        leaving = self._leaving.copy() if self.phase is Phase.RESCUING else {}
+        super()._on_rescued(fact)
+        for worker, reason in leaving.items():
+            self._leaving.pop(worker, None)
+            self._on_worker_leaving(facts.WorkerLeaving((worker,), reason, fact.at))
 
     def _let_go(self) -> None:
         """Begin no life with workers that leave."""
