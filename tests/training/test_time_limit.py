@@ -6,12 +6,13 @@ import pytest
 
 from daskcnn.errors import Interrupted
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.departures import FAR
 from daskcnn.training.coordinator.time_limit import ENDING, SAFE, SAVING, TimeLimit
 from tests.training.coordinator_shell import Shell
 from tests.training.layer_shell import Shell as LayerShell
 from tests.training.layer_shell import settings_of as layer_settings
 from tests.training.test_coordinator import training
-from tests.training.test_coordinator_machine import settings_of
+from tests.training.test_coordinator_machine import SAMPLES, settings_of
 
 LIMIT = 7200.0
 SAVE = orders.Save(0.0, {}, (), None)
@@ -25,10 +26,15 @@ def begun() -> Shell:
 
 
 def test_a_run_is_kept_before_its_time_is_over_and_ends_as_after_a_request_to_end() -> None:
+    """Rounds under way end behind a step, and nothing of them is trained again."""
     shell = begun()
-    assert not shell.tell(facts.Tick(LIMIT - ENDING - SAFE * SAVING - 1))
-    found = shell.tell(facts.Tick(LIMIT - ENDING - SAFE * SAVING))
-    assert [type(order) for order in found] == [orders.IgnoreSignals, orders.Save]
+    assert not shell.tell(facts.Tick(LIMIT - ENDING - SAFE * SAVING - FAR - 1))
+    found = shell.tell(facts.Tick(LIMIT - ENDING - SAFE * SAVING - FAR))
+    assert [type(order) for order in found] == [orders.IgnoreSignals, orders.EndRound, orders.EndRound]
+    shell.answer_to(orders.StartRound)
+    shell.answer_to(orders.StartRound)
+    (save,) = shell.of(orders.Save)
+    assert save.epoch == shell.reported / SAMPLES > 0
     (*_, end) = shell.tell(facts.Saved(1, LIMIT - 12))
     assert isinstance(end, orders.End)
     assert isinstance(end.error, Interrupted)
@@ -38,8 +44,9 @@ def test_a_run_is_kept_before_its_time_is_over_and_ends_as_after_a_request_to_en
 
 def test_a_signal_while_a_run_is_kept_for_its_limit_changes_nothing() -> None:
     shell = begun()
+    shell.tell(facts.Tick(LIMIT - 1 - FAR))
+    assert not shell.tell(facts.Interrupted(2, LIMIT - 0.5 - FAR))
     shell.tell(facts.Tick(LIMIT - 1))
-    assert not shell.tell(facts.Interrupted(2, LIMIT - 0.5))
     shell.tell(facts.Saved(1, LIMIT))
     assert isinstance(shell.end.error, Interrupted)
     assert shell.end.error.exit_code == 143
