@@ -302,8 +302,8 @@ class Rounds:
         elif self.swaps:
             self.allocation = swap_halves(self.allocation, max(self.numbers.values()) - 1)
         if self.shares_steps and self.batch_size is not None:  # else one very slow worker would make all steps larger
-            steps = -(-self.allocation.given // self.batch_size)
-            self.allocation = self.partitioner.with_a_sample_each(self.allocation, steps)
+            whole = -(-self.allocation.given // self.batch_size)
+            self.allocation = self.partitioner.with_a_sample_each(self.allocation, whole)
         done = self.done
         sizes, self.budget = self.budget.round({w: self.passes * n for w, n in self.allocation.sizes().items()})
         sizes, presented = {w: n for w, n in sizes.items() if n}, sum(sizes.values())
