@@ -72,7 +72,11 @@ def test_one_group_cut_off_and_resumed_is_plain_sgd(three_workers: Client, synth
     job = short_job(synthetic, runs, model={"layers": NORMALISED} | WHOLE, train=train, cluster=chain)
     job = grouped(job, 3) | {"run": {"dir": runs, "name": "it"}}
     was = Path(runs) / "as it was"
-    run(three_workers, job, Watch("checkpoint", lambda: shutil.copytree(Path(runs) / "it", was)))
+
+    def copy() -> None:
+        shutil.copytree(Path(runs) / "it", was)
+
+    run(three_workers, job, Watch("checkpoint", copy))
     again = Watch()
     result = run(three_workers, job, again, resume=was)
     resolved = resolve(job)
