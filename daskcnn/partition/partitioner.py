@@ -173,6 +173,20 @@ class Partitioner(ABC):
         sizes = level(allocation.given, parts, [steps * part for part in parts], [allocation.given] * len(have))
         return allocation.shifted(_growth(allocation, sizes))
 
+    def with_a_sample_each(self, allocation: Allocation, steps: int) -> Allocation:
+        """Let every worker with samples have one at least for each of these steps, at the cost of the others.
+
+        Returns the same allocation where all have, there are too few samples, or the partitioner does not adapt.
+        """
+        have = list(allocation.sizes().values())
+        least = [steps * (size > 0) for size in have]
+        enough = all(size >= low for size, low in zip(have, least, strict=True))
+        if enough or not self.adapts or sum(least) > allocation.given:
+            return allocation
+        return allocation.shifted(
+            _growth(allocation, level(allocation.given, have, least, [allocation.given * (size > 0) for size in have]))
+        )
+
     def _times(self, seconds_per_sample: Seconds, workers: Sequence[str]) -> list[float]:
         """Return the seconds that the workers' shares go by."""
         missing = [worker for worker in workers if worker not in seconds_per_sample]

@@ -301,6 +301,9 @@ class Rounds:
             self.allocation = self.partitioner.allocate(self.allocation, self._like_rounds(), increment=increment)
         elif self.swaps:
             self.allocation = swap_halves(self.allocation, max(self.numbers.values()) - 1)
+        if self.shares_steps and self.batch_size is not None:  # else one very slow worker would make all steps larger
+            whole = -(-self.allocation.given // self.batch_size)
+            self.allocation = self.partitioner.with_a_sample_each(self.allocation, whole)
         done = self.done
         sizes, self.budget = self.budget.round({w: self.passes * n for w, n in self.allocation.sizes().items()})
         sizes, presented = {w: n for w, n in sizes.items() if n}, sum(sizes.values())

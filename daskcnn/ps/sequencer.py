@@ -292,6 +292,7 @@ class Sequencer:
                 self._noise_scale = self._noise.scale
             changed = self._shared(batch, at)
             staying = [push for push in batch if not self._members[push.worker].leaves]
+            self._left |= {each.worker: (each.session, each.seq) for each in batch if self._members[each.worker].leaves}
             instructions += [self._answer(push, merge, before, at, changed) for push in staying]
             instructions += self._let_go(batch)
         return instructions
@@ -309,7 +310,6 @@ class Sequencer:
         instructions: list[Instruction] = []
         for push in batch:
             if self._members[push.worker].leaves:
-                self._left[push.worker] = push.session, push.seq
                 instructions += self._remove(push.worker, Code.LEFT, "the worker left")
                 instructions += self._let_back_in(push.worker)
         return instructions

@@ -19,6 +19,8 @@ import pytest
 from distributed import Client
 
 from daskcnn.cluster.link.members import wait_for_members
+from daskcnn.cluster.peers import meetings as meetings_of_peers
+from daskcnn.cluster.peers.meetings import PeerExchange
 from daskcnn.cluster.run import server_hosts as hosting
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.server_hosts import Hosted, host_server
@@ -27,8 +29,11 @@ from daskcnn.errors import Diverged, Interrupted
 from daskcnn.job.tables import Cluster, Job, Model, Workers
 from daskcnn.launch.training import Result
 from daskcnn.ps import RULES, ParameterServer, Request, Snapshot
+from daskcnn.ps.bsp import BSP
 from daskcnn.ps.wire import bytes_of as wire_bytes_of
 from daskcnn.runs.checkpoint import load
+from daskcnn.runs.state import TrainingState
+from daskcnn.training.coordinator import orders
 from tests.cluster.cluster_jobs import Watch, in_mid_round, kill_worker, run, small_job
 from tests.cluster.conftest import RuleRuns
 
@@ -133,6 +138,31 @@ def test_divergence_between_peers_keeps_the_last_finite_checkpoint(
         run(three_workers, job)
     for path in (Path(runs) / "it/checkpoints").glob("step-*"):
         assert all(np.isfinite(array).all() for array in load(path).arrays.values())
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_center_that_the_driver_has_is_one_to_go_on_from(monkeypatch: pytest.MonkeyPatch, restored: bool) -> None:
+    """The workers that had it are lost before the next life has met."""
+    monkeypatch.setattr(meetings_of_peers, "initial_weights", lambda *_: (np.zeros(4), np.zeros(4, np.float32)))
+    alive, answers = {"a": None, "b": None}, [{"a": (7, None)}, {"a": np.ones(4, np.float32)}, {}]
+    context: Any = SimpleNamespace(
+        job=Job(), dataset=None, name="it",
+        workers=SimpleNamespace(alive=alive, needs_server=True),
+        dispatch=SimpleNamespace(submit=lambda *_, **__: None, send=lambda vector, _: vector),
+        results=SimpleNamespace(gather=lambda *_, **__: answers.pop(0)),
+    )  # fmt: skip
+    state = TrainingState(3, 0.5, np.zeros(4, np.float32), {}, {})
+    exchange = PeerExchange(context, BSP(exchange="asa"), lambda *_: None, lambda _: None)
+    exchange.join(orders.Join("a", 1, 1), state, {}, {})
+    exchange._holders = ("a",)  # it has met others
+    assert exchange.rescue({}) == 7
+    exchange.join(orders.Join("b", 2, 1), state, {}, {})
+    del alive["a"]
+    assert exchange.rescue({}) == 7
+    exchange.rescued = not restored
+    exchange.join(orders.Join("b", 3, 1), state, {}, {})
+    found = exchange.snapshot()
+    assert (found.version, found.center.tolist()) == ((3, [0.0] * 4) if restored else (7, [1.0] * 4))
 
 
 @pytest.mark.slow

@@ -519,6 +519,20 @@ def test_behind_a_barrier_all_make_the_same_number_of_steps(
         assert steps == min(enough, *(each.samples for each in due))
 
 
+@pytest.mark.parametrize(("increments", "joins"), [(1, False), (4, False), (1, True)])
+def test_a_worker_that_is_too_slow_for_a_sample_a_step_does_not_make_steps_larger(increments: int, joins: bool) -> None:
+    seconds = {"fast": 1e-4, "slow": 0.03}
+    at_first = {"fast": 1e-4} if joins else seconds
+    options: dict[str, Any] = {"batch_size": 128, "shares_steps": True, "resizes_steps": True}
+    rounds = Rounds(PARTITIONERS["idpa"](increments), 45_000, at_first, epochs=9, barrier=True, **options)
+    if joins:
+        rounds.join("slow", seconds["slow"])
+    for due in _together(rounds):
+        (steps,) = {each.steps for each in due}
+        assert steps == -(-sum(each.samples for each in due) // 128)
+        assert len(due) == 2
+
+
 def test_steps_are_those_of_the_job_s_batch_size_on_average() -> None:
     rounds = _meeting([1.0, 3.0], total=1000, batch_size=50)
     assert [(each.samples, each.steps) for each in rounds.due()] == [(750, 10), (250, 10)]

@@ -364,6 +364,14 @@ def test_the_last_push_of_one_that_leaves_in_good_order_counts_and_nobody_waits_
     assert handle(s, push("b", 2, base=1)) == [merged("b", 2, 2, base=1)], "it is by itself"
 
 
+def test_the_last_push_of_one_that_leaves_does_not_count_where_its_merge_overflows() -> None:
+    s = server("bsp", "a", "b", rule={"combine": "sum", "every": 0, "batch": "worker"})
+    handle(s, push("a", value=3e38))
+    handle(s, Leave("a", 1, last=1))
+    assert handle(s, push("b", value=3e38)) == [refusal("a", 1, Code.FINITE), refusal("b", 1, Code.FINITE)]
+    assert not s.counts("a", 1, 1)
+
+
 def test_a_worker_that_leaves_waits_until_its_last_push_is_there() -> None:
     s = server("sgwu", "a", "b")
     handle(s, push("b"))

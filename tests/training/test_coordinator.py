@@ -403,10 +403,16 @@ def test_a_join_during_a_rescue_starts_nothing() -> None:
 
 
 def test_interrupted() -> None:
-    """The state is kept as it is; rounds under way are not waited for."""
+    """Rounds under way end behind the step at hand; then the state is kept."""
     shell = training("sgwu")
-    assert shell.tell(facts.Interrupted(15, 9.0)) == [orders.Save(0.0, ANY, ("cpu-0", "cpu-1"), None)]
-    assert shell.answer_to(orders.StartRound) == [], "a report that comes meanwhile"
+    assert shell.tell(facts.Interrupted(15, 9.0)) == [
+        orders.EndRound("cpu-0", 1, 1, 0),
+        orders.EndRound("cpu-1", 1, 1, 0),
+    ]
+    shell.answer_to(orders.StartRound)
+    found = shell.answer_to(orders.StartRound)
+    (save,) = [order for order in found if not isinstance(order, Log)]
+    assert save == orders.Save(30 / 60, ANY, ("cpu-0", "cpu-1"), None)
     assert shell.answer_to(orders.Save) == [orders.CancelAll(), orders.End("interrupted", ANY)]
     error = shell.end.error
     assert isinstance(error, Interrupted)

@@ -13,6 +13,7 @@ from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.departures import FAR
 from daskcnn.training.coordinator.records import Kept
 from tests.training.coordinator_shell import Shell
 from tests.training.test_coordinator import PEERS, lost, training
@@ -328,7 +329,6 @@ def test_peers_look_for_the_center_where_the_one_that_was_asked_for_it_is_lost(p
     shell = training(PEERS, workers=3)
     if phase is Phase.STOPPING:
         shell.tell(facts.Interrupted(15, shell.now))
-        shell.answer_to(orders.Rescue)
     while shell.coordinator.phase is not phase:
         shell.answer(0)
     shell.pending = [each for each in shell.pending if not isinstance(each[0], orders.Save)]
@@ -355,10 +355,43 @@ def test_peers_that_pause_go_on_from_the_state_before_where_the_last_that_had_th
     assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
 
 
+@pytest.mark.parametrize("pauses", [False, True])
+def test_peers_that_lose_a_rescued_center_go_back_to_the_state_saved_last_and_say_so(pauses: bool) -> None:
+    """The rounds go back with the weights, before the next life has made a round or while what it has is kept."""
+    least: dict[str, Any] = {"least": {"cpu": 2}, "wanted": {"cpu": 8}, "wait": 60.0} if pauses else {}
+    shell = Shell(settings_of(PEERS, "udpa", checkpoint_every=100.0, **least))
+    shell.accuracy = 0.0
+    shell.start("cpu-0", "cpu-1")
+    shell.answer_to(orders.Join), shell.answer_to(orders.Join)
+    shell.answer_to(orders.StartRound), shell.answer_to(orders.StartRound)
+    if not pauses:
+        shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+        shell.answer_to(orders.Calibrate)
+    shell.tell(facts.WorkerGone(("cpu-0",), "connection lost", shell.now))
+    shell.answer_to(orders.Rescue)
+    assert not shell.of(orders.Restore)
+    shell.pending = [each for each in shell.pending if not isinstance(each[0], orders.Save)]
+    shell.tell(facts.WorkerGone(("cpu-1",), "connection lost", shell.now))
+    if pauses:
+        shell.tell(facts.NotKept(shell.now))
+        for worker in ("cpu-4", "cpu-5"):
+            shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    else:
+        shell.pending = [each for each in shell.pending if not isinstance(each[0], orders.Rescue)]
+        shell.tell(facts.Rescued(None, shell.now))
+    assert shell.of(orders.Restore)
+    told = "no worker is left that has the last weights: back to the state of epoch 0.00"
+    assert told in [warning.message for warning in shell.of(Warned)]
+    before = shell.reported
+    assert shell.finish().status == "done"
+    assert shell.reported - before == EPOCHS * SAMPLES
+
+
 def test_interrupted_peers_keep_the_last_center_that_one_of_them_has() -> None:
     shell = training(PEERS)
-    assert shell.tell(facts.Interrupted(15, 9.0)) == [orders.CancelAll(), orders.Rescue()]
-    (save,) = shell.tell(facts.Rescued(4, 10.0))
+    assert {type(order) for order in shell.tell(facts.Interrupted(15, 9.0))} == {orders.EndRound}
+    assert shell.tell(facts.Tick(9.0 + FAR)) == [orders.CancelAll(), orders.Rescue()]
+    (save,) = shell.tell(facts.Rescued(4, 20.0))
     assert isinstance(save, orders.Save)
     shell.answer_to(orders.Save)
     assert isinstance(end_of(shell).error, Interrupted)
@@ -374,19 +407,41 @@ def test_a_sum_of_peers_that_is_not_finite_ends_the_run() -> None:
 
 @pytest.mark.parametrize("groups", [{}, GROUPS], ids=["workers", "groups"])
 def test_a_signal_does_not_wait_for_a_worker_that_stands_still(groups: dict[str, int]) -> None:
-    """No report and no tick comes any more: the state is kept, and the run ends."""
+    """Reports are waited for as long as a few steps take: then the state is kept, and the run ends."""
     shell = training("sgwu", workers=4, **groups)
-    (save,) = shell.tell(facts.Interrupted(2, 9.0))
+    assert {type(order) for order in shell.tell(facts.Interrupted(2, 9.0))} == {orders.EndRound}
+    assert shell.tell(facts.Tick(8.0 + FAR)) == []
+    (save,) = shell.tell(facts.Tick(9.0 + FAR))
     assert isinstance(save, orders.Save)
     shell.answer_to(orders.Save)
     assert end_of(shell).status == "interrupted"
+
+
+@pytest.mark.parametrize("happens", ["the server goes", "a task ran twice", "all go", "a worker comes", "it diverges"])
+def test_a_run_that_is_to_end_begins_no_life(happens: str) -> None:
+    shell = training("sgwu")
+    shell.tell(facts.Interrupted(15, 9.0))
+    if happens == "the server goes":
+        shell.tell(facts.ServerGone(1, 10.0))
+    elif happens == "a task ran twice":
+        shell.tell(facts.OutOfStep(1, "a task ran twice", 10.0))
+    elif happens == "all go":
+        shell.tell(facts.WorkerGone(("cpu-0", "cpu-1"), "gone", 10.0))
+    elif happens == "a worker comes":
+        (ignored,) = shell.tell(facts.WorkerReady("cpu-2", "cpu", 10.0))
+        assert isinstance(ignored, orders.Log)
+        shell.finish()
+    else:
+        shell.tell(facts.RoundFailed("cpu-0", 1, Diverged("loss = nan"), 10.0))
+    assert shell.end.status == ("diverged" if happens == "it diverges" else "interrupted")
+    assert len(shell.of(orders.StartServer)) == 1
 
 
 @every_rule
 @pytest.mark.parametrize("partition", ["udpa", "idpa"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_resumed_run_gives_out_what_is_left(which: Any, partition: str, size: int) -> None:
-    """Interrupted at any moment, it presents the rest, in lives of higher numbers."""
+    """Interrupted at any moment, it presents the rest, in lives of higher numbers, and nothing twice."""
     if size == 2 and which == PEERS:
         pytest.skip("peers are a worker each: rule.exchange = 'asa' has no groups")
     chosen = settings_of(which, partition, replica_size=size)
@@ -409,6 +464,7 @@ def test_a_resumed_run_gives_out_what_is_left(which: Any, partition: str, size: 
         assert again.coordinator.kept.epoch == EPOCHS
         assert again.coordinator.life > shell.coordinator.kept.life
         assert again.reported == EPOCHS * SAMPLES - round(kept.epoch * SAMPLES)
+        assert shell.reported + again.reported == EPOCHS * SAMPLES
 
 
 @pytest.mark.parametrize("which", [("sgwu", {}), ("bsp", {"every": 2}), ("admm", {}), PEERS], ids=str)

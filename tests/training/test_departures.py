@@ -177,6 +177,23 @@ def test_peers_go_on_when_a_worker_is_gone_that_does_not_meet_them() -> None:
     assert not shell.of(orders.Rescue)
 
 
+@pytest.mark.parametrize("asked", ["before", "meanwhile"])
+def test_a_peer_that_leaves_while_the_center_is_looked_for_goes_behind_the_joins_of_the_next_life(asked: str) -> None:
+    """It may alone have the center, which the first join takes."""
+    shell = training(PEERS, "cpu-0", "cpu-1", "cpu-2")
+    if asked == "before":
+        leave(shell, "cpu-1")
+    shell.tell(facts.WorkerGone(("cpu-0",), "connection lost", shell.now))
+    if asked == "meanwhile":
+        leave(shell, "cpu-1")
+    assert not shell.of(WorkerLeft)
+    found = shell.answer_to(orders.Rescue)
+    assert found.index(orders.Join("cpu-2", 2, 1)) < found.index(orders.Dismiss("cpu-1", for_good=True))
+    assert [each.worker for each in shell.of(WorkerLeft)] == ["cpu-1"]
+    assert shell.finish().status == "done"
+    assert shell.reported == SAMPLES * EPOCHS
+
+
 def test_what_the_last_peer_has_is_kept_before_it_is_let_go() -> None:
     shell = training(PEERS, "cpu-0")
     leave(shell, "cpu-0")

@@ -238,8 +238,9 @@ def test_peers_go_back_to_what_was_saved_and_not_to_what_was_rescued() -> None:
     training_again(shell)
     shell.tell(facts.WorkerGone(("cpu-2",), "gone", shell.now))
     shell.version = 7
-    shell.answer_to(orders.Rescue)
-    assert shell.coordinator.kept.step == 7
+    found = shell.answer_to(orders.Rescue)
+    assert not of_kind(found, orders.Restore)
+    assert "begun again from version 7" in shell.of(Warned)[-1].message
     training_again(shell)
     found = diverges(shell)
     assert shell.coordinator.kept.step == 0

@@ -512,6 +512,18 @@ def test_a_lost_worker_takes_the_run_back_to_the_snapshot() -> None:
     assert shell.saved == 20
 
 
+def test_an_epoch_counts_all_of_its_steps_where_a_loss_takes_the_run_back_to_a_snapshot_within_it() -> None:
+    shell = begun(checkpoint_every=0.4)
+    shell.steps(4)
+    shell.pieces()
+    shell.steps(2)
+    shell.lose("b")
+    shell.go_on()
+    first, second = shell.events(EpochEnded)
+    assert [epoch.workers[0].samples for epoch in (first, second)] == [80, 80]
+    assert first.seconds > second.seconds, "two steps were made twice"
+
+
 def test_samples_that_are_trained_again_count_once() -> None:
     shell = begun()
     shell.steps(6)

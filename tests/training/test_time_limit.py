@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from daskcnn.errors import Interrupted
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.departures import FAR
 from daskcnn.training.coordinator.time_limit import ENDING, SAFE, SAVING, TimeLimit
 from tests.training.coordinator_shell import Shell
 from tests.training.layer_shell import Shell as LayerShell
 from tests.training.layer_shell import settings_of as layer_settings
 from tests.training.test_coordinator import training
-from tests.training.test_coordinator_machine import settings_of
+from tests.training.test_coordinator_machine import SAMPLES, settings_of
 
 LIMIT = 7200.0
 SAVE = orders.Save(0.0, {}, (), None)
@@ -23,10 +26,15 @@ def begun() -> Shell:
 
 
 def test_a_run_is_kept_before_its_time_is_over_and_ends_as_after_a_request_to_end() -> None:
+    """Rounds under way end behind a step, and nothing of them is trained again."""
     shell = begun()
-    assert not shell.tell(facts.Tick(LIMIT - ENDING - SAFE * SAVING - 1))
-    found = shell.tell(facts.Tick(LIMIT - ENDING - SAFE * SAVING))
-    assert [type(order) for order in found] == [orders.IgnoreSignals, orders.Save]
+    assert not shell.tell(facts.Tick(LIMIT - ENDING - SAFE * SAVING - FAR - 1))
+    found = shell.tell(facts.Tick(LIMIT - ENDING - SAFE * SAVING - FAR))
+    assert [type(order) for order in found] == [orders.IgnoreSignals, orders.EndRound, orders.EndRound]
+    shell.answer_to(orders.StartRound)
+    shell.answer_to(orders.StartRound)
+    (save,) = shell.of(orders.Save)
+    assert save.epoch == shell.reported / SAMPLES > 0
     (*_, end) = shell.tell(facts.Saved(1, LIMIT - 12))
     assert isinstance(end, orders.End)
     assert isinstance(end.error, Interrupted)
@@ -36,8 +44,9 @@ def test_a_run_is_kept_before_its_time_is_over_and_ends_as_after_a_request_to_en
 
 def test_a_signal_while_a_run_is_kept_for_its_limit_changes_nothing() -> None:
     shell = begun()
+    shell.tell(facts.Tick(LIMIT - 1 - FAR))
+    assert not shell.tell(facts.Interrupted(2, LIMIT - 0.5 - FAR))
     shell.tell(facts.Tick(LIMIT - 1))
-    assert not shell.tell(facts.Interrupted(2, LIMIT - 0.5))
     shell.tell(facts.Saved(1, LIMIT))
     assert isinstance(shell.end.error, Interrupted)
     assert shell.end.error.exit_code == 143
@@ -85,6 +94,16 @@ def test_the_time_that_is_left_grows_with_the_longest_save() -> None:
         limit.note(facts.Saved(1, saved), [])
     assert not limit.near(LIMIT - ENDING - SAFE * 30 - 1)
     assert limit.near(LIMIT - ENDING - SAFE * 30)
+
+
+@pytest.mark.parametrize("lost", [facts.ServerGone(1, 101.0), facts.NotKept(101.0), facts.Rescued(3, 101.0)])
+def test_a_save_whose_center_is_lost_is_no_measure_of_the_next_one(lost: facts.Fact) -> None:
+    limit = TimeLimit(LIMIT, LIMIT)
+    limit.note(facts.Tick(100.0), [SAVE])
+    limit.note(lost, [])
+    limit.note(facts.Tick(1000.0), [SAVE])
+    limit.note(facts.Saved(1, 1001.0), [])
+    assert not limit.near(LIMIT - ENDING - SAFE * SAVING - 1)
 
 
 def test_at_most_half_of_a_short_limit_is_left_for_the_end() -> None:

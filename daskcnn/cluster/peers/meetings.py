@@ -32,7 +32,10 @@ from daskcnn.training.round_report import RoundReport
 
 
 class PeerExchange:
-    """Lets the replicas meet, and knows which of them have the present center."""
+    """Lets the replicas meet, and knows which of them have the present center.
+
+    rescued: True if the next life begins from the present center, else from the state that was saved last.
+    """
 
     def __init__(self, context: RunContext, rule: UpdateRule, watch: Watch, tell: Callable[[Fact], None]) -> None:
         self._context, self._watch, self._tell = context, watch, tell
@@ -44,7 +47,7 @@ class PeerExchange:
         self._holders: tuple[str, ...] = ()  # of the present center
         self._version = 0
         self._kept: tuple[int, Array] = (0, weights)  # a center that the driver has, and its version
-        self._rescued = False
+        self.rescued = False
         self._round: PeerRound | None = None
 
     # --- joining ---
@@ -63,11 +66,11 @@ class PeerExchange:
     def _begin_life(self, life: int, state: TrainingState) -> None:
         """Begin from the rescued center, else from the last saved state."""
         self._context.workers.needs_server = False
-        if self._rescued:
+        if self.rescued:
             self._center()  # its holders know it by their old life
         else:
             self._version, self._kept = state.step, (state.step, state.weights)
-        self._rescued, self._holders = False, ()
+        self.rescued, self._holders = False, ()
         self._peers = replace(self._peers, life=life, names=(), addresses=(), secret=token_hex(16))
 
     def _center(self) -> Array:
@@ -134,18 +137,22 @@ class PeerExchange:
         return Snapshot(self._center(), version=self._version, life=self._peers.life)
 
     def rescue(self, optimizers: dict[str, OptimizerState]) -> int | None:
-        """Ask the workers that are left which center they have. Raises WorkersLost where one does not answer."""
+        """Ask the workers that are left which center they have; else it is the one that the driver has.
+
+        Returns its version, None where the last one is lost. Raises WorkersLost where a worker does not answer.
+        """
         context = self._context
         left = [worker for worker in self._holders if worker in context.workers.alive]
         args = meeting_tasks.rescue, self._peers
         asked = {worker: context.dispatch.submit("rescue", *args, worker=worker) for worker in left}
         found = context.results.gather(asked, within=context.job.cluster.stall_timeout)
         if not found:
-            return None
+            self.rescued = self._kept[0] == self._version
+            return self._version if self.rescued else None
         optimizers |= {worker: optimizer for worker, (_, optimizer) in found.items()}
         self._version = max(version for version, _ in found.values())
         self._holders = tuple(worker for worker, (version, _) in found.items() if version == self._version)
-        self._rescued = True
+        self.rescued = True
         return self._version
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ class DataParallel:
             orders.Leave: lambda order: self._exchange.leave(order),
             orders.EndRound: self._end_round,
             orders.AskWaiting: self._ask_waiting,
-            orders.Restore: lambda order: self._restore(),
+            orders.Restore: lambda order: self._go_back(),
             orders.Judge: self._judge,
             orders.Save: self._save,
             orders.CountServer: lambda order: self._count(self._exchange.snapshot()),
@@ -212,6 +212,11 @@ class DataParallel:
     def _restore(self) -> None:
         """Replicas that join go on with the optimizers, and the rests, of the state that was saved last."""
         self._optimizers, self._rests = dict(self.state.optimizers), dict(self.state.rests)
+
+    def _go_back(self) -> None:
+        self._restore()
+        if isinstance(self._exchange, PeerExchange):
+            self._exchange.rescued = False
 
     def _save(self, order: orders.Save) -> None:
         if (snapshot := self._snapshot()) is None:

@@ -7,6 +7,9 @@ leave, all replicas end their rounds early; then the server's state is kept, and
 A group of which a worker is to leave ends its round early too. Then it is formed anew without that worker, and joins
 anew.
 
+Where the run is to end, by a signal or its time limit, all replicas end their rounds early too. One that does not
+report in time is not waited for: its round begins again with a resume.
+
 Behind a barrier a worker that came, or a group that was formed anew, does not wait for the end of a long round. All
 rounds end early, and the next ones begin with it. Without a barrier only the round of a group ends early that a worker
 fills up. A replica that ends its round early leaves the server's barrier with its last push, so none waits for it; it
@@ -26,10 +29,12 @@ from daskcnn.training.coordinator.settings import Settings
 # Read with every fact: a member's look-up in its class takes ten times as long as a name of the module.
 _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
 FAR = 10.0
-"""Seconds for which a worker that came may wait for the end of the others' rounds."""
+"""Seconds for which a worker that came may wait for the end of the others' rounds; so may a run that is to end."""
+LONGEST = 30.0
+"""Seconds for which a run that is to end waits for longer steps: what asked it to end may not wait any longer."""
 UNTOLD = "it was asked to end"
 """Why a worker leaves that has told its worker before the run."""
-_BEFORE_THE_END = frozenset({Phase.STARTING, Phase.MEASURING, Phase.TRAINING, Phase.MOVING})
+_BEFORE_THE_END = frozenset({Phase.STARTING, Phase.MEASURING, Phase.TRAINING, Phase.MOVING, Phase.RESCUING})
 
 
 class Departures(Recovering):
@@ -40,6 +45,7 @@ class Departures(Recovering):
         self._given_back = set[str]()  # of replicas that end their rounds early, those that the cluster gets back
         self._moving: str | None = None  # why the server is to leave its worker
         self._host = ""  # the server's worker
+        self._keep_by = 0.0  # the time when a run that is to end is kept, whatever is still under way
 
     def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
         self._leaving.pop(worker, None)
@@ -68,7 +74,9 @@ class Departures(Recovering):
         """Have the worker's replica end its round; without one it goes at once. Peers end their rounds together."""
         life = self._present
         replica = life.teams.of(worker) if life else None
-        if self._forming:
+        if self.phase is Phase.RESCUING:  # it may be the only one that has the last center
+            self._leaving[worker] = reason
+        elif self._forming:
             self._drop(worker, reason, done=0)
             self._go_on_without(now)
         elif life is not None and replica is not None and replica in life.sessions.running:
@@ -131,6 +139,14 @@ class Departures(Recovering):
         elif self.phase is Phase.MEASURING:
             self._begin(now)
 
+    def _on_rescued(self, fact: facts.Rescued) -> None:
+        """Let those go that are to leave, behind the joins of the next life: one may alone have the last center."""
+        leaving = self._leaving.copy() if self.phase is Phase.RESCUING else {}
+        super()._on_rescued(fact)
+        for worker, reason in leaving.items():
+            self._leaving.pop(worker, None)
+            self._on_worker_leaving(facts.WorkerLeaving((worker,), reason, fact.at))
+
     def _let_go(self) -> None:
         """Begin no life with workers that leave."""
         self._choosing.spared.recall(self._leaving, self.roster, self._out, self._now)
@@ -154,8 +170,10 @@ class Departures(Recovering):
 
     def _on_tick(self, fact: facts.Tick) -> None:
         super()._on_tick(fact)
-        if self.phase is _TRAINING:
+        if self.phase is _TRAINING and self._interrupted is None:
             self._let_in(fact.at)
+        elif self.phase is _TRAINING and fact.at >= self._keep_by:
+            self._stop_at_once()
 
     def _let_in(self, now: float) -> None:
         """Let newcomers in, if the end of the rounds that they wait for is far.
@@ -170,6 +188,28 @@ class Departures(Recovering):
         soon = self.roster.calibrating or life.seconds_left(waited_for, now) <= FAR
         if not soon or now - min(life.newcomers.values()) > FAR:
             self._end_with(waited_for)
+
+    # --- the run is to end ---
+
+    @property
+    def _before_save(self) -> float:
+        """Seconds within which rounds under way should end: that of a step, and its push, of each replica."""
+        if self.phase is not _TRAINING or not self._alive.sessions.running:
+            return 0.0
+        return min(LONGEST, max(FAR, 2 * self._alive.step_seconds))
+
+    def _end_under_way(self) -> None:
+        """Have all replicas end their rounds: a resume goes on with the samples that they have not presented."""
+        self._keep_by = self._now + self._before_save
+        self._alive.closing = True
+        self._end_all_rounds()
+
+    def _stop_at_once(self) -> None:
+        """Keep the center as it is, and end. Rounds under way are begun again by a resume."""
+        if self.settings.peers:
+            self._rescue()
+        else:
+            self._keep_and_stop()
 
     # --- the server's worker leaves ---
 

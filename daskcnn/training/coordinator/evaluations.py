@@ -229,6 +229,16 @@ class Evaluations:
         self._trained = self._center = NOTHING
 
     @property
+    def sums(self) -> tuple[int, Score]:
+        """Samples trained on since the interval began, and their score."""
+        return self.samples, self._trained
+
+    def go_back(self, sums: tuple[int, Score]) -> None:
+        """Count on from earlier sums of this interval: what was trained since is trained again."""
+        self.restart(self.begun)
+        self.samples, self._trained = sums
+
+    @property
     def stopping(self) -> bool:
         """True if the run has gone for too long without a better center."""
         return self.patience is not None and self.worse >= self.patience

@@ -75,7 +75,7 @@ class LayerCoordinator(LayerSegments):
                 self._stop_segment()
 
     def _begin(self, now: float) -> None:
-        self.records.begin_epoch(now)
+        self.records.go_back(now)
         self.done = self.end = self.snapshot.step
         if self.records.to_judge_first:
             self._fewer = True

@@ -10,7 +10,7 @@ from daskcnn.errors import Diverged
 from daskcnn.events import EpochWorker, Spent, StepsEnded, StepWorker
 from daskcnn.nn.score import Score
 from daskcnn.training.coordinator import orders
-from daskcnn.training.coordinator.evaluations import Divergence, Evaluation, Evaluations
+from daskcnn.training.coordinator.evaluations import NOTHING, Divergence, Evaluation, Evaluations
 from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.settings import LayerSettings
 from daskcnn.training.coordinator.shares import Shares, ShareWatch
@@ -110,6 +110,7 @@ class LayerRecords:
 
     def _begin_from(self, snapshot: LayerSnapshot) -> None:
         """Go on with the evaluations of this snapshot."""
+        self._sums = 0, NOTHING  # of its epoch, up to the snapshot
         settings, book, epoch = self._settings, snapshot.book, snapshot.epoch
         self.evaluations = Evaluations(
             book, settings.patience, settings.epochs, epoch, 0.0, validation=settings.validation
@@ -149,6 +150,7 @@ class LayerRecords:
         book = self.evaluations.book() | self.divergence.book() | self.judging.book()
         book |= {"to_judge": True} if to_judge else {}
         self.snapshot = LayerSnapshot(step, step / self._settings.steps_per_epoch, book, validation)
+        self._sums = self.evaluations.sums
         self._out.put(orders.Keep(step, self.snapshot.epoch, book, validation))
 
     def save(self) -> None:
@@ -239,6 +241,15 @@ class LayerRecords:
             self._out.warn(told)
         self.begin_epoch(now)
         return better
+
+    def go_back(self, now: float) -> None:
+        """Count training from the snapshot on. Time and costs of an epoch that it lies within go on."""
+        if not self._sums[0]:
+            self.begin_epoch(now)
+            return
+        self.evaluations.go_back(self._sums)
+        self.costs.awaited = False
+        self.evaluated = None
 
     def begin_epoch(self, now: float) -> None:
         """Count training and its costs anew."""

@@ -96,6 +96,14 @@ class Life:
         """Return the seconds until these rounds under way should have ended."""
         return max((self.sessions.running[replica].ends - now for replica in replicas), default=0.0)
 
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step of the slowest of the rounds under way; of all that are submitted, for groups."""
+        ahead = STEPS_AHEAD + 1 if self._settings.replica_size > 1 else 1
+        rounds, batch = [running.round for running in self.sessions.running.values()], self._settings.batch_size
+        each = [(round_.samples / round_.steps if round_.steps else batch, round_.worker) for round_ in rounds]
+        return ahead * max((samples * self.rounds.seconds[worker] for samples, worker in each), default=0.0)
+
     # --- rounds are given out ---
 
     def issue(self, now: float, ended: tuple[str, ...] = ()) -> None:

@@ -125,6 +125,10 @@ class Records:
         self.kept = self.good
         self._out.put(orders.Restore())
 
+    def begun(self) -> None:
+        """Note that a life has begun. A center that was rescued for it is of no use to the next one."""
+        self.kept = self.good
+
     def rescued(self, version: int, rounds: Rounds, life: int) -> None:
         """Let a life begin from this center, which a worker still has, with the rounds as they are now."""
         self.version = version

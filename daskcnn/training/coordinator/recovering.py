@@ -127,6 +127,8 @@ class Recovering(Coordinating):
     def _is_not_kept(self, now: float) -> None:
         """Go on from the state that was kept before: those that are being kept are lost."""
         self._records.saving.clear()
+        if self.kept is not self._records.good:  # a center that was rescued, and is lost now
+            self._go_back()
         self._begin_if_calibrated(now)
 
     def _give_up(self, error: UserError) -> None:
@@ -265,9 +267,11 @@ class Recovering(Coordinating):
         if fact.version is not None:
             self._records.rescued(fact.version, self._alive.rounds, self.life)
         if self._interrupted is None:
-            if fact.version is not None and self._is_short(fact.at):
+            if fact.version is None:
+                self._go_back()
+            elif self._is_short(fact.at):
                 self._records.save(None, self._alive.rounds, self.life, judged=False)
-            elif fact.version is not None:
+            else:
                 count = len(self.roster.alive)
                 self._out.warn(f"the round is begun again from version {fact.version}, by {count} workers")
             self._begin_life(fact.at)
@@ -276,12 +280,20 @@ class Recovering(Coordinating):
         else:
             self._keep_and_stop()
 
+    def _go_back(self) -> None:
+        """Go back to the state that was saved last: the last center is lost."""
+        last = self._records.epoch(self._present.rounds) if self._present else self.kept.epoch
+        self._records.restore()
+        if last > (epoch := self.kept.epoch):
+            self._out.warn(f"no worker is left that has the last weights: back to the state of epoch {epoch:.2f}")
+
     def _on_not_kept(self, fact: facts.NotKept) -> None:
         """Look for the center with the workers that are left, where the one that was asked for it is lost."""
-        self._records.saving.clear()
         if self.phase is Phase.CALIBRATING:
-            self._begin_if_calibrated(fact.at)
-        elif self.phase in (Phase.CLOSING, Phase.JUDGING, Phase.MOVING, Phase.STOPPING):
+            self._is_not_kept(fact.at)
+            return
+        self._records.saving.clear()
+        if self.phase in (Phase.CLOSING, Phase.JUDGING, Phase.MOVING, Phase.STOPPING):
             self._rescue()
 
     # --- silence ---

@@ -66,7 +66,8 @@ class Coordinator(Changes):
     # --- workers come ---
 
     def _closed(self) -> Refusal | None:
-        return ("the run is about to end", "") if self.phase in (Phase.JUDGING, Phase.STOPPING, Phase.CLOSING) else None
+        ends = self._interrupted is not None or self.phase in (Phase.JUDGING, Phase.STOPPING, Phase.CLOSING)
+        return ("the run is about to end", "") if ends else None
 
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
         late = self.phase is not Phase.CALIBRATING and fact.worker in self.roster.calibrating
@@ -117,6 +118,7 @@ class Coordinator(Changes):
         self.life = max(self.life, self.kept.life) + 1
         self._records.begin_life(now)
         self._present = Life(self.life, self.settings, self.roster, self._records, self._out, logs=self._logs)
+        self._records.begun()
         if self.settings.peers:
             self._begin_training(now)
         else:
@@ -147,7 +149,7 @@ class Coordinator(Changes):
     def _on_server_gone(self, fact: facts.ServerGone) -> None:
         if fact.life != self.life or self.settings.peers:
             return
-        if self.phase is Phase.STOPPING:  # the state kept last stands
+        if self._interrupted is not None or self.phase is Phase.STOPPING:  # the state kept last stands
             self._end_stopped()
         elif self.phase is not Phase.CALIBRATING:
             self._note_moved()
@@ -167,7 +169,10 @@ class Coordinator(Changes):
             self._restart(fact.at)
 
     def _restart(self, now: float) -> None:
-        """Begin a new life from the state kept last."""
+        """Begin a new life from the state kept last, unless the run is to end: then that state stands."""
+        if self._interrupted is not None:
+            self._end_stopped()
+            return
         self._out.drop(orders.StartRound)  # a shell starts rounds behind all other orders
         self._out.put(orders.CancelAll())
         self._let_go()
@@ -214,6 +219,8 @@ class Coordinator(Changes):
         """Go on after reports: go back if the center is ruined, finish if nothing is left to do."""
         if self._records.ruined is not None:
             self._diverged(self._records.ruined, now)
+        elif self._alive.over and self._interrupted is not None:
+            self._keep_and_stop()
         elif self._alive.over and self._alive.closing and not self._done:
             self._keep_for_the_next()
         elif self._alive.over:
@@ -267,10 +274,10 @@ class Coordinator(Changes):
     def _stop(self) -> None:
         if self.phase in (Phase.CALIBRATING, Phase.MEASURING, Phase.STARTING):
             self._end_stopped()
-        elif self.settings.peers:
-            self._rescue()
+        elif self.phase is _TRAINING and self._alive.sessions.running:
+            self._end_under_way()
         else:
-            self._keep_and_stop()
+            self._stop_at_once()
 
     def validate(self) -> None:
         """Assert every invariant that holds between two facts."""

@@ -12,6 +12,7 @@ SAVING = 5.0
 """Seconds of a save, as long as none was measured."""
 SAFE = 3.0
 """The last save may take this many times as long as the longest so far: others may write to the disk by then."""
+_LOST = facts.ServerGone, facts.NotKept, facts.Rescued
 
 
 class TimeLimit:
@@ -23,7 +24,9 @@ class TimeLimit:
         self._longest = SAVING
 
     def note(self, fact: facts.Fact, found: Iterable[orders.Order]) -> None:
-        """Take the time of a save from its order to its answer."""
+        """Take the time of a save from its order to its answer. One whose center is lost meanwhile has no answer."""
+        if isinstance(fact, _LOST):
+            self._ordered = None
         if isinstance(fact, facts.Saved) and self._ordered is not None:
             self._longest, self._ordered = max(self._longest, fact.at - self._ordered), None
         if self._ordered is None and any(isinstance(order, orders.Save) for order in found):
