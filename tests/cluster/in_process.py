@@ -33,7 +33,8 @@ from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run import admission
 from daskcnn.cluster.run.admission import versions
-from daskcnn.cluster.run.context import Bundle, Dispatch, Name, Results, RunContext
+from daskcnn.cluster.run.context import Bundle, Dispatch, RunContext
+from daskcnn.cluster.run.results import Name, Results
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.cluster.shell.shell import Heard, Shell

@@ -31,7 +31,8 @@ from daskcnn.cluster.link.members import Member, Members
 from daskcnn.cluster.messages import Calibration, RoundOrder
 from daskcnn.cluster.peers import pieces
 from daskcnn.cluster.peers.pieces import Peers
-from daskcnn.cluster.run.context import Bundle, Dispatch, Results
+from daskcnn.cluster.run.context import Bundle, Dispatch
+from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.server import actor as server_actor
 from daskcnn.cluster.server import stream

@@ -13,7 +13,8 @@ from distributed import Future
 
 from daskcnn.cluster.link.calls import ServerLost, WorkersLost, answer_of_actor, cancel
 from daskcnn.cluster.messages import RoundOrder
-from daskcnn.cluster.run.context import Dispatch, Name, RunContext
+from daskcnn.cluster.run.context import Dispatch, RunContext
+from daskcnn.cluster.run.results import Name
 from daskcnn.cluster.run.server_hosts import Hosted, host_server, ready_host
 from daskcnn.cluster.worker.tasks import join_run, train_round
 from daskcnn.nn import OptimizerState

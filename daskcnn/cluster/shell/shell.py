@@ -18,8 +18,9 @@ from distributed import Future
 from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost, begin, cancel
 from daskcnn.cluster.link.members import Member
 from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, submit_calibration, unfit
-from daskcnn.cluster.run.context import Name, RunContext
+from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import PendingWork
+from daskcnn.cluster.run.results import Name
 from daskcnn.cluster.worker.session import forget_run
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.events import WorkerIgnored
