@@ -189,6 +189,16 @@ def test_a_job_without_numbers_takes_those_that_are_free() -> None:
         assert names_of(taken(client, two)) == ["d2", "d3"]
 
 
+def test_a_worker_that_is_to_end_is_not_taken_and_one_that_is_paused_last() -> None:
+    known = there("d1", "d2", "d3", "d4")
+    known["tcp://d1"]["status"], known["tcp://d2"]["status"] = "closing_gracefully", "paused"
+    with fake_client(known) as client, holding(client, "a") as hold:
+        with pytest.raises(ClusterError, match="leaving the cluster: d1"):
+            taken(client, hold, cpu=4)
+        assert names_of(taken(client, hold, cpu=2)) == ["d3", "d4"]
+        assert names_of(taken(client, hold, cpu=3)) == ["d3", "d4", "d2"]
+
+
 def test_a_range_takes_those_that_are_free_up_to_its_most() -> None:
     with fake_client(there("d1", "d2", "d3")) as client, holding(client, "a") as one, holding(client, "b") as two:
         assert names_of(taken(client, one, cpu="1..2")) == ["d1", "d2"]

@@ -14,7 +14,7 @@ from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.demand import Demand
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.leaving import RETIRED, SHUT_DOWN
-from daskcnn.cluster.link.members import FOR_SERVERS, Member, Members, advertised, unique_names
+from daskcnn.cluster.link.members import FOR_SERVERS, GOING, Member, Members, advertised, unique_names
 from daskcnn.cluster.link.news import News
 from daskcnn.cluster.link.scaled import ScaledCluster
 from daskcnn.errors import Lost
@@ -22,7 +22,6 @@ from daskcnn.events import Event, Warned, WorkerLost
 
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
 LOOK_AT_OTHERS = 5.0  # seconds between two looks at whether workers of other runs are free
-_GOING = frozenset({"closing_gracefully", "closing"})
 EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gone, once its task has failed
 
 
@@ -208,7 +207,7 @@ class RunWorkers:
 
     def _note_newcomers(self, now: Mapping[str, Mapping[str, Any]]) -> None:
         """Note workers that came, and that no other run has."""
-        going, barred = {a for a, info in now.items() if info.get("status") in _GOING}, self._note_barred(now)
+        going, barred = {a for a, info in now.items() if info.get("status") in GOING}, self._note_barred(now)
         if not (new := {a: info for a, info in now.items() if a not in self._known | going | barred}):
             return
         others = self._of_others(new.keys())
@@ -361,7 +360,7 @@ class RunWorkers:
         members, now = self.members, self.connection.workers()
         if members.server.address not in now:
             self._lost_hosts.add(members.server.called)
-        stays = {a for a, info in now.items() if info.get("status") not in _GOING} - self.leaving.keys() - self._barred
+        stays = {a for a, info in now.items() if info.get("status") not in GOING} - self.leaving.keys() - self._barred
         first = (members.server,) if members.server_alone else ()
         apart = [member for member in (*first, *members.servers) if member.address in now]
         rest = sorted(self.alive.values(), key=lambda m: m.address != members.server.address)
