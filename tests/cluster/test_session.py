@@ -6,6 +6,7 @@ import importlib.util
 import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from daskcnn.arrays import Backend, Device, Workspace
-from daskcnn.cluster.link.calls import NotYet, Refusal, returns_refusals
+from daskcnn.cluster.link.calls import NotYet, Refusal, WorkersLost, returns_refusals
 from daskcnn.cluster.run import results as run_results
 from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.worker import session, tasks
@@ -68,6 +69,20 @@ def test_what_a_task_refuses_is_raised_in_the_driver() -> None:
     with pytest.raises(ClusterError) as caught:
         Results(workers, 1.0).fetch(future)
     assert (caught.value.value, caught.value.remedy) == ("device gpu", "pip install it")
+
+
+def test_a_worker_that_was_started_anew_at_its_address_is_lost_and_may_come_again() -> None:
+    """The whole run ended: where the driver has not looked round meanwhile, the worker seems to be the same."""
+    task = returns_refusals(partial(session.session_of, "a run", "tcp://a:1"))
+    sent = pickle.loads(pickle.dumps(task()))  # noqa: S301
+    alive = {"desk": SimpleNamespace(address="tcp://a:1"), "other": SimpleNamespace(address="tcp://a:10")}
+    future: Any = SimpleNamespace(key="task", result=lambda timeout: sent)
+    workers: Any = SimpleNamespace(alive=alive)
+    with pytest.raises(WorkersLost, match=r"^desk$"):
+        Results(workers, 1.0).fetch(future)
+    del alive["desk"]
+    with pytest.raises(ClusterError, match="started anew"):
+        Results(workers, 1.0).fetch(future)
 
 
 class Slow:

@@ -15,6 +15,7 @@ from distributed.client import _wait
 
 from daskcnn.cluster.link.calls import NotYet, Refusal, WorkersLost, begin
 from daskcnn.cluster.run.workers import LOOK, RunWorkers
+from daskcnn.cluster.worker.session import SessionGone
 
 Name: TypeAlias = str | type
 """A worker or replica, else the kind of its work: users name workers, so that no name is free for anything else."""
@@ -83,7 +84,18 @@ class Results:
         """The task's result, if it comes in a moment: where it has ended, its worker may be lost or held up since.
 
         Raises NotYet, WorkersLost or ServerLost where that is why there is none, or what the task raises or refuses.
+        A worker that was started anew at the same address counts as lost.
         """
+        try:
+            return self._fetched(future)
+        except SessionGone as gone:
+            if names := [
+                name for name, member in self._workers.alive.items() if gone.value == f"worker {member.address}"
+            ]:
+                raise WorkersLost(names) from gone
+            raise
+
+    def _fetched(self, future: Future) -> Any:
         try:
             found = self._come(future)
         except (KilledWorker, CancelledError) as error:
