@@ -41,6 +41,7 @@ class FakeClient:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.scheduler_comm = object()
         self.loop, self.id = SimpleNamespace(asyncio_loop=loop), "client"
         self.dask_scheduler = FakeScheduler(self)
         self.scheduler = SimpleNamespace(address=ADDRESS, identity=self._identity, processing=self._processing)

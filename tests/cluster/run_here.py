@@ -242,6 +242,7 @@ class ClientHere:
 
     threads: ThreadsHere
     actors: dict[Any, ActorHere] = field(default_factory=dict)
+    scheduler_comm: None = None
 
     def submit(self, kind: Callable[..., Any], *args: Any, key: Any, workers: list[str], **options: Any) -> TaskHere:
         placing = ("actor", "resources", "allow_other_workers", "pure")

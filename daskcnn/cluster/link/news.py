@@ -42,20 +42,22 @@ class News:
         self._leaving: SimpleQueue[str] = SimpleQueue()
         self._retiring: SimpleQueue[str] = SimpleQueue()
         self._not_retired: SimpleQueue[str] = SimpleQueue()
+        self._run = ""
         self._wake: Callable[[], None] = lambda: None
 
     def subscribe(self, client: Client, run: str, wake: Callable[[], None] = lambda: None) -> None:
-        """Begin to receive messages of the run's workers, or go on after the client has connected again.
-
-        wake: is called with those that should not wait.
-        """
-        self._wake = wake
+        """Begin to receive messages of the run's workers. wake: is called with those that should not wait."""
+        self._run, self._wake = run, wake
         client.subscribe_topic(topic(run), self.heard)
         with _one_at_a_time:
             listeners = _LISTENERS.setdefault(client, set())
             listeners.add(self)
             for shared, hear in _SHARED.items():
                 client.subscribe_topic(shared, partial(_tell_all, listeners, hear))
+
+    def subscribe_again(self, client: Client) -> None:
+        """Go on after the scheduler has dropped the client, which is connected again."""
+        self.subscribe(client, self._run, self._wake)
 
     def _heard_of_retiring(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """Keep the workers that the scheduler is to retire. Runs as `heard`."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import ServerLost, WorkersLost, begin
+from daskcnn.cluster.link.calls import CutOff, ServerLost, WorkersLost, begin
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.demand import Demand
 from daskcnn.cluster.link.leases import Hold
@@ -96,14 +96,13 @@ class RunWorkers:
         """See which workers are there; False where that was a moment ago. New ones are noted.
 
         Raises WorkersLost or ServerLost where a worker of the run or a host of its server is gone, Lost where the
-        scheduler is, and Interrupted after a signal.
+        scheduler is, ServerLost or CutOff where it had dropped the client, and Interrupted after a signal.
         """
         self.connection.heed()
         self.tell_news()
-        for address in self.news.leaving():
-            self._note_leaving(address, SHUT_DOWN)
-        for address in self.news.retiring():
-            self._note_leaving(address, RETIRED)
+        going = dict.fromkeys(self.news.retiring(), RETIRED) | dict.fromkeys(self.news.leaving(), SHUT_DOWN)
+        for address, reason in going.items():
+            self._note_leaving(address, reason)
         for address in self.news.not_retired():
             if address in self._serving:
                 self._note_leaving(address, RETIRED)
@@ -112,6 +111,8 @@ class RunWorkers:
             return False
         self._looked = time.monotonic()
         now = self.connection.workers()
+        if self.connection.was_cut:
+            self._take_again()
         self._allowed.look()
         self._note_those_awake(now)
         self._note_newcomers(now)
@@ -126,6 +127,22 @@ class RunWorkers:
         if not self._serving <= now.keys():
             raise ServerLost
         return True
+
+    def _take_again(self) -> None:
+        """Take the run's workers again, after the scheduler had dropped the client: its tasks and leases ended.
+
+        Raises ServerLost or CutOff, and WorkersLost where another run has taken one of them meanwhile.
+        """
+        self.connection.go_on()
+        self.news.subscribe_again(self.connection.client)
+        taken = set[str]()
+        if self._hold is not None:
+            with self.connection.reached():
+                taken = self._hold.take_again(self.connection.heed)
+        self._emit(Warned(message="the connection to the scheduler was cut, and is there again: tasks are made anew"))
+        if names := [name for name, member in self.alive.items() if member.address in taken]:
+            raise WorkersLost(names)
+        raise ServerLost if self.needs_server else CutOff
 
     @property
     def _serving(self) -> set[str]:

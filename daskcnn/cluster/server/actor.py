@@ -25,6 +25,7 @@ from distributed import Actor, get_worker
 from daskcnn import ps
 from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.link.leaving import HeldActor, hold_end_up
+from daskcnn.cluster.link.streams import Refused
 from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, merges_loading, use_memory_again
 from daskcnn.cluster.server.stream import Answer, Give, Tell, WorkerEnd, take_workers
 from daskcnn.errors import PushRefused
@@ -134,7 +135,10 @@ class ServerLink:
         self._stream.send_part(replace(part, push=self._as_sent(part.push)), self._stopped)
 
     def _streamed(self, request: ps.Request) -> ps.Reply:
-        """Send a push or a pull over the stream, and again over another where it breaks."""
+        """Send a push or a pull over the stream, and again over another where it breaks.
+
+        Raises Refused where the server's worker is there without it.
+        """
         assert self._stream is not None
         assert isinstance(request, ps.Push | ps.Pull)
         for left in reversed(range(TRIES)):
@@ -143,6 +147,8 @@ class ServerLink:
             except (OSError, EOFError) as error:
                 if self._stopped():
                     raise Stopped from None
+                if not left and isinstance(error, Refused):  # the way is free, but the actor has gone
+                    raise
                 if not left:
                     raise ConnectionError("the parameter server's worker is gone") from error
         raise AssertionError("the last try returns or raises")
