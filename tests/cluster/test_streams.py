@@ -333,6 +333,16 @@ def test_a_vector_of_another_length_closes_the_stream(workers: list[Worker]) -> 
     assert link.call(here.push("a", 1, 1.0)).version == 1
 
 
+def test_a_host_that_is_busy_for_some_tries_costs_no_worker_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daskcnn.cluster.server.actor.PAUSE", 0.0)
+    stream = Mock(call=Mock(side_effect=[ConnectionError("no answer")] * 5 + [Mock(weights=np.zeros(3))]))
+    link = ServerLink(Mock(), (), stream, wire="float32", stopped=never)
+    assert link.call(Pull(1, "a", 1)).weights.size == 3
+    stopped = ServerLink(Mock(), (), Mock(call=Mock(side_effect=OSError)), wire="float32", stopped=lambda: True)
+    with pytest.raises(Stopped):
+        stopped.call(Pull(1, "a", 1))
+
+
 def test_a_server_that_has_ended_is_gone(workers: list[Worker]) -> None:
     here = Hosting(workers, "bsp")
     for name in "ab":

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from random import uniform
 from typing import Any
 from uuid import uuid4
 
@@ -38,6 +39,8 @@ from daskcnn.training.replica import Stopped
 
 TURN = 0.5  # seconds
 AGAIN = 0.02  # seconds between two questions if the last push of a worker that leaves is there
+STREAMS = 6  # tries of a request, each over a stream of its own
+PAUSE = 0.1  # seconds at most until the second of them; then twice as long, and so on
 SENT_AGAIN = 0.5  # seconds after which it is sent again; then twice as long, and so on
 
 
@@ -141,16 +144,17 @@ class ServerLink:
         """
         assert self._stream is not None
         assert isinstance(request, ps.Push | ps.Pull)
-        for left in reversed(range(TRIES)):
+        for number in range(STREAMS):
             try:
                 return self._stream.call(request, self._stopped)
             except (OSError, EOFError) as error:
                 if self._stopped():
                     raise Stopped from None
-                if not left and isinstance(error, Refused):  # the way is free, but the actor has gone
+                if isinstance(error, Refused):  # the way is free, but the actor has gone
                     raise
-                if not left:
+                if number == STREAMS - 1:
                     raise ConnectionError("the parameter server's worker is gone") from error
+            time.sleep(PAUSE * 2**number * uniform(0.5, 1.0))  # not all workers at the same time
         raise AssertionError("the last try returns or raises")
 
     def _called(self, request: ps.Request) -> ps.Reply:
