@@ -41,10 +41,11 @@ class FakeClient:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.scheduler_comm = object()
         self.loop, self.id = SimpleNamespace(asyncio_loop=loop), "client"
         self.dask_scheduler = FakeScheduler(self)
         self.scheduler = SimpleNamespace(address=ADDRESS, identity=self._identity, processing=self._processing)
-        self.status = "running"
+        self.status, self._event_handlers = "running", dict[str, Callable[[Any], None]]()
         self.workers: Mapping[str, Any] = {}
         self.hang: Collection[str] = ()
         self.lost: Collection[str] = ()
@@ -65,10 +66,11 @@ class FakeClient:
         return list(key)
 
     def subscribe_topic(self, topic: str, handler: Callable[[Any], None]) -> None:
-        """Nothing is told on any topic."""
+        """Let tests tell the handler."""
+        self._event_handlers[topic] = handler
 
     def unsubscribe_topic(self, topic: str) -> None:
-        """Nothing was told."""
+        """Keep the handler, as Dask does."""
 
     async def run_on_scheduler(self, function: Callable[..., Any], *, asynchronous: bool) -> Any:
         assert asynchronous

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Self
 
 import numpy as np
@@ -155,8 +156,10 @@ def run_to_resume(settings: Run, resume: str | None) -> Path | None:
     if (named / "job.json").is_file():
         return named
     if (named / "lock").is_file() and not any((named / "checkpoints").glob("*")):  # killed before it wrote its job
-        with RunDirectory(named, writable=True):  # nobody is about to begin it
-            shutil.rmtree(named)
+        unused = named.with_name(f".{named.name}-{token_hex(4)}")
+        with RunDirectory(named, writable=True):  # no other process is about to begin it
+            named.rename(unused)
+        shutil.rmtree(unused, ignore_errors=True)  # NFS refuses that while files of it are open
         say(f"{named}: this run was stopped before it began; it starts anew")
     return None
 

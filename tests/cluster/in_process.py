@@ -33,7 +33,8 @@ from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run import admission
 from daskcnn.cluster.run.admission import versions
-from daskcnn.cluster.run.context import Bundle, Dispatch, Name, Results, RunContext
+from daskcnn.cluster.run.context import Bundle, Dispatch, RunContext
+from daskcnn.cluster.run.results import Name, Results
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.cluster.shell.shell import Heard, Shell
@@ -382,7 +383,7 @@ class InProcess:
         cls, job: Job, dataset: Dataset, workers: Mapping[str, LocalWorker], *, seed: int = 0, late: Sequence[str] = ()
     ) -> InProcess:
         """The workers by name. seed: of the order in which tasks run. late: those that are not there at first."""
-        events, saved, no_client = list[Event](), list[TrainingState](), cast(Any, None)
+        events, saved, no_client = list[Event](), list[TrainingState](), cast(Any, SimpleNamespace(scheduler_comm=None))
         members = tuple(member(name, each.kind) for name, each in workers.items() if name not in late)
         connection = ConnectionHere(no_client, lambda: None)
         there = WorkersHere(connection, Members(members, members[0], server_alone=False), events.append)

@@ -31,8 +31,9 @@ from daskcnn.cluster.link.members import Member, Members
 from daskcnn.cluster.messages import Calibration, RoundOrder
 from daskcnn.cluster.peers import pieces
 from daskcnn.cluster.peers.pieces import Peers
-from daskcnn.cluster.run.context import Bundle, Dispatch, Results
+from daskcnn.cluster.run.context import Bundle, Dispatch
 from daskcnn.cluster.run.early_ends import EarlyEnds
+from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.server import actor as server_actor
 from daskcnn.cluster.server import stream
@@ -242,6 +243,7 @@ class ClientHere:
 
     threads: ThreadsHere
     actors: dict[Any, ActorHere] = field(default_factory=dict)
+    scheduler_comm: None = None
 
     def submit(self, kind: Callable[..., Any], *args: Any, key: Any, workers: list[str], **options: Any) -> TaskHere:
         placing = ("actor", "resources", "allow_other_workers", "pure")

@@ -9,7 +9,8 @@ from typing import Literal, TypeVar
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Member
 from daskcnn.cluster.messages import Calibration
-from daskcnn.cluster.run.context import Dispatch, Results, RunContext, Scoring
+from daskcnn.cluster.run.context import Dispatch, RunContext, Scoring
+from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.events import Event
 from daskcnn.job.tables import Job

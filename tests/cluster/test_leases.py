@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from daskcnn.cluster.link import client as link_client
 from daskcnn.cluster.link import members
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import WorkersLost, ask_workers
+from daskcnn.cluster.link.calls import CutOff, ServerLost, WorkersLost, ask_workers
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.lease_table import BACK, Holder, LeaseTable, others_of
@@ -27,7 +27,7 @@ from daskcnn.cluster.link.members import Members, advertised, chosen, missing_me
 from daskcnn.cluster.run import workers as run_workers
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.errors import ClusterError
-from daskcnn.events import WorkerIgnored
+from daskcnn.events import Warned, WorkerIgnored
 from daskcnn.files import replace_file
 from daskcnn.job.resolve import parse_job, resolve
 from daskcnn.job.tables import Cluster, Workers
@@ -187,6 +187,16 @@ def test_a_job_without_numbers_takes_those_that_are_free() -> None:
     with fake_client(there("d1", "d2", "d3")) as client, holding(client, "a") as one, holding(client, "b") as two:
         taken(client, one, cpu=1)
         assert names_of(taken(client, two)) == ["d2", "d3"]
+
+
+def test_a_worker_that_is_to_end_is_not_taken_and_one_that_is_paused_last() -> None:
+    known = there("d1", "d2", "d3", "d4")
+    known["tcp://d1"]["status"], known["tcp://d2"]["status"] = "closing_gracefully", "paused"
+    with fake_client(known) as client, holding(client, "a") as hold:
+        with pytest.raises(ClusterError, match="leaving the cluster: d1"):
+            taken(client, hold, cpu=4)
+        assert names_of(taken(client, hold, cpu=2)) == ["d3", "d4"]
+        assert names_of(taken(client, hold, cpu=3)) == ["d3", "d4", "d2"]
 
 
 def test_a_range_takes_those_that_are_free_up_to_its_most() -> None:
@@ -380,6 +390,36 @@ def running(client: Any, hold: Hold, **how: Any) -> tuple[RunWorkers, list[Any]]
     events: list[Any] = []
     found, connection = taken(client, hold, cpu=1), Connection(client, lambda: None)
     return RunWorkers(connection, found, events.append, hold=hold, **how), events
+
+
+def cut(client: Any) -> None:
+    """The client's connection breaks, and Dask connects it again."""
+    client.dask_scheduler.plugins[NAME].remove_client(client.dask_scheduler, client.id)
+    client.scheduler_comm = object()
+
+
+def test_a_run_whose_client_is_connected_again_takes_its_workers_again_and_makes_its_tasks_anew() -> None:
+    with fake_client(there("d1", "d2")) as client, holding(client, "a") as one, holding(client, "b") as two:
+        workers, events = running(client, one)
+        heard = workers.news
+        heard.subscribe(client, "a")
+        cut(client)
+        client._event_handlers.clear()
+        with pytest.raises(CutOff):
+            workers.look_round()
+        assert isinstance(events[0], Warned)
+        assert [lease.worker for lease in leases_on(client.dask_scheduler)] == ["tcp://d1"]
+        assert client._event_handlers
+        assert not workers.connection.was_cut
+        assert workers.look_round()
+        workers.needs_server = True
+        cut(client)
+        with pytest.raises(ServerLost):
+            workers.look_round()
+        cut(client)
+        assert two.take(["tcp://d1"])
+        with pytest.raises(WorkersLost, match="d1"):
+            workers.look_round()
 
 
 def come(workers: RunWorkers) -> list[str]:

@@ -10,10 +10,12 @@ import pytest
 
 from daskcnn.arrays import Device
 from daskcnn.cluster.link import news
+from daskcnn.cluster.link.leaving import NOT_RETIRED, RETIRING
 from daskcnn.cluster.link.news import EVERY, News, Teller
 from daskcnn.conv import ConvSpec
 from daskcnn.conv.tuner import tune
 from daskcnn.events import Calibrating
+from tests.fake_client import fake_client
 
 
 @pytest.fixture
@@ -33,18 +35,34 @@ def as_sent(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_driver_hears_what_a_worker_of_the_run_tells(told: list[tuple[str, dict[str, Any]]]) -> None:
-    heard, topics = News(), dict[str, Any]()
-    heard.subscribe(SimpleNamespace(subscribe_topic=topics.__setitem__), "run-1")
+    heard = News()
+    with fake_client({}) as client:
+        heard.subscribe(client, "run-1")
     teller = Teller("run-1")
     teller.tell("a convolution", 1, 3)
     teller.tell("a step of training")
     for topic, said in told:
-        topics[topic]((0.0, as_sent(said)))
+        client._event_handlers[topic]((0.0, as_sent(said)))
     assert heard.taken({"tcp://a:1": "desk-1"}) == [
         Calibrating(worker="desk-1", doing="a convolution", done=1, of=3),
         Calibrating(worker="desk-1", doing="a step of training", done=0, of=0),
     ]
     assert heard.taken({"tcp://a:1": "desk-1"}) == [], "each is told once"
+
+
+def test_all_runs_of_a_client_hear_of_workers_that_are_retired_until_they_end() -> None:
+    """Nothing of a run that has ended is kept: a client may outlive many."""
+    with fake_client({}) as client:
+        one, other, woken = News(), News(), list[str]()
+        one.subscribe(client, "one", lambda: woken.append("one"))
+        other.subscribe(client, "other", lambda: woken.append("other"))
+        client._event_handlers[RETIRING]((0.0, {"workers": ["tcp://a:1"]}))
+        assert (one.retiring(), other.retiring(), sorted(woken)) == (["tcp://a:1"], ["tcp://a:1"], ["one", "other"])
+        one.unsubscribe(client, "one")
+        client._event_handlers[NOT_RETIRED]((0.0, {"workers": ["tcp://b:1"]}))
+        assert (one.not_retired(), other.not_retired()) == ([], ["tcp://b:1"])
+        other.unsubscribe(client, "other")
+        assert client._event_handlers == {}
 
 
 def test_who_is_not_of_the_run_is_not_heard(told: list[tuple[str, dict[str, Any]]]) -> None:

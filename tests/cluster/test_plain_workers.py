@@ -83,7 +83,7 @@ class Scheduler(Connection):
     """Knows these workers."""
 
     def __init__(self, known: dict[str, Any]) -> None:
-        super().__init__(SimpleNamespace(), lambda: None)
+        super().__init__(SimpleNamespace(scheduler_comm=None), lambda: None)
         self.known = known
 
     def workers(self) -> dict[str, dict[str, Any]]:

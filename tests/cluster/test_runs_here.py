@@ -13,6 +13,7 @@ import pytest
 
 from daskcnn.arrays import Device
 from daskcnn.cluster.link.calls import WorkersLost
+from daskcnn.cluster.link.streams import Refused
 from daskcnn.cluster.run import exchange
 from daskcnn.cluster.run import workers as run_workers
 from daskcnn.cluster.run.server_hosts import Hosted, host_server
@@ -695,3 +696,21 @@ def test_a_worker_whose_round_fails_is_left_out_and_the_others_go_on(
     assert lost.worker == "cpu-1"
     assert lost.reason.startswith(words)
     assert sum(event.samples for event in run.of(RoundEnded)) >= EPOCHS * SAMPLES
+
+
+def test_a_server_that_is_gone_from_a_worker_that_answers_costs_no_worker_its_place(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall was blamed, though the way was free."""
+    step, made = Replica.step, count()
+
+    def failing(self: Replica, *args: Any, **options: Any) -> Any:
+        if threading.current_thread().name.startswith("worker-cpu-1") and next(made) == 1:
+            raise Refused("the parameter server is not here")
+        return step(self, *args, **options)
+
+    monkeypatch.setattr(Replica, "step", failing)
+    run = RunHere(job_of("bsp"), dataset, 3)
+    run.train()
+    assert run.of(WorkerLost) == []
+    assert any("a new server starts" in str(event.message) for event in run.of(Warned))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import pickle
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,9 @@ from typing import Any
 import pytest
 
 from daskcnn.arrays import Backend, Device, Workspace
-from daskcnn.cluster.link.calls import Refusal, returns_refusals
-from daskcnn.cluster.run.context import Results
+from daskcnn.cluster.link.calls import NotYet, Refusal, WorkersLost, returns_refusals
+from daskcnn.cluster.run import results as run_results
+from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.worker import session, tasks
 from daskcnn.errors import ClusterError
 from daskcnn.job.dataset import opened
@@ -68,33 +71,68 @@ def test_what_a_task_refuses_is_raised_in_the_driver() -> None:
     assert (caught.value.value, caught.value.remedy) == ("device gpu", "pip install it")
 
 
+def test_a_worker_that_was_started_anew_at_its_address_is_lost_and_may_come_again() -> None:
+    """The whole run ended: where the driver has not looked round meanwhile, the worker seems to be the same."""
+    task = returns_refusals(partial(session.session_of, "a run", "tcp://a:1"))
+    sent = pickle.loads(pickle.dumps(task()))  # noqa: S301
+    alive = {"desk": SimpleNamespace(address="tcp://a:1"), "other": SimpleNamespace(address="tcp://a:10")}
+    future: Any = SimpleNamespace(key="task", result=lambda timeout: sent)
+    workers: Any = SimpleNamespace(alive=alive)
+    with pytest.raises(WorkersLost, match=r"^desk$"):
+        Results(workers, 1.0).fetch(future)
+    del alive["desk"]
+    with pytest.raises(ClusterError, match="started anew"):
+        Results(workers, 1.0).fetch(future)
+
+
 class Slow:
-    """A task that has ended, whose result takes some seconds to come each time that it is asked for."""
+    """A task that has ended, and whose result takes longer than a turn to come, if it takes that long."""
 
-    key, status = "task", "finished"
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.turns = seconds, list[float]()
+    def __init__(self, key: str) -> None:
+        self.key, self.status, self.turns = key, "finished", list[float]()
 
     def result(self, timeout: float) -> str:
         self.turns.append(timeout)
-        if timeout < self.seconds:
-            raise TimeoutError
-        return "here"
+        raise TimeoutError
+
+    def cancelled(self) -> bool:
+        return self.status == "cancelled"
 
 
-@pytest.mark.parametrize("seconds", [0.1, 2.4, 15.0])
-def test_a_result_that_takes_longer_than_a_look_comes(seconds: float) -> None:
-    """Dask begins the transfer anew at each question: 300 MB over 1 Gb/s would never come in turns of one length."""
-    looks: list[None] = []
-    workers: Any = SimpleNamespace(look_round=lambda: looks.append(None))
-    future: Any = Slow(seconds)
+def test_a_result_that_takes_longer_than_a_look_comes_by_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask begins the transfer anew at each question: 1 GB over a slow link would never come."""
+    calls, looks = dict[str, Future[str]](), list[None]()
+    monkeypatch.setattr(run_results, "LOOK", 0.0)
+    monkeypatch.setattr(run_results, "begin", lambda client, call: calls.setdefault(call, Future()))
+    client = SimpleNamespace(gather=lambda future, asynchronous: future.key)
+
+    def look() -> None:
+        looks.append(None)
+        if len(looks) == 40:
+            calls["task"].set_result("here")
+
+    workers: Any = SimpleNamespace(look_round=look, connection=SimpleNamespace(client=client))
+    future: Any = Slow("task")
     results = Results(workers, 300.0)
     assert results.result(future) == "here"
-    assert len(looks) == len(future.turns) - 1, "somebody looks who is there, between two turns"
-    again: Any = Slow(0.1)
-    assert results.result(again) == "here"
-    assert again.turns == [0.5], "the next result of the task begins with a short turn"
+    assert (len(looks), len(future.turns), [*calls]) == (40, 1, ["task"])
+    with pytest.raises(NotYet):
+        results.fetch(future)
+    assert len(future.turns) == 2, "the next result of the task begins with a turn of its own"
+
+
+def test_a_transfer_that_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = dict[str, Future[str]]()
+    monkeypatch.setattr(run_results, "begin", lambda client, call: calls.setdefault(call, Future()))
+    client = SimpleNamespace(gather=lambda future, asynchronous: future.key)
+    workers: Any = SimpleNamespace(connection=SimpleNamespace(client=client))
+    one, other = Slow("one"), Slow("other")
+    results = Results(workers, 300.0)
+    for future in (one, other):
+        with pytest.raises(NotYet):
+            results.fetch(future)
+        one.status = "cancelled"
+    assert {key: call.cancelled() for key, call in calls.items()} == {"one": True, "other": False}
 
 
 @pytest.mark.parametrize("status", ["finished", "error"])

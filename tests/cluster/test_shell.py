@@ -9,8 +9,8 @@ import pytest
 from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import WorkersLost
-from daskcnn.cluster.run.context import Results
 from daskcnn.cluster.run.exchange import TaskWork
+from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.shell import shell as shell_module
 from daskcnn.cluster.shell.shell import Shell
 from daskcnn.errors import Interrupted, Lost

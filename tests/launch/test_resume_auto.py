@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +34,23 @@ def test_a_run_that_was_killed_before_it_began_starts_anew(tmp_path: Path, path:
     (run / "checkpoints").mkdir(parents=True)
     for file in ("lock", "events.jsonl"):
         (run / file).touch()
+    assert resume.run_to_resume(resolve(asked(tmp_path, path)).run, "auto") is None
+    assert not run.exists()
+
+
+def test_a_file_system_that_removes_no_open_files_does_not_keep_it_from_that(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS renames files that are open, and their folder is not empty then."""
+
+    def refuse(folder: Path, *, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(folder))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    run = tmp_path / "it"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "lock").touch()
     assert resume.run_to_resume(resolve(asked(tmp_path, path)).run, "auto") is None
     assert not run.exists()
 

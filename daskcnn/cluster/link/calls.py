@@ -35,6 +35,10 @@ class ServerLost(Exception):
     """The worker that held the parameter server is gone."""
 
 
+class CutOff(Exception):
+    """The scheduler had dropped this client, and with it all tasks; the client is connected again."""
+
+
 class WorkerFailed(Exception):
     """A worker of the run cannot go on with its work, though it is there. reason: as people are told."""
 

@@ -52,6 +52,7 @@ class Connection:
     def __init__(self, client: Client, heed: Check) -> None:
         self.client, self.heed = client, heed
         self._scheduler = "the scheduler"  # its name, once it is known
+        self._way = client.scheduler_comm
 
     def ignore_signals(self) -> None:
         """Let nothing interrupt from now on, so that the run can end and be saved."""
@@ -80,6 +81,15 @@ class Connection:
             raise self._lost()
         self._scheduler = scheduler_of(self.client)
         return found
+
+    @property
+    def was_cut(self) -> bool:
+        """True if Dask has connected the client again: the scheduler had dropped all that it had."""
+        return self.client.scheduler_comm is not self._way
+
+    def go_on(self) -> None:
+        """Take the present connection for the one that all has been begun with."""
+        self._way = self.client.scheduler_comm
 
     def processing(self) -> Mapping[str, Any]:
         """Return the scheduler's tasks of each worker, by address; none where it does not answer."""

@@ -56,7 +56,7 @@ def _let_go(client: str, dask_scheduler: Any) -> None:
 @contextmanager
 def kept_open(client: Client) -> Iterator[Client]:
     """Give the client; its scheduler does not close for being idle meanwhile."""
-    with suppress(OSError):  # what needs the scheduler finds out that it is gone
+    with suppress(Exception):  # what needs the scheduler tells that it is gone, or lacks this package
         ask_scheduler(client, partial(_keep, client.id))
     try:
         yield client

@@ -208,6 +208,11 @@ class Hold:
         self.mine.update(workers)
         return True
 
+    def take_again(self, check: Check = no_check) -> set[str]:
+        """Take the run's workers after the scheduler has dropped its client. Returns those that another run has now."""
+        before, self.mine = self.mine, set()
+        return {worker for worker in before if not self.take([worker], check)}
+
     def serve(self, workers: Collection[str], nbytes: int, check: Check = no_check) -> None:
         """Let others see that these workers, and no others, hold the run's server.
 

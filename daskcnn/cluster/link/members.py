@@ -66,6 +66,8 @@ def unique_names(given: Sequence[str], kinds: Sequence[str], taken: Collection[s
     return names
 
 
+GOING = frozenset({"closing_gracefully", "closing"})
+"""States, in Dask's words, of workers that are to end."""
 Kind = Literal["cpu", "gpu", "ps"]
 RESOURCES: dict[Kind, str] = {"cpu": "CPU", "gpu": "GPU", "ps": "PS"}
 POLL = 0.25  # seconds between two questions to the scheduler
@@ -110,7 +112,7 @@ class Member:
 
     It counts as the first `kind` that it advertises; `also` holds the others. A `plain` one advertises none of our
     resources and is taken as a CPU worker; only its address pins its tasks. Dask's own name for it (`called`) tells
-    that a worker is back.
+    that a worker is back. A `paused` one has no memory left, and begins no task for now.
     """
 
     name: str
@@ -122,6 +124,7 @@ class Member:
     also: tuple[Kind, ...] = ()
     plain: bool = False
     called: str = ""
+    paused: bool = False
 
     @property
     def declared(self) -> str:
@@ -173,8 +176,8 @@ def advertised(workers: Mapping[str, Mapping[str, Any]], *, plain: bool | None =
             first, *also = kinds[address] or ("cpu",)
             name, host, threads = str(info.get("name", address)), str(info["host"]), int(info["nthreads"])
             limit = int(info.get("memory_limit") or 0)
-            plainly = not kinds[address]
-            found.append(Member(name, address, host, first, threads, limit, tuple(also), plain=plainly, called=name))
+            how: dict[str, Any] = {"plain": not kinds[address], "paused": info.get("status") == "paused"}
+            found.append(Member(name, address, host, first, threads, limit, tuple(also), called=name, **how))
     found.sort(key=lambda m: (m.kind, _natural(m.name), m.address))
     names = unique_names([given_name(workers[m.address].get("name")) for m in found], [m.kind for m in found])
     return [member.named(name) for member, name in zip(found, names, strict=True)]
@@ -263,23 +266,26 @@ class _Look:
     full: list[Member] = field(default_factory=list)  # of others' servers
     nbytes: int = 0  # of the job's server
     others: list[Member] = field(default_factory=list)  # that train for other runs
+    going: list[Member] = field(default_factory=list)  # that are to end
     demand: Demand | None = None
 
     def free(self) -> list[Member]:
-        """Return the workers that the job may take. Those that hold servers are the last of their kind."""
+        """Return the workers that the job may take; last of their kind those that hold servers, or are paused."""
         with _reached(self.client):
-            there = advertised(present(self.client, self.check))
+            known = present(self.client, self.check)
+            there = advertised(known)
             leases = () if self.hold is None else self.hold.look(self.check)
         theirs = {} if self.hold is None else self.hold.others
         self.only.look()
-        able = [m for m in there if m.address not in self.silent]
+        self.going = [m for m in there if known[m.address].get("status") in GOING]
+        able = [m for m in there if m.address not in self.silent and m not in self.going]
         named = [m for m in able if m.kind == "ps" or m.name in self.only]
         self.barred = [m for m in able if m not in named]
         self.others = [m for m in named if m.address in theirs]
         servers = Counter(lease.worker for lease in leases if lease.serves)
         free = [m for m in named if m.address not in theirs]
         self._see_room(free)
-        return sorted((m for m in free if m not in self.full), key=lambda m: (m.kind, servers[m.address]))
+        return sorted((m for m in free if m not in self.full), key=lambda m: (m.kind, m.paused, servers[m.address]))
 
     def _see_room(self, free: Sequence[Member]) -> None:
         """Note workers set apart for servers that have no room for the job's, beside those of others."""
@@ -320,7 +326,8 @@ class _Look:
         names = {m.address: m.name for m in self.others}
         held = [] if self.hold is None else [self.hold.others[address] for address in names]
         barred = [f"{self.only.text} leaves out {_listed(self.barred)}"] if self.barred else []
-        return [*in_words(held, names), *barred]
+        going = [f"leaving the cluster: {_listed(self.going)}"] if self.going else []
+        return [*in_words(held, names), *barred, *going]
 
     def refusal(self, found: list[Member], wanted: Workers, wait: float) -> ClusterError:
         """Return the error that workers are missing."""
@@ -407,7 +414,7 @@ def _missing(client: Client, found: list[Member], wanted: Workers, wait: float, 
         if m.also
     ]
     lines += [f"  {words}" for words in (*look.silent.values(), *look.why())]
-    known = {m.address for m in (*found, *look.others, *look.barred)}
+    known = {m.address for m in (*found, *look.others, *look.barred, *look.going)}
     if others := present(client).keys() - known - look.silent.keys():
         who = "1 worker advertises" if len(others) == 1 else f"{len(others)} workers advertise"
         lines.append(f"  {who} none of CPU, GPU, PS: restart with --resources CPU=1")

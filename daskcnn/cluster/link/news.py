@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from distributed import Client, get_worker
 
@@ -39,14 +42,22 @@ class News:
         self._leaving: SimpleQueue[str] = SimpleQueue()
         self._retiring: SimpleQueue[str] = SimpleQueue()
         self._not_retired: SimpleQueue[str] = SimpleQueue()
+        self._run = ""
         self._wake: Callable[[], None] = lambda: None
 
     def subscribe(self, client: Client, run: str, wake: Callable[[], None] = lambda: None) -> None:
         """Begin to receive messages of the run's workers. wake: is called with those that should not wait."""
-        self._wake = wake
+        self._run, self._wake = run, wake
         client.subscribe_topic(topic(run), self.heard)
-        client.subscribe_topic(RETIRING, self._heard_of_retiring)
-        client.subscribe_topic(NOT_RETIRED, self._heard_of_actors)
+        with _one_at_a_time:
+            listeners = _LISTENERS.setdefault(client, set())
+            listeners.add(self)
+            for shared, hear in _SHARED.items():
+                client.subscribe_topic(shared, partial(_tell_all, listeners, hear))
+
+    def subscribe_again(self, client: Client) -> None:
+        """Go on after the scheduler has dropped the client, which is connected again."""
+        self.subscribe(client, self._run, self._wake)
 
     def _heard_of_retiring(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """Keep the workers that the scheduler is to retire. Runs as `heard`."""
@@ -70,9 +81,13 @@ class News:
 
     def unsubscribe(self, client: Client, run: str) -> None:
         """Receive no more messages."""
-        client.unsubscribe_topic(topic(run))
-        client.unsubscribe_topic(RETIRING)
-        client.unsubscribe_topic(NOT_RETIRED)
+        _unsubscribe(client, topic(run))
+        with _one_at_a_time:
+            listeners = _LISTENERS.setdefault(client, set())
+            listeners.discard(self)
+            if not listeners:
+                for shared in _SHARED:
+                    _unsubscribe(client, shared)
 
     def heard(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """Keep a message. Runs on the thread of the client's event loop."""
@@ -96,3 +111,20 @@ class News:
                 return found
             if (name := names.get(str(said.pop("worker", "")))) is not None:  # the address, which the scheduler adds
                 found.append(Calibrating(worker=name, **said))
+
+
+_SHARED = {RETIRING: News._heard_of_retiring, NOT_RETIRED: News._heard_of_actors}
+"""Topics of all runs: Dask has one handler for each topic of a client."""
+_LISTENERS: WeakKeyDictionary[Client, set[News]] = WeakKeyDictionary()
+_one_at_a_time = threading.Lock()
+
+
+def _tell_all(listeners: set[News], hear: Callable[[News, Any], None], event: Any) -> None:
+    for each in list(listeners):
+        hear(each, event)
+
+
+def _unsubscribe(client: Client, name: str) -> None:
+    """Receive no more of this topic. Dask would keep the handler, and with it the run's weights."""
+    client.unsubscribe_topic(name)
+    client._event_handlers.pop(name, None)

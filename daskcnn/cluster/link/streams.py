@@ -23,8 +23,8 @@ from distributed.comm import Comm, CommClosedError, connect
 
 TURN: Final = 0.5
 """Seconds between two looks whether a thread that waits on a socket is to stop."""
-OPENED: Final = 5.0
-"""Seconds within which a worker takes a stream."""
+OPENED: Final = 20.0
+"""Seconds within which a worker takes a stream: one that is busy answers a question within them."""
 _LIMIT: Final = struct.pack("@ll", 0, round(1e6 * TURN))  # a struct timeval
 _NOT_YET: Final = (TimeoutError, BlockingIOError)
 PROTOCOLS: Final = ("tcp://", "tls://")

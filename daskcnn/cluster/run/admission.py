@@ -338,7 +338,7 @@ def calibrated(context: RunContext, worker: str, future: Future, at: float) -> F
     try:
         found = context.results.fetch(future)
         context.workers.tell_news()
-    except (calls.NotYet, calls.WorkersLost, calls.ServerLost, Lost, Interrupted, ArrayChanged):
+    except (calls.NotYet, calls.CutOff, calls.WorkersLost, calls.ServerLost, Lost, Interrupted, ArrayChanged):
         raise
     except UserError as error:
         return CalibrationFailed(worker, told(error.value, error.reason, ""), error.remedy, at)

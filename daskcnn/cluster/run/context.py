@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import math
-import queue
-import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.task_spec import Alias, List, Task
-from distributed import Client, Future, KilledWorker
-from distributed.client import _wait
+from distributed import Client, Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import NotYet, Refusal, ServerLost, Unanswered, WorkersLost, answer_to, ask_workers
+from daskcnn.cluster.link.calls import (
+    ServerLost,
+    Unanswered,
+    WorkersLost,
+    answer_to,
+    ask_workers,
+)
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member, Members
 from daskcnn.cluster.link.scaled import ScaledCluster
 from daskcnn.cluster.link.sent import Sent, call_with_values, try_with_values
 from daskcnn.cluster.messages import Calibration
-from daskcnn.cluster.run.workers import LOOK, RunWorkers
+from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.worker.session import forget_run, in_turn
 from daskcnn.cluster.worker.tasks import score_weights
 from daskcnn.errors import Interrupted, Lost
@@ -38,9 +40,6 @@ from daskcnn.sharded.balance import WorkerLinks
 from daskcnn.store import Dataset
 from daskcnn.training.coordinator.settings import PATIENCE
 from daskcnn.training.judging import JudgedPart
-
-Name: TypeAlias = str | type
-"""A worker or replica, else the kind of its work: users name workers, so that no name is free for anything else."""
 
 
 class Dispatch:
@@ -161,95 +160,6 @@ def _argument(value: Any) -> Any:
     if isinstance(value, Future):
         return Alias(value.key)
     return List(*map(_argument, value)) if isinstance(value, list) else value
-
-
-LONGEST_TURN = 16.0  # seconds for which a late result is waited for without a look at who is there
-K = TypeVar("K")
-
-
-class Results:
-    """Takes the results of a run's tasks. `ended` has tasks whose results are to be taken, each with a name.
-
-    limit: seconds after which a worker whose result has not come counts as lost, where a call names no other.
-    """
-
-    def __init__(self, workers: RunWorkers, limit: float) -> None:
-        self._workers, self._limit = workers, limit
-        self.ended: queue.SimpleQueue[tuple[Name, Future] | None] = queue.SimpleQueue()
-        self._turns: dict[Any, float] = {}  # by task, where its result did not come in the first turn
-
-    def next_ended(self) -> tuple[Name, Future] | None:
-        """Wait a moment for the next of the tasks that have ended."""
-        try:
-            return self.ended.get(timeout=LOOK)
-        except queue.Empty:
-            return None
-
-    def wake(self) -> None:
-        """End the wait for a task that is under way. May be called on any thread."""
-        self.ended.put(None)
-
-    def turn(self, futures: Iterable[Future]) -> set[Future]:
-        """Wait a moment. Returns the tasks that have not ended. Raises WorkersLost where one was lost with its data."""
-        waiting = set(futures)
-        try:
-            client = self._workers.connection.client  # `distributed.wait` asks the default one
-            return set(client.sync(_wait, waiting, timeout=LOOK, return_when="FIRST_COMPLETED").not_done)
-        except (TimeoutError, UnboundLocalError):  # for the latter see `fetch`
-            return waiting
-        except CancelledError as error:
-            self._workers.explain(error)
-
-    def gather(self, futures: Mapping[K, Future], *, within: float | None = None) -> dict[K, Any]:
-        """Results by the same keys. Raises what the tasks raise, and what `RunWorkers.look_round` raises.
-
-        After `within` seconds the keys count as workers, and those whose result has not come as lost.
-        """
-        deadline = time.monotonic() + (self._limit if within is None else within)
-        waiting = set(futures.values())
-        while waiting := self.turn(waiting):
-            self._workers.look_round()
-            if time.monotonic() > deadline:
-                raise WorkersLost(str(key) for key, future in futures.items() if future in waiting)
-        return {key: self.result(future, str(key), deadline) for key, future in futures.items()}
-
-    def result(self, future: Future, worker: str = "", deadline: float = math.inf) -> Any:
-        """The task's result. Raises as `fetch` and `RunWorkers.look_round` do, and WorkersLost after the deadline."""
-        while True:
-            try:
-                return self.fetch(future)
-            except NotYet:
-                self._workers.look_round()
-                if time.monotonic() > deadline:
-                    raise WorkersLost([worker]) from None
-
-    def fetch(self, future: Future) -> Any:
-        """The task's result, if it comes in a moment: where it has ended, its worker may be lost or held up since.
-
-        Raises NotYet, WorkersLost or ServerLost where that is why there is none, or what the task raises or refuses.
-        """
-        turn = self._turns.pop(future.key, LOOK)
-        try:
-            found = future.result(timeout=turn)
-        except (KilledWorker, CancelledError) as error:
-            self._workers.explain(error)
-        except RuntimeError as error:
-            if "Actor was lost" in str(error):  # what the server's future has then
-                self._workers.explain(error)
-            raise
-        except OSError as error:
-            if future.status == "error":
-                self._workers.explain(error)
-            # it was the timeout of this turn: the next one gives the transfer, which begins anew, twice as long
-            self._turns[future.key] = min(2 * turn, LONGEST_TURN)
-            raise NotYet from None
-        except UnboundLocalError:
-            if future.status == "error":
-                raise
-            raise NotYet from None  # what Dask's `sync` raises where its own call was cancelled: it is asked again
-        if isinstance(found, Refusal):
-            raise found.error
-        return found
 
 
 class Scoring:
@@ -410,6 +320,7 @@ class RunContext:
         connection.ignore_signals()
         self.workers.news.unsubscribe(connection.client, self.name)
         self.workers.close()
+        self.results.drop_cancelled()
         there = {member.address: name for name, member in self.workers.alive.items()}
         addresses = connection.workers().keys() & there.keys()
         limit = min(FREED, self.job.cluster.stall_timeout)

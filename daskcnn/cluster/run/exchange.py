@@ -11,9 +11,10 @@ from typing import Any, Protocol, TypeAlias
 
 from distributed import Future
 
-from daskcnn.cluster.link.calls import ServerLost, WorkersLost, answer_of_actor, cancel
+from daskcnn.cluster.link.calls import ServerLost, Unanswered, WorkersLost, answer_of_actor, cancel
 from daskcnn.cluster.messages import RoundOrder
-from daskcnn.cluster.run.context import Dispatch, Name, RunContext
+from daskcnn.cluster.run.context import Dispatch, RunContext
+from daskcnn.cluster.run.results import Name
 from daskcnn.cluster.run.server_hosts import Hosted, host_server, ready_host
 from daskcnn.cluster.worker.tasks import join_run, train_round
 from daskcnn.nn import OptimizerState
@@ -127,7 +128,8 @@ class WorkerReplicas:
         return (replica,)
 
 
-CALL = 60.0  # seconds the driver waits for the server to answer, at most the stall timeout
+CALL = 60.0  # seconds without an answer of the server, at most the stall timeout, after which its hosts are asked
+SLOWEST = 1e6  # bytes a second of the slowest way to the driver for which a snapshot is waited
 
 
 class ServerExchange:
@@ -198,12 +200,29 @@ class ServerExchange:
             self._hosted = None
 
     def _call(self, method: str, *args: Any) -> Any:
-        """Ask the server. Raises ServerLost where it does not answer."""
-        if self._hosted is None:
+        """Ask the server. Raises ServerLost where it does not answer, or a host of it.
+
+        A snapshot takes its time over a slow link: its hosts answer meanwhile.
+        """
+        if (hosted := self._hosted) is None:
             raise ServerLost
         context = self._context
-        within = min(CALL, context.job.cluster.stall_timeout)
+        stall = context.job.cluster.stall_timeout
+        left = stall + (8 * hosted.at.length / SLOWEST if method == "snapshot" else 0.0)
         try:
-            return answer_of_actor(self._hosted.ask(method, *args), within=within, check=context.connection.heed)
+            answer = hosted.ask(method, *args)
+            while True:
+                try:
+                    return answer_of_actor(answer, within=min(CALL, stall), check=self._heed)
+                except Unanswered:
+                    if (left := left - CALL) <= 0:
+                        raise
+                context.workers.require_answers(hosted.hosts)
         except (OSError, RuntimeError) as error:
             raise ServerLost from error
+
+    def _heed(self) -> None:
+        """Raise Interrupted after a signal, ServerLost where the scheduler had dropped the client and the server."""
+        self._context.connection.heed()
+        if self._context.connection.was_cut:
+            raise ServerLost

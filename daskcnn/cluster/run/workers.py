@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import ServerLost, WorkersLost, begin
+from daskcnn.cluster.link.calls import CutOff, ServerLost, WorkersLost, begin
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.demand import Demand
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.leaving import RETIRED, SHUT_DOWN
-from daskcnn.cluster.link.members import FOR_SERVERS, Member, Members, advertised, unique_names
+from daskcnn.cluster.link.members import FOR_SERVERS, GOING, Member, Members, advertised, unique_names
 from daskcnn.cluster.link.news import News
 from daskcnn.cluster.link.scaled import ScaledCluster
 from daskcnn.errors import Lost
@@ -22,7 +22,6 @@ from daskcnn.events import Event, Warned, WorkerLost
 
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
 LOOK_AT_OTHERS = 5.0  # seconds between two looks at whether workers of other runs are free
-_GOING = frozenset({"closing_gracefully", "closing"})
 EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gone, once its task has failed
 
 
@@ -97,14 +96,13 @@ class RunWorkers:
         """See which workers are there; False where that was a moment ago. New ones are noted.
 
         Raises WorkersLost or ServerLost where a worker of the run or a host of its server is gone, Lost where the
-        scheduler is, and Interrupted after a signal.
+        scheduler is, ServerLost or CutOff where it had dropped the client, and Interrupted after a signal.
         """
         self.connection.heed()
         self.tell_news()
-        for address in self.news.leaving():
-            self._note_leaving(address, SHUT_DOWN)
-        for address in self.news.retiring():
-            self._note_leaving(address, RETIRED)
+        going = dict.fromkeys(self.news.retiring(), RETIRED) | dict.fromkeys(self.news.leaving(), SHUT_DOWN)
+        for address, reason in going.items():
+            self._note_leaving(address, reason)
         for address in self.news.not_retired():
             if address in self._serving:
                 self._note_leaving(address, RETIRED)
@@ -113,6 +111,8 @@ class RunWorkers:
             return False
         self._looked = time.monotonic()
         now = self.connection.workers()
+        if self.connection.was_cut:
+            self._take_again()
         self._allowed.look()
         self._note_those_awake(now)
         self._note_newcomers(now)
@@ -127,6 +127,22 @@ class RunWorkers:
         if not self._serving <= now.keys():
             raise ServerLost
         return True
+
+    def _take_again(self) -> None:
+        """Take the run's workers again, after the scheduler had dropped the client: its tasks and leases ended.
+
+        Raises ServerLost or CutOff, and WorkersLost where another run has taken one of them meanwhile.
+        """
+        self.connection.go_on()
+        self.news.subscribe_again(self.connection.client)
+        taken = set[str]()
+        if self._hold is not None:
+            with self.connection.reached():
+                taken = self._hold.take_again(self.connection.heed)
+        self._emit(Warned(message="the connection to the scheduler was cut, and is there again: tasks are made anew"))
+        if names := [name for name, member in self.alive.items() if member.address in taken]:
+            raise WorkersLost(names)
+        raise ServerLost if self.needs_server else CutOff
 
     @property
     def _serving(self) -> set[str]:
@@ -208,7 +224,7 @@ class RunWorkers:
 
     def _note_newcomers(self, now: Mapping[str, Mapping[str, Any]]) -> None:
         """Note workers that came, and that no other run has."""
-        going, barred = {a for a, info in now.items() if info.get("status") in _GOING}, self._note_barred(now)
+        going, barred = {a for a, info in now.items() if info.get("status") in GOING}, self._note_barred(now)
         if not (new := {a: info for a, info in now.items() if a not in self._known | going | barred}):
             return
         others = self._of_others(new.keys())
@@ -361,7 +377,7 @@ class RunWorkers:
         members, now = self.members, self.connection.workers()
         if members.server.address not in now:
             self._lost_hosts.add(members.server.called)
-        stays = {a for a, info in now.items() if info.get("status") not in _GOING} - self.leaving.keys() - self._barred
+        stays = {a for a, info in now.items() if info.get("status") not in GOING} - self.leaving.keys() - self._barred
         first = (members.server,) if members.server_alone else ()
         apart = [member for member in (*first, *members.servers) if member.address in now]
         rest = sorted(self.alive.values(), key=lambda m: m.address != members.server.address)

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from random import uniform
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +26,7 @@ from distributed import Actor, get_worker
 from daskcnn import ps
 from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.link.leaving import HeldActor, hold_end_up
+from daskcnn.cluster.link.streams import Refused
 from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, merges_loading, use_memory_again
 from daskcnn.cluster.server.stream import Answer, Give, Tell, WorkerEnd, take_workers
 from daskcnn.errors import PushRefused
@@ -37,6 +39,8 @@ from daskcnn.training.replica import Stopped
 
 TURN = 0.5  # seconds
 AGAIN = 0.02  # seconds between two questions if the last push of a worker that leaves is there
+STREAMS = 6  # tries of a request, each over a stream of its own
+PAUSE = 0.1  # seconds at most until the second of them; then twice as long, and so on
 SENT_AGAIN = 0.5  # seconds after which it is sent again; then twice as long, and so on
 
 
@@ -134,17 +138,23 @@ class ServerLink:
         self._stream.send_part(replace(part, push=self._as_sent(part.push)), self._stopped)
 
     def _streamed(self, request: ps.Request) -> ps.Reply:
-        """Send a push or a pull over the stream, and again over another where it breaks."""
+        """Send a push or a pull over the stream, and again over another where it breaks.
+
+        Raises Refused where the server's worker is there without it.
+        """
         assert self._stream is not None
         assert isinstance(request, ps.Push | ps.Pull)
-        for left in reversed(range(TRIES)):
+        for number in range(STREAMS):
             try:
                 return self._stream.call(request, self._stopped)
             except (OSError, EOFError) as error:
                 if self._stopped():
                     raise Stopped from None
-                if not left:
+                if isinstance(error, Refused):  # the way is free, but the actor has gone
+                    raise
+                if number == STREAMS - 1:
                     raise ConnectionError("the parameter server's worker is gone") from error
+            time.sleep(PAUSE * 2**number * uniform(0.5, 1.0))  # not all workers at the same time
         raise AssertionError("the last try returns or raises")
 
     def _called(self, request: ps.Request) -> ps.Reply:

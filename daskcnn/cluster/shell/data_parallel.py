@@ -14,6 +14,7 @@ import numpy as np
 from daskcnn.cluster.groups.replicas import GroupReplicas, GroupRound
 from daskcnn.cluster.layers.task_context import OutOfStep
 from daskcnn.cluster.link.calls import OUT_OF_MEMORY, ServerLost, WorkerFailed, WorkersLost
+from daskcnn.cluster.link.streams import Refused
 from daskcnn.cluster.peers.meetings import PeerExchange
 from daskcnn.cluster.peers.pieces import OutOfTurn
 from daskcnn.cluster.run.context import RunContext
@@ -270,7 +271,10 @@ class DataParallel:
         raise error
 
     def _failed_worker(self, name: str, error: Exception) -> WorkerFailed | None:
-        """Return the worker that cannot go on, if an error says so. Raises ServerLost where the server is silent."""
+        """Return the worker that cannot go on, if an error says so.
+
+        Raises ServerLost where the server is silent, or gone from its worker.
+        """
         if isinstance(error, WorkerFailed):
             return error
         if name not in self.context.workers.alive:
@@ -281,6 +285,8 @@ class DataParallel:
             return None
         hosts = self.context.workers.hosts
         self.context.workers.require_answers(hosts)
+        if hosts and isinstance(error, Refused):
+            raise ServerLost from error
         if not (hosts and isinstance(error, ConnectionError)):
             return WorkerFailed(name, f"its round ended with {type(error).__name__}: {error}")
         way = "is the way there blocked, by a firewall or a NetworkPolicy?"

@@ -15,11 +15,12 @@ from typing import Any, Protocol, TypeAlias
 
 from distributed import Future
 
-from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost, begin, cancel
+from daskcnn.cluster.link.calls import CutOff, NotYet, ServerLost, WorkersLost, begin, cancel
 from daskcnn.cluster.link.members import Member
 from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, submit_calibration, unfit
-from daskcnn.cluster.run.context import Name, RunContext
+from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import PendingWork
+from daskcnn.cluster.run.results import Name
 from daskcnn.cluster.worker.session import forget_run
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.events import WorkerIgnored
@@ -28,7 +29,7 @@ from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order
 
-BROKEN = (WorkersLost, Interrupted, Lost)
+BROKEN = (WorkersLost, CutOff, Interrupted, Lost)
 """Exceptions that any call to the cluster may raise in place of its result."""
 Heard: TypeAlias = Callable[[Fact, list[Order]], None]
 """Is told every fact and the orders that it led to."""
@@ -210,6 +211,8 @@ class Shell:
             yield
         except ServerLost:
             self.tell(facts.ServerGone(self.strategy.life, self.now))
+        except CutOff:
+            self.tell(facts.OutOfStep(self.strategy.life, "the connection to the scheduler was cut", self.now))
         except WorkersLost as lost:
             self.tell_lost(lost.names)
         except Interrupted as signal:  # told once: the coordinator ends what is under way then

@@ -98,6 +98,10 @@ class Session:
     parts: bool = False
 
 
+class SessionGone(ClusterError):
+    """A worker has no session of the run: it was started anew, or another run has begun there. value: names it."""
+
+
 _sessions: dict[tuple[str, str], Session] = {}  # by run and worker: a process may be several workers
 _lock = threading.Lock()
 
@@ -173,17 +177,18 @@ def keep_session(run: str, session: Session) -> Session:
 
 
 def session_of(run: str, worker: str | None = None) -> Session:
-    """Return this worker's session of the run. Raises ClusterError where another run has begun on the worker.
+    """Return this worker's session of the run.
 
-    That is none that holds a lease on it: the scheduler gives a worker to one run alone.
+    Raises SessionGone where the worker was started anew, or another run has begun there. That is none that holds a
+    lease on it: the scheduler gives a worker to one run alone.
 
     worker : its address, where this is no task of it.
     """
     here = _here() if worker is None else worker
     session = _sessions.get((run, here))
     if session is None:
-        reason = "a run without a lease on it has begun there, or this run's lease ended with its connection"
-        raise ClusterError(f"worker {here}", reason, "resume this run, and let all drivers be of one version")
+        reason = "it was started anew, or a run without a lease on it has begun there"
+        raise SessionGone(f"worker {here}", reason, "resume this run, and let all drivers be of one version")
     return session
 
 
