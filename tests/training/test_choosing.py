@@ -91,8 +91,8 @@ def test_where_links_are_slow_workers_make_steps_of_their_own() -> None:
         shell.start(*shell.links)
         (chosen,) = shell.of(StrategyChosen)
         every = chosen.candidates[0].every
-        assert (chosen.candidates[0].strategy, every) == (("local-sgd", 2) if parts_ways else ("alone", None))
-        assert [order.rule for order in shell.of(orders.UseRule)] == [LocalSGD(every=2) if parts_ways else ALONE]
+        assert (chosen.candidates[0].strategy, every) == (("local-sgd", 3) if parts_ways else ("alone", None))
+        assert [order.rule for order in shell.of(orders.UseRule)] == [LocalSGD(every=3) if parts_ways else ALONE]
         assert shell.finish().status == "done"
         assert joined(shell) == ({"cpu-0", "gpu-0"} if parts_ways else {"cpu-0"})
 

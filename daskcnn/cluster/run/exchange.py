@@ -207,7 +207,7 @@ class ServerExchange:
         if (hosted := self._hosted) is None:
             raise ServerLost
         context = self._context
-        stall = context.job.cluster.stall_timeout
+        stall = float(context.job.cluster.stall_timeout)
         left = stall + (8 * hosted.at.length / SLOWEST if method == "snapshot" else 0.0)
         try:
             answer = hosted.ask(method, *args)
