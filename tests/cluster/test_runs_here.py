@@ -576,6 +576,7 @@ def moved_in_int8(plain: RunHere, weights: np.ndarray, *, down: str) -> tuple[in
 def test_what_a_rule_keeps_on_the_server_comes_back(dataset: Dataset) -> None:
     """Adagrad's sums of squares grow on from the state's."""
     job = job_of("downpour", rule={"server": "adagrad"})
+    job = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 2 * EPOCHS})})
     first = RunHere(job, dataset, 2, interrupted_after=1)
     with pytest.raises(Interrupted):
         first.train()
