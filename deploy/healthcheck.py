@@ -7,11 +7,11 @@ import urllib.request
 from pathlib import Path
 
 DEFAULT = {"scheduler": "127.0.0.1:8787", "worker": None}
-"""Where each answers `/health` unless told otherwise; a worker chooses a free port, which is not known here."""
+"""The place of `/health` if the command names no other. A worker takes any free port."""
 
 
 def health_url(command: list[str]) -> str | None:
-    """Where `dask scheduler …` or `dask worker …` answers; None for other commands, and for an unknown port."""
+    """Return the URL that `dask scheduler …` or `dask worker …` answers. None: another command, or an unknown port."""
     role = next((word for word in command[:3] if word in DEFAULT), None)
     if role is None:
         return None

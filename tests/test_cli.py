@@ -475,6 +475,12 @@ def test_a_character_that_the_terminal_lacks_is_a_question_mark(monkeypatch: pyt
     assert there.getvalue().decode("latin-1") == "büro ? start it\n"
 
 
+def test_a_stream_that_was_closed_before_the_start_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has none then: `daskcnn runs >&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    tell("a run")
+
+
 def test_a_run_that_is_done_is_trained_longer(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
     raw = tiny_job(path)
     place = tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)), status="done")

@@ -159,7 +159,7 @@ def tell(text: object, *, nl: bool = True, err: bool = False) -> None:
     stream's encoding lacks is printed as `?`.
     """
     stream = sys.stderr if err else sys.stdout
-    encoding = stream.encoding or "utf-8"
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # there is no stream where it was closed at the start
     try:
         click.echo(plain(text).encode(encoding, "replace").decode(encoding), nl=nl, err=err)
     except BrokenPipeError as error:

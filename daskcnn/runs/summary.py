@@ -51,7 +51,7 @@ class WorkerSummary(_SummaryFields):
 
 
 class AloneSummary(_SummaryFields):
-    """The run's time to its best evaluation, and its fastest worker's by itself, as `show.report_tables` has it."""
+    """The run's time to its best evaluation, and its fastest worker's by itself, as `show.alone` has it."""
 
     worker: str
     epoch: float

@@ -74,7 +74,7 @@ def test_what_a_task_refuses_is_raised_in_the_driver() -> None:
 def test_a_worker_that_was_started_anew_at_its_address_is_lost_and_may_come_again() -> None:
     """The whole run ended: where the driver has not looked round meanwhile, the worker seems to be the same."""
     task = returns_refusals(partial(session.session_of, "a run", "tcp://a:1"))
-    sent = pickle.loads(pickle.dumps(task()))  # noqa: S301
+    sent = pickle.loads(pickle.dumps(task()))  # noqa: S301 - our own
     alive = {"desk": SimpleNamespace(address="tcp://a:1"), "other": SimpleNamespace(address="tcp://a:10")}
     future: Any = SimpleNamespace(key="task", result=lambda timeout: sent)
     workers: Any = SimpleNamespace(alive=alive)

@@ -517,7 +517,7 @@ def test_a_snapshot_that_takes_its_time_is_waited_for_while_its_hosts_answer(mon
     monkeypatch.setattr("daskcnn.cluster.run.exchange.answer_of_actor", asked)
     exchange = ServerExchange(context, RULES["bsp"](), Mock(), Mock())
     exchange._hosted = Mock(at=Mock(length=250_000_000), hosts={"tcp://a"})
-    assert exchange.snapshot() == "all of it"  # type: ignore[comparison-overlap]
+    assert exchange.snapshot() == "all of it"  # type: ignore[comparison-overlap] # a stand-in answers
     assert exchange._hosted.ask.call_count == 1, "one transfer"
     asked.side_effect, context.workers.require_answers.side_effect = Unanswered("no answer"), ServerLost
     with pytest.raises(ServerLost):

@@ -116,7 +116,7 @@ def test_a_range_of_16_bits_with_colours_is_refused(colour_type: int, channels: 
     data = sixteen_bits(colour_type, np.full((2, 3, channels), 0xFF10))
     assert is_deep(data, name="x")
     assert decode(data, name="x", size=(2, 3))[0, 0, 0] in (254, 255)
-    with pytest.raises(DataError, match=r"16 bits with colours or transparency, of which 8 are read: .*; leave it out"):
+    with pytest.raises(DataError, match=r"transparency of 16 bits, whose white is always 65,535; leave --value"):
         decode(data, name="x", size=(2, 3), value_range=(0, 4095))
     grey = sixteen_bits(0, np.full((2, 3, 1), 4095))
     assert decode(grey, name="x", size=(2, 3), value_range=(0, 4095)).min() == 255

@@ -13,13 +13,7 @@ from distributed import Client, Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import (
-    ServerLost,
-    Unanswered,
-    WorkersLost,
-    answer_to,
-    ask_workers,
-)
+from daskcnn.cluster.link.calls import ServerLost, Unanswered, WorkersLost, answer_to, ask_workers
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member, Members

@@ -132,6 +132,11 @@ CALL = 60.0  # seconds without an answer of the server, at most the stall timeou
 SLOWEST = 1e6  # bytes a second of the slowest way to the driver for which a snapshot is waited
 
 
+def _patience(stall: float, nbytes: int) -> tuple[float, float]:
+    """Seconds from one question to the server's hosts to the next, and in all, for an answer of this size."""
+    return min(CALL, stall), stall + nbytes / SLOWEST
+
+
 class ServerExchange:
     """A run's server, one after the other, and the replicas that talk to it."""
 
@@ -207,15 +212,15 @@ class ServerExchange:
         if (hosted := self._hosted) is None:
             raise ServerLost
         context = self._context
-        stall = float(context.job.cluster.stall_timeout)
-        left = stall + (8 * hosted.at.length / SLOWEST if method == "snapshot" else 0.0)
+        numbers = hosted.at.length if method == "snapshot" else 0
+        turn, left = _patience(context.job.cluster.stall_timeout, 8 * numbers)  # the rule keeps as much as the center
         try:
             answer = hosted.ask(method, *args)
             while True:
                 try:
-                    return answer_of_actor(answer, within=min(CALL, stall), check=self._heed)
+                    return answer_of_actor(answer, within=turn, check=self._heed)
                 except Unanswered:
-                    if (left := left - CALL) <= 0:
+                    if (left := left - turn) <= 0:
                         raise
                 context.workers.require_answers(hosted.hosts)
         except (OSError, RuntimeError) as error:

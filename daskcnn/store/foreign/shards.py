@@ -25,6 +25,7 @@ def absent_in_shards(array: zarr.Array[Any]) -> int:
 
 async def _absent(array: zarr.Array[Any]) -> int:
     assert array.shards is not None, "asked of sharded arrays"
+    # only metadata of Zarr's format 3 has shards, and so codecs
     codec = next(each for each in array.metadata.codecs if isinstance(each, ShardingCodec))  # type: ignore[union-attr]
     shape, chunks, shards = (np.array(each)[:, None] for each in (array.shape, array.chunks, array.shards))
     within = shards // chunks

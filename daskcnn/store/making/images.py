@@ -101,9 +101,9 @@ def decode(
     """
     with _opened(data, name) as image:
         if value_range is not None and _halved(image):
-            reason = "16 bits with colours or transparency, of which 8 are read: 0 is black and 65,535 white"
-            remedy = "leave it out, or give files of 8 bits"
-            raise DataError(name, f"{reason}, whatever --value-range LOW,HIGH (value_range=) says", remedy)
+            reason = "colours or transparency of 16 bits, whose white is always 65,535"
+            remedy = "leave --value-range LOW,HIGH (value_range=) out, or give files of 8 bits"
+            raise DataError(name, reason, remedy)
         turn = _turn(image)
         frame = (size[0], size[1]) if turn in _SWAPPING else (size[1], size[0])
         # a JPEG image is decoded small, its last pixels may lie across its border; only its brightness if grey
