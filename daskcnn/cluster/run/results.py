@@ -137,7 +137,7 @@ class Results:
             self._coming[future.key] = future, begin(client, client.gather(future, asynchronous=True))
 
     def drop_cancelled(self) -> None:
-        """Give up the transfers of results that nobody waits for any more, since their tasks are cancelled."""
+        """Give up the transfers of results whose tasks are cancelled: they are not waited for any more."""
         for key, (future, call) in [*self._coming.items()]:
             if future.cancelled():
                 call.cancel()
