@@ -199,6 +199,23 @@ def test_counters_that_are_awaited_at_an_epochs_end_are_asked_for_once_more() ->
     assert [row.busy for row in epoch.workers] == [100.0, 100.0], "both answers count"
 
 
+def test_a_worker_waits_only_while_it_has_kernels() -> None:
+    shell = begun()
+    shell.seconds = dict.fromkeys("abc", 0.01)
+    shell.steps(3)
+    shell.come("c", 1.0)
+    shell.stopped()
+    shell.steps(shell.end - shell.trained)
+    shell.pieces()
+    shell.links()
+    came = shell.now
+    shell.epoch()
+    (epoch,) = shell.events(EpochEnded)
+    there = {row.name: row.wait + row.busy for row in epoch.workers}
+    assert there == {"a": epoch.seconds, "b": epoch.seconds, "c": shell.now - came}
+    assert there["c"] < epoch.seconds
+
+
 @pytest.mark.parametrize(("right", "epochs"), [([5, 4, 4], 3), ([5, 4, 6, 6, 6], 5), ([1, 2, 3, 4, 5, 6], 6)])
 def test_a_run_stops_early_without_a_better_accuracy(right: list[int], epochs: int) -> None:
     shell = begun(epochs=6, patience=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ class StepCosts:
         self.awaited = False
         self._ask = 0
         self._watch: ShareWatch | None = None
+        self._since: dict[str, float] = {}  # of each worker that has kernels: from when on in this epoch
+        self._before: dict[str, float] = {}  # seconds that those had some that have none now
 
     def ask(self, watch: ShareWatch) -> int:
         """Return the number of a new ask. watch: that of the shares that the workers have now."""
@@ -40,17 +42,30 @@ class StepCosts:
         self.spent |= {worker: added_up(self.spent.get(worker), own) for worker, own in spent.items()}
         return self._watch
 
-    def forget(self) -> None:
+    def forget(self, now: float) -> None:
         """Count anew; an answer that is to come is of no use any more."""
         self.spent, self.awaited = {}, False
+        self._since, self._before = dict.fromkeys(self._since, now), {}
 
-    def rows(self, epoch: Evaluation) -> list[EpochWorker]:
-        """Return the epoch's costs as they are logged: a worker waited whenever it did not compute."""
-        samples, seconds = epoch.trained.samples, epoch.seconds
+    def shared(self, workers: Collection[str], now: float) -> None:
+        """Note that these workers have the kernels from now on."""
+        for worker in self._since.keys() - workers:
+            self._before[worker] = self._there(worker, now)
+            del self._since[worker]
+        for worker in workers:
+            self._since.setdefault(worker, now)
+
+    def rows(self, epoch: Evaluation, now: float) -> list[EpochWorker]:
+        """Return the epoch's costs as they are logged: a worker that was there waited whenever it did not compute."""
+        samples = epoch.trained.samples
+        waits = {worker: min(epoch.seconds, self._there(worker, now)) - own.busy for worker, own in self.spent.items()}
         return [
-            EpochWorker(**own.model_dump(), samples=samples, wait=max(0.0, seconds - own.busy), communication=0.0)
-            for own in self.spent.values()
+            EpochWorker(**own.model_dump(), samples=samples, wait=max(0.0, waits[worker]), communication=0.0)
+            for worker, own in self.spent.items()
         ]
+
+    def _there(self, worker: str, now: float) -> float:
+        return self._before.get(worker, 0.0) + now - self._since.get(worker, now)
 
 
 def added_up(some: Spent | None, more: Spent) -> Spent:
@@ -236,7 +251,7 @@ class LayerRecords:
         found, better = self.evaluated
         epoch, step, settings = self.snapshot.epoch, self.snapshot.step, self._settings
         event = found.event(epoch=epoch, epochs=settings.epochs, step=step, lr=self._lr)
-        self._out.log(event.model_copy(update={"workers": tuple(self.costs.rows(found))}))
+        self._out.log(event.model_copy(update={"workers": tuple(self.costs.rows(found, now))}))
         if told := self.evaluations.guesses(found, settings.guess, epoch=epoch, steps=step):
             self._out.warn(told)
         self.begin_epoch(now)
@@ -254,5 +269,5 @@ class LayerRecords:
     def begin_epoch(self, now: float) -> None:
         """Count training and its costs anew."""
         self.evaluations.restart(now)
-        self.costs.forget()
+        self.costs.forget(now)
         self.evaluated = None

@@ -109,6 +109,7 @@ class LayerSegments(Coordinating):
         assert shares is not None
         self.life += 1
         self.done, self.end, self._placed = self.snapshot.step, self.records.segment_end, self._now
+        self.records.costs.shared(self.roster.alive, self._now)
         self._enter(Phase.STEPPING)
         self._out.put(orders.Place(self.life, self.done, shares))
         self._out.put(orders.RunSegment(self.life, self.done, self.end, self.records.divergence.scale))

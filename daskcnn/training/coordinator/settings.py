@@ -135,7 +135,7 @@ class Settings(RunSettings):
 
     def rate_scale(self, replicas: int) -> float:
         """Return the factor of the learning rate if this number of replicas trains."""
-        return self.rule.rate(replicas) ** self.rate_power
+        return self.rule.rate(replicas, self.rate_power)
 
     def pace(self, workers: int, lr: float) -> dict[str, Any]:
         """Return the fields of `RunStarted` on replicas that step together, or whose number scales the rate.
