@@ -36,6 +36,7 @@ from distributed import Client
 
 from benchmarks.network.netns import Host, Network, network, run, signals_end_it
 from benchmarks.runs import command, machine
+from daskcnn.ps import RULES
 
 WORKERS, SERVERS = 3, 2
 LOOK = 2.0
@@ -216,10 +217,11 @@ def quarter(values: Sequence[tuple[float, float]], number: int) -> Sequence[tupl
 
 def job_command(given: argparse.Namespace, folder: Path, name: str, epochs: int) -> list[str]:
     """The command of a run of these epochs."""
+    fewest = RULES[given.strategy].fewest if given.strategy in RULES else 1
     return [
         *(sys.executable, "-m", "daskcnn.run", "--scheduler-file", str(folder / "scheduler.json"), "--json"),
         *("--data", given.data, "--model", given.model, "--strategy", given.strategy, "--epochs", str(epochs)),
-        *("--workers", f"cpu=1..{WORKERS}", "--wait", "120", "--name", name, "--run-dir", str(folder / "disk")),
+        *("--workers", f"cpu={fewest}..{WORKERS}", "--wait", "120", "--name", name, "--run-dir", str(folder / "disk")),
         *given.job,
     ]
 
