@@ -106,10 +106,11 @@ ALONE = Part("bsp", "udpa", workers=1)
 def row(part: str, kept: Mapping[str, Any], targets: Sequence[float] = TARGETS) -> list[str]:
     """A part's line of the table."""
     if "diverged" in kept:
-        return [part, "diverged", *["–"] * (len(targets) + 7)]
+        return [part, "diverged", *["–"] * (len(targets) + 8)]
     return [
         part,
         _percent(kept["test"]),
+        _number(max((look[4] for look in kept["looks"] if look[4] is not None), default=None), 3),
         f"{kept['seconds']:.0f}",
         *(_number(reached(kept, target)) for target in targets),
         _number(reached(kept, targets[-1], 2), 1),
@@ -132,7 +133,7 @@ def _number(value: float | None, digits: int = 0) -> str:
 def table(results: Mapping[str, Any], targets: Sequence[float] = TARGETS) -> str:
     """All parts, in Markdown; those that differ in their seeds alone in one line."""
     seconds = (f"s to {target:.0%}" for target in targets)
-    heading = ["run", "test", "s", *seconds, "rounds", "waited s", "comm. s", "balance", "MB", "pushes"]
+    heading = ["run", "test", "AUC", "s", *seconds, "rounds", "waited s", "comm. s", "balance", "MB", "pushes"]
     rows = [heading, ["---"] * len(heading)]
     for name, runs in by_setting(results).items():
         cells = zip(*(row(name, kept, targets)[1:] for kept in runs), strict=True)
@@ -192,7 +193,8 @@ def page(results: Mapping[str, Any]) -> str:
             f"{of['processor']}, {of['cores']} cores. CIFAR-10 that went through JPEG once; two convolutions, eight "
             "epochs unless a run says otherwise. Several figures in a cell are those of several seeds. `s to` is to "
             "this accuracy on the validation samples, in proportion between two evaluations, and `rounds` is to the "
-            "last of them; –: never. Balance is from the third increment on.",
+            "last of them; –: never. AUC is the highest on the validation samples. Balance is from the third increment "
+            "on.",
             table(results),
             "\n".join(f"- {line}" for line in verdict(results)),
             "## BPT-CNN's table 1",
