@@ -120,4 +120,6 @@ def on_data(job: Job, name: str, shape: Shape, classes: int, samples: int) -> Jo
         update["validation"] = held_out(samples)
     data = job.data.model_copy(update=update)
     job = job.model_copy(update={"data": data, "model": usual_model(job.model, shape, classes)})
-    return job.model_copy(update={"train": usual_training(job, name, shape, samples - data.validation)})
+    train = usual_training(job, name, shape, samples - data.validation)
+    rule = job.rule if job.rule is None or "lr" in job.train.model_fields_set else job.rule.at_usual_rate()
+    return job.model_copy(update={"train": train, "rule": rule})

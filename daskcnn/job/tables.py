@@ -154,8 +154,8 @@ class Train(Options):
     `auto`. Default: it stays as it is."""
     lr: float = Field(0.01, gt=0)
     """Learning rate at the start. Default: that of the optimizer, `adamw` 0.003, `lars` 2, `sgd` 0.005, and twice as
-    much with `easgd`; with `sgd` for a named network on the published images that it is for that of the network, 0.01
-    to 0.08."""
+    much with `easgd`, less with `downpour` and `dc-asgd` (`rule.lower_lr`); with `sgd` for a named network on the
+    published images that it is for that of the network, 0.01 to 0.08."""
     optimizer: Annotated[
         OptimizerOptions, BeforeValidator(partial(named, example='{name = "adamw", beta2 = 0.99}'))
     ] = OptimizerOptions()

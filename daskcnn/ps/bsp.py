@@ -80,9 +80,9 @@ class BSP(UpdateRule):
     def shares_steps(self) -> bool:
         return (self.batch or ("step" if self.every == 1 else "worker")) == "step"
 
-    def rate(self, replicas: int) -> float:
+    def rate(self, replicas: int, power: float = 1.0) -> float:
         """The number of replicas, where each has a minibatch of its own and a mean would divide the step by it."""
-        return 1.0 if self.shares_steps or self._merged == "sum" else float(replicas)
+        return 1.0 if self.shares_steps or self._merged == "sum" else float(replicas) ** power
 
     def problems(self, epochs: int) -> Iterator[str]:
         if self.batch == "step" and self.every != 1:

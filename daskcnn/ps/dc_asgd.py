@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from daskcnn.ps.messages import PAST, Pace, Push, RuleState, Vector
-from daskcnn.ps.rule import Asynchronous, Local, Merge, View, parameter
+from daskcnn.ps.messages import PAST, Push, RuleState, Vector
+from daskcnn.ps.rule import AddsGains, Local, Merge, View, parameter
 from daskcnn.ps.vectors import all_finite
 
 _SQUARES = "squares"
@@ -16,7 +16,7 @@ _BESIDES = 2  # vectors that are no earlier center: the squares, and an average 
 _BLOCK = 1 << 15  # elements
 
 
-class DCASGD(Asynchronous):
+class DCASGD(AddsGains):
     """Each push at once, made up for the delay: W_new = W + u - min(λ·u²/√s, 1)·(W - W_base).
 
     u = W_j - W_base is what the replica has gained, and s = m·s + (1 - m)·u² the mean square of what was pushed. u²
@@ -41,14 +41,6 @@ class DCASGD(Asynchronous):
     @property
     def period(self) -> int | None:
         return self.every or None
-
-    @property
-    def overshoots(self) -> bool:
-        """True: what all workers gain is added up."""
-        return True
-
-    def pushes_weights(self, pace: Pace | None) -> bool:
-        return False
 
     def payload(self, local: Local) -> Vector:
         """The gain W_j - W_base."""

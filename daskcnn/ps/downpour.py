@@ -8,15 +8,15 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from daskcnn.ps.messages import Pace, Push, RuleState, Vector
-from daskcnn.ps.rule import Action, Asynchronous, Local, Merge, View, parameter
+from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.rule import Action, AddsGains, Local, Merge, View, parameter
 from daskcnn.ps.vectors import adagrad, add_scaled
 
 _MARK, _ACCRUED, _SQUARES = "mark", "accrued", "squares"
 _LEAST = 1e-8  # added to the root of the squares, which begin at 0
 
 
-class Downpour(Asynchronous):
+class Downpour(AddsGains):
     """A replica pushes the gain of its steps every n_push steps, and pulls the center every n_fetch.
 
     Both also at a round's end. server: "plain" adds what is pushed to the center; "adagrad" divides each number of it
@@ -45,14 +45,6 @@ class Downpour(Asynchronous):
     def due(self, step: int, *, round_end: bool) -> frozenset[Action]:
         pull = {Action.PULL} if round_end or step % self.n_fetch == 0 else set()
         return super().due(step, round_end=round_end) | pull
-
-    @property
-    def overshoots(self) -> bool:
-        """True: what all workers gain is added up."""
-        return True
-
-    def pushes_weights(self, pace: Pace | None) -> bool:
-        return False
 
     def payload(self, local: Local) -> Vector:
         """The gain since the last push; the next begins here."""

@@ -96,8 +96,8 @@ class UpdateRule(BaseModel, ABC):
     fewest: ClassVar[int] = 1
     swaps: ClassVar[bool] = False
     usual_rate: ClassVar[float] = 1.0
-    chooses_workers: ClassVar[bool] = False
     """Factor of the optimizer's usual learning rate, where exchanges take back a part of every step."""
+    chooses_workers: ClassVar[bool] = False
 
     def problems(self, epochs: int) -> Iterator[str]:
         """Parameters that contradict a run of this length, a line each: `rule.key = value: reason; remedy`."""
@@ -188,8 +188,15 @@ class UpdateRule(BaseModel, ABC):
         """
         return -(-steps // (self.period or steps))
 
-    def rate(self, replicas: int) -> float:
-        """The factor of the learning rate where this number of replicas trains."""
+    def at_usual_rate(self) -> Self:
+        """The rule of a job that gives no learning rate."""
+        return self
+
+    def rate(self, replicas: int, power: float = 1.0) -> float:
+        """The factor of the learning rate where this number of replicas trains.
+
+        power: of a step's samples, by which the optimizer's rate grows with them.
+        """
         return 1.0
 
     def begin(self, local: Local, center: Vector, version: int) -> None:
@@ -340,3 +347,31 @@ class Asynchronous(UpdateRule):
         """
         (push,) = pushes
         return center + (push.payload if coded else push.payload - center) / max(1, len(view.bases))
+
+
+class AddsGains(Asynchronous):
+    """An asynchronous rule whose center gains, by each push, what a replica has gained.
+
+    lower_lr: the learning rate of k replicas is times min(1, 2/k²). The center makes the steps of all k, and each of
+    them is k late: two, three and eight workers train best near a half, a quarter and a thirtieth of one's rate.
+    """
+
+    lower_lr: bool | None = Field(
+        None,
+        description="The learning rate is times 2/k² where k workers train: the center makes the steps of all of them, "
+        "and each is k steps late. Default: where `train.lr` is not given.",
+    )
+
+    @property
+    def overshoots(self) -> bool:
+        """True: what all workers gain is added up."""
+        return True
+
+    def pushes_weights(self, pace: Pace | None) -> bool:
+        return False
+
+    def at_usual_rate(self) -> Self:
+        return self.model_copy(update={"lower_lr": True}) if self.lower_lr is None else self
+
+    def rate(self, replicas: int, power: float = 1.0) -> float:
+        return min(1.0, 2 / max(1, replicas) ** 2) if self.lower_lr else 1.0

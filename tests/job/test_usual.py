@@ -69,6 +69,19 @@ def test_a_rule_that_takes_back_a_part_of_every_step_makes_longer_ones() -> None
     assert resolved({"train": {"strategy": "layer"}}).train.lr == 0.003
 
 
+@pytest.mark.parametrize("strategy", ["downpour", "dc-asgd"])
+def test_rules_that_add_up_what_replicas_gain_make_shorter_steps_unless_a_rate_is_given(strategy: str) -> None:
+    """On their own images three workers of `downpour` stayed at chance with the rate of one."""
+
+    def rates(train: dict[str, Any], rule: dict[str, Any]) -> list[float]:
+        own = resolved({"train": {"strategy": strategy, **train}, "rule": rule}).rule
+        assert own is not None
+        return [own.rate(k, 0.5) for k in (1, 2, 4)]
+
+    assert rates({}, {}) == [1, 0.5, 0.125]
+    assert rates({"lr": 0.003}, {}) == rates({}, {"lower_lr": False}) == [1, 1, 1]
+
+
 @pytest.mark.parametrize("key", [{"momentum": 0.9}, {"nesterov": False}])
 def test_a_key_that_only_sgd_has_makes_it_sgd(key: dict[str, Any]) -> None:
     assert made_by(resolved({"train": key})) == ("sgd", 0.005, 32, 1.0)
