@@ -209,11 +209,35 @@ def test_a_worker_waits_only_while_it_has_kernels() -> None:
     shell.pieces()
     shell.links()
     came = shell.now
+    shell.steps(shell.end - shell.trained)
+    shell.pieces()
+    shell.judged()
+    judged = shell.now
+    shell.now += 30.0  # until the counters are there
+    while orders.AskCounters in shell.open:
+        shell.counted()
+    (epoch,) = shell.events(EpochEnded)
+    there = {row.name: row.wait + row.busy for row in epoch.workers}
+    assert there["a"] == there["b"] == epoch.seconds - 1, "the links took a second before anything was shared"
+    assert there["c"] == judged - came
+
+
+def test_a_worker_that_is_gone_does_not_wait_for_others() -> None:
+    shell = begun(report_every=3, checkpoint_every=0.5, least={"cpu": 2}, wait=1000.0)
+    shell.seconds = dict.fromkeys("abc", 0.001)
+    shell.steps(3)
+    shell.counted()
+    shell.steps(2)
+    shell.pieces()
+    shell.lose("b")
+    lost = shell.now
+    shell.then(facts.Tick, after=100.0)
+    shell.come("c", 1.0)
+    shell.links()
     shell.epoch()
     (epoch,) = shell.events(EpochEnded)
     there = {row.name: row.wait + row.busy for row in epoch.workers}
-    assert there == {"a": epoch.seconds, "b": epoch.seconds, "c": shell.now - came}
-    assert there["c"] < epoch.seconds
+    assert there["b"] < lost < there["a"]
 
 
 @pytest.mark.parametrize(("right", "epochs"), [([5, 4, 4], 3), ([5, 4, 6, 6, 6], 5), ([1, 2, 3, 4, 5, 6], 6)])

@@ -50,10 +50,14 @@ class StepCosts:
     def shared(self, workers: Collection[str], now: float) -> None:
         """Note that these workers have the kernels from now on."""
         for worker in self._since.keys() - workers:
-            self._before[worker] = self._there(worker, now)
-            del self._since[worker]
+            self.gone(worker, now)
         for worker in workers:
             self._since.setdefault(worker, now)
+
+    def gone(self, worker: str, now: float) -> None:
+        """Note that this worker has no kernels any more."""
+        self._before[worker] = self._there(worker, now)
+        self._since.pop(worker, None)
 
     def rows(self, epoch: Evaluation, now: float) -> list[EpochWorker]:
         """Return the epoch's costs as they are logged: a worker that was there waited whenever it did not compute."""
@@ -120,7 +124,7 @@ class LayerRecords:
         self.divergence = Divergence(snapshot.book, lowers=settings.lowers)
         self.evaluated: tuple[Evaluation, bool] | None = None
         self._lr: float | None = None  # of the last step
-        self._judging_since = 0.0
+        self._judging_since = self._judged_at = 0.0
         self._reported = (0, 0.0)  # at which step and when the last report of steps was
 
     def _begin_from(self, snapshot: LayerSnapshot) -> None:
@@ -242,7 +246,7 @@ class LayerRecords:
             self.judging.add(
                 REPLICA, samples, busy, own=0, center=score.samples, evaluation=now - judged, paid=(REPLICA,)
             )
-        self.evaluated = self.evaluations.end_interval(now)
+        self.evaluated, self._judged_at = self.evaluations.end_interval(now), now
         self.keep(step, score if self.evaluated[0].whole else None, to_judge=False)
 
     def end_epoch(self, now: float) -> bool:
@@ -251,7 +255,7 @@ class LayerRecords:
         found, better = self.evaluated
         epoch, step, settings = self.snapshot.epoch, self.snapshot.step, self._settings
         event = found.event(epoch=epoch, epochs=settings.epochs, step=step, lr=self._lr)
-        self._out.log(event.model_copy(update={"workers": tuple(self.costs.rows(found, now))}))
+        self._out.log(event.model_copy(update={"workers": tuple(self.costs.rows(found, self._judged_at))}))
         if told := self.evaluations.guesses(found, settings.guess, epoch=epoch, steps=step):
             self._out.warn(told)
         self.begin_epoch(now)

@@ -99,6 +99,7 @@ class LayerSegments(Coordinating):
     def _drop(self, worker: str, reason: str, samples: int = 0, done: int | None = None) -> None:
         self._forget(worker)
         self._leaving.pop(worker, None)
+        self.records.costs.gone(worker, self._now)
         super()._drop(worker, reason, samples, done)
 
     # --- a segment ---
