@@ -3,9 +3,9 @@
     python -m benchmarks.studies.rules --data data/cifar10.zarr [--quick] [--only agwu] [--results FILE]
 
 The slower worker computes and then sleeps for 1.3 times as long (DASKCNN_THROTTLE=2.3). Where its caches are cold after
-every sleep it trains at a third of the other's speed, else at a little more; the page says it. Beside both, the fast
-worker trains alone and meets nobody. Each part is a run of its own, kept in FILE when it has ended: a study that was
-broken off goes on with the parts that are missing.
+every sleep it trains at a third of the other's speed, otherwise a little faster; the page gives the measured ratio.
+Beside both, the fast worker trains alone and meets nobody. Each part is a run of its own, kept in FILE when it has
+ended: a study that was broken off goes on with the parts that are missing.
 `--tables` prints what FILE holds and trains nothing, `--page FILE` writes it to a page, `--plots FOLDER` draws it as
 well (`pip install 'daskcnn[plot]'`).
 """

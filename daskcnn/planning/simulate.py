@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,6 +161,8 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
     path = Path(job)
     what = f"a job file or a run{near(path)}"
     raw = RunDirectory.open(path).job() if path.is_dir() else read_job_file(path, what=what)
+    if path.is_dir():
+        _forget_rule(raw, settings)
     apply_settings(raw, settings)
     if cluster is None and not path.is_dir():
         raise JobError([f"{job}: a job file says nothing of the cluster; give --cluster with a cluster file or a run"])
@@ -169,6 +172,17 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
         raise JobError([f"train.replica_size = {size}: {reason}; give --cluster with a cluster file"])
     source = cluster or job
     return scenario_of(resolved, _cluster(source), source)
+
+
+def _forget_rule(kept: dict[str, Any], settings: Sequence[str]) -> None:
+    """Take out of a run's job what it says of its rule, where these settings give it another strategy or rate."""
+    changed = deepcopy(kept)
+    apply_settings(changed, settings)
+    before, after = kept.get("train", {}), changed["train"]
+    if after.get("strategy") != before.get("strategy"):
+        kept["rule"] = {}
+    elif after.get("lr") != before.get("lr"):
+        kept.get("rule", {}).pop("lower_lr", None)
 
 
 def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -37,6 +37,10 @@ class Downpour(AddsGains):
     server_lr: float = parameter(
         0.001, "Learning rate of the server (`adagrad`).", "at 0 the center would stay where it is", gt=0.0
     )
+
+    def at_usual_rate(self) -> Self:
+        """Adagrad divides by what a factor of all pushes multiplies."""
+        return super().at_usual_rate() if self.server == "plain" else self
 
     @property
     def period(self) -> int | None:

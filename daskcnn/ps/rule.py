@@ -358,8 +358,8 @@ class AddsGains(Asynchronous):
 
     lower_lr: bool | None = Field(
         None,
-        description="The learning rate is times 2/k² where k workers train: the center makes the steps of all of them, "
-        "and each is k steps late. Default: where `train.lr` is not given.",
+        description="The learning rate is times 2/k² where k workers or groups train, 2 or more: the center makes the "
+        "steps of all of them, and each is k steps late. Default: true where `train.lr` is not given, else false.",
     )
 
     @property

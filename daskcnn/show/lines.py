@@ -90,13 +90,14 @@ def _first_step(e: events.RunStarted) -> str:
         of_all = e.step_samples == e.batch_size is not None
         step = f"{plural(count(e.batch_size), 'sample')} a step" if of_all else f"minibatches of {count(e.batch_size)}"
         return f"learning rate {e.lr:g}, {step}"
-    if e.step_samples == e.batch_size:
+    if e.step_samples is not None and e.step_samples == e.batch_size:
         sharing = plural(e.replicas, "group" if (e.replica_size or 1) > 1 else "worker")
         shared = f", shared by {sharing} by speed" if e.replicas > 1 else ""
         return f"learning rate {e.scaled_lr:g}, {plural(count(e.step_samples), 'sample')} a step{shared}"
     scaled = "" if e.scaled_lr == e.lr else f" ({e.lr:g} for one replica)"
-    together = f"{plural(e.replicas, 'replica')}: {plural(count(e.step_samples), 'sample')} a step"
-    return f"learning rate {e.scaled_lr:.4g}{scaled}, minibatches of {count(e.batch_size)} on {together}"
+    together = "" if e.step_samples is None else f": {plural(count(e.step_samples), 'sample')} a step"
+    on = plural(e.replicas, "replica")
+    return f"learning rate {e.scaled_lr:.4g}{scaled}, minibatches of {count(e.batch_size)} on {on}{together}"
 
 
 def _epoch(e: events.EpochEnded) -> str:

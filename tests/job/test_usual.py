@@ -79,6 +79,7 @@ def test_rules_that_add_up_what_replicas_gain_make_shorter_steps_unless_a_rate_i
         return [own.rate(k, 0.5) for k in (1, 2, 4)]
 
     assert rates({}, {}) == [1, 0.5, 0.125]
+    assert strategy != "downpour" or rates({}, {"server": "adagrad"}) == [1, 1, 1]
     assert rates({"lr": 0.003}, {}) == rates({}, {"lower_lr": False}) == [1, 1, 1]
 
 

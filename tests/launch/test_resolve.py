@@ -447,6 +447,12 @@ FOUR, EACH = {"workers": {"cpu": 4}}, {"batch": "worker"}
         (BSP, {}, {"scheduler": "tcp://h:1"}, "learning rate 0.02, 32 samples a step, schedule"),
         (BSP, EACH, {"scheduler": "tcp://h:1"}, "32 samples a step (more with more replicas: all workers"),
         (BSP | {"strategy": "sgwu"}, {}, FOUR, "learning rate 0.02, minibatches of 32"),
+        (
+            BSP | {"strategy": "downpour"},
+            {"lower_lr": True},
+            FOUR,
+            "learning rate 0.0025 (0.02 for one replica), minibatches of 32 on 4 replicas",
+        ),
         (BSP | {"strategy": "local-sgd"}, {}, FOUR, "learning rate 0.02, minibatches of 32"),
         (BSP | {"strategy": "layer"}, {}, FOUR, "learning rate 0.02, 32 samples a step"),
     ],

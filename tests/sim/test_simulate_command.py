@@ -430,6 +430,20 @@ def test_a_run_is_its_own_cluster_to_plan_with() -> None:
         assert "the cluster file has" not in refused.output, "none was given"
 
 
+def test_what_a_run_filled_in_for_its_rule_goes_with_the_rule_and_the_rate() -> None:
+    simulate("--keep", "runs/kept", "--set", "train.strategy=downpour")
+    assert json.loads(Path("runs/kept/job.json").read_text())["rule"]["lower_lr"] is True
+
+    def rate_of_two(*settings: str) -> float:
+        rule = scenario("runs/kept", None, settings).job.rule
+        assert rule is not None
+        return rule.rate(2)
+
+    assert rate_of_two() == rate_of_two("train.epochs=4") == 0.5
+    assert rate_of_two("train.strategy=agwu") == rate_of_two("train.lr=0.02") == 1
+    assert rate_of_two("train.lr=0.02", "rule.lower_lr=true") == 0.5
+
+
 def test_a_run_that_trained_alone_is_compared_with_those_that_it_left_out() -> None:
     """Its log has their calibrations and links, but no round of theirs."""
     simulate("--keep", "runs/alone", "--set", "train.epochs=2")

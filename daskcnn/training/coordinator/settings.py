@@ -145,8 +145,12 @@ class Settings(RunSettings):
         replicas, together = max(1, workers // self.replica_size), self.steps_together
         if not together and self.rule.rate(2) == 1:
             return {}
-        step_samples = self.batch_size * (replicas if together and not self.rule.shares_steps else 1)
-        return {"replicas": replicas, "scaled_lr": lr * self.rate_scale(replicas), "step_samples": step_samples}
+        found = {"replicas": replicas, "scaled_lr": lr * self.rate_scale(replicas)}
+        return found | ({"step_samples": self.batch_size * self._together(replicas)} if together else {})
+
+    def _together(self, replicas: int) -> int:
+        """The minibatches of a step that replicas make together."""
+        return 1 if self.rule.shares_steps else replicas
 
     def step_parts(self, sizes: Mapping[str, int], step: int) -> dict[str, int]:
         """Return each replica's part of a step that all share, in proportion to these samples; else nothing."""
