@@ -1,4 +1,4 @@
-"""Every update rule with both partitions on CIFAR-10, over two real workers, of which one is slowed down.
+"""Every update rule with both partitions on CIFAR-10, over a fast and a slow worker.
 
     python -m benchmarks.studies.rules --data data/cifar10.zarr [--quick] [--only agwu] [--results FILE]
 
@@ -194,7 +194,7 @@ def page(results: Mapping[str, Any]) -> str:
     of = results["machine"]
     return "\n\n".join(
         [
-            "# Every rule on two real workers, of which one is slowed down",
+            "# Every rule on a fast and a slow worker",
             f"Made by `benchmarks/studies/rules.py` from `results/rules.json`: {len(results['parts'])} runs on "
             f"{of['processor']}, {of['cores']} cores. CIFAR-10 that went through JPEG once; two convolutions, eight "
             "epochs unless a run says otherwise. Several figures in a cell are those of several seeds. `s to` is to "

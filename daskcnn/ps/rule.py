@@ -353,7 +353,8 @@ class AddsGains(Asynchronous):
     """An asynchronous rule whose center gains, by each push, what a replica has gained.
 
     lower_lr: the learning rate of k replicas is times min(1, 2/k²). The center makes the steps of all k, and each of
-    them is k late: two, three and eight workers train best near a half, a quarter and a thirtieth of one's rate.
+    them is k late: two, three and eight workers train best near a half, a quarter and a thirtieth of one's rate
+    (benchmarks/studies/README.md).
     """
 
     lower_lr: bool | None = Field(

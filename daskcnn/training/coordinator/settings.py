@@ -146,11 +146,9 @@ class Settings(RunSettings):
         if not together and self.rule.rate(2) == 1:
             return {}
         found = {"replicas": replicas, "scaled_lr": lr * self.rate_scale(replicas)}
-        return found | ({"step_samples": self.batch_size * self._together(replicas)} if together else {})
-
-    def _together(self, replicas: int) -> int:
-        """The minibatches of a step that replicas make together."""
-        return 1 if self.rule.shares_steps else replicas
+        if together:
+            found["step_samples"] = self.batch_size * (1 if self.rule.shares_steps else replicas)
+        return found
 
     def step_parts(self, sizes: Mapping[str, int], step: int) -> dict[str, int]:
         """Return each replica's part of a step that all share, in proportion to these samples; else nothing."""
