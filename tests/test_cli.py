@@ -900,6 +900,7 @@ def process(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_no_scheduler_in_a_process_of_its_own(path: str, silent_port: int) -> None:
     address = f"tcp://127.0.0.1:{silent_port}"
     found = process("daskcnn.run", *flags(tiny_job(path)), "--scheduler", address, "--wait", "1", "--json")

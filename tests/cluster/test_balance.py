@@ -134,6 +134,7 @@ def stand_in_for_a_gpu() -> None:
     vars(worker)["device_profile"] = lambda kind, threads: arrays.DeviceProfile("gpu", "stand-in", 1, 1 << 30)
 
 
+@pytest.mark.slow
 def test_cpus_and_a_gpu_share_a_layer_and_the_loss_is_that_of_one_process(
     two_cpus_and_a_gpu: Client, synthetic: str, runs: str
 ) -> None:

@@ -121,6 +121,7 @@ def test_job_waits_for_a_scheduler_and_workers_that_come_late(tmp_path: Path, sy
     assert "worker desk-1: cpu" in told, "the log has the same names"
 
 
+@pytest.mark.slow
 def test_doctor_looks_at_a_cluster(tmp_path: Path, synthetic: str, by_hand: str) -> None:
     look = ["doctor", "--scheduler-file", by_hand, "--json", "--workers"]
     sound = finish([*DASK, "cnn", *look, "cpu=2", "--data", synthetic, "--wait", "60"])

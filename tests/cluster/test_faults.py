@@ -179,6 +179,7 @@ def test_lost_peer_leaves_its_samples_and_the_round_begins_again(
     assert_replayed(Coordinator(settings), heard.heard)
 
 
+@pytest.mark.slow
 def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(
     three_workers: Client, synthetic: str, runs: str
 ) -> None:

@@ -85,6 +85,7 @@ def test_storage_of_one_process_alone_is_not_seen_by_the_workers(client: Client,
     np.testing.assert_array_equal(zarr.open_array(arrays.labels, mode="r")[:5], 0)
 
 
+@pytest.mark.slow
 def test_a_refusal_is_told_in_a_line_and_not_by_tracebacks_of_workers(tmp_path: Path) -> None:
     images = np.ones((100, 8, 8, 2), np.float32)
     images[63, 1, 2, 1] = np.nan

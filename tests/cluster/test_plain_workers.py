@@ -160,6 +160,7 @@ def overlap() -> None:
     threadpool_limits(*before, "blas")
 
 
+@pytest.mark.slow
 def test_threads_that_overlap_leave_blas_as_it_was() -> None:
     script = "from tests.cluster.test_plain_workers import overlap; overlap()"
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True, timeout=60)

@@ -100,6 +100,7 @@ def test_a_scheduler_that_is_stopped_for_good_ends_the_run_resumably(tmp_path: P
     assert "--resume" in told
 
 
+@pytest.mark.slow
 def test_signal_to_the_whole_group_while_the_workers_start(tmp_path: Path, synthetic: str) -> None:
     """A worker's process that is not set up yet has the signal too, and must not end by it."""
     job = job_file(tmp_path, synthetic, cluster={"workers": {"cpu": 1}})

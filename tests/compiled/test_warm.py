@@ -61,6 +61,7 @@ def test_a_cache_is_shared_with_a_processor_without_avx2(tmp_path: Path) -> None
     assert printed(start(tmp_path, **old)) == ["0", "True", "False"]
 
 
+@pytest.mark.slow
 def test_without_a_folder_to_write_every_process_compiles(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert printed(start(tmp_path / "file" / "cache")) == [str(NEW), "False", "True"]

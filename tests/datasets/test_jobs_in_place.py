@@ -93,6 +93,7 @@ def test_a_run_reads_the_array_once_and_the_next_one_not_again(
     assert told["accuracy"] == pytest.approx(result.summary["test"]["accuracy"])
 
 
+@pytest.mark.slow
 def test_an_array_that_changes_ends_the_run_so_that_it_can_go_on(client: Client, tmp_path: Path) -> None:
     arrays = tiles(tmp_path)
     raw = job_on(arrays, tmp_path / "runs")

@@ -171,12 +171,14 @@ def _check_samples(case: Given, found: Dataset) -> None:
     np.testing.assert_allclose(found.mean, np.nanmean(seen, axis=(0, 1, 2)), rtol=1e-5)
 
 
+FLOAT16_MASKED = pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+"""NumPy's fill value of masked arrays, 1e20, is too large for float16: a copy, or chunks that Dask joins, say so."""
+
 DOORS = {"prepare": _prepared, "train": _trained, "fit": _fitted}
 
 
 @pytest.mark.filterwarnings("ignore:images of shape")
-# NumPy's own fill value of masked arrays, 1e20, is too large for float16: it says so when one is copied or unpickled
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@FLOAT16_MASKED
 @pytest.mark.parametrize("door", DOORS)
 @settings(max_examples=15)
 @given(case=givens())
@@ -211,6 +213,7 @@ def _given_or_refused(case: Given, door: Callable[[], Any], *, strict: bool = Fa
 
 
 @pytest.mark.filterwarnings("ignore:.* have NaN or infinities")
+@FLOAT16_MASKED
 @settings(max_examples=15)
 @given(case=givens())
 def test_predictions_are_those_of_numpy_s_array_or_none(case: Given) -> None:

@@ -254,6 +254,7 @@ def test_more_than_one_worker_without_a_client_is_refused_at_once(
     assert f"{told}: a fit without a client has one CPU worker, in this process; give client" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_job_may_name_the_scheduler(images: np.ndarray, y: np.ndarray) -> None:
     settings: dict[str, Any] = {"processes": False, "dashboard_address": ":0", "silence_logs": "ERROR"}
     with LocalCluster(n_workers=2, threads_per_worker=1, **settings) as cluster:
@@ -475,6 +476,7 @@ def test_what_partial_fit_does_not_take(images: np.ndarray, y: np.ndarray) -> No
 # --- scikit-learn's tools ---
 
 
+@pytest.mark.slow
 def test_a_halving_search_gives_more_epochs_to_the_better_half(images: np.ndarray, y: np.ndarray) -> None:
     pytest.importorskip("sklearn.experimental.enable_halving_search_cv")
     how: dict[str, Any] = {"resource": "epochs", "min_resources": 1, "max_resources": 2, "factor": 2, "cv": 2}

@@ -93,6 +93,7 @@ def test_a_run_becomes_one_of_layer_and_can_be_gone_on_with(client: Client, tmp_
         daskcnn.train(client, {**job, "train": job["train"] | {"strategy": "agwu", "epochs": 3}}, resume=result.run)
 
 
+@pytest.mark.slow
 def test_a_run_becomes_one_of_groups(client: Client, tmp_path: Path, only: Any) -> None:
     only("bsp")
     result = daskcnn.train(client, tables(tmp_path))
