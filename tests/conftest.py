@@ -27,7 +27,7 @@ settings.register_profile("every-change", deadline=None, max_examples=30)
 settings.load_profile("every-change")
 
 
-MANY, SHARE = 8, 6
+MANY, SHARE = 4, 6
 """A function with more than `MANY` cases has one in `SHARE` of them run at every change."""
 
 

@@ -194,6 +194,7 @@ async def _started(cluster: SpecCluster, options: dict[str, Any]) -> None:
 _LATE: list[Worker] = []
 
 
+@pytest.mark.slow
 def test_a_part_that_takes_workers_down_is_named(client: Client) -> None:
     def work(name: str, part: int) -> None:
         raise KilledWorker("part", SimpleNamespace(address=name), 0)  # as Dask says it of a task whose worker died

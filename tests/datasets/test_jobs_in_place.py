@@ -137,6 +137,7 @@ def test_an_array_that_has_changed_before_a_run_is_read_anew_by_the_next(client:
         assert train_job(resolve(raw), client=client).summary["status"] == "done", "its index was forgotten"
 
 
+@pytest.mark.slow
 def test_pixels_that_are_no_numbers_are_found_before_training(client: Client, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(100, 4, 4, 2)).astype("float32")
     x[63, 1, 2, 1] = np.nan

@@ -273,6 +273,7 @@ def test_a_signal_ends_the_command_and_leaves_nothing(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_next_one_removes_what_a_killed_process_has_left(tmp_path: Path) -> None:
     arrays = "numpy.arange(480, dtype='u1').reshape(30, 4, 4, 1), chunks=5), numpy.arange(30) % 2"
     killed = "progress=lambda *_: os.kill(os.getpid(), 9)"

@@ -178,6 +178,7 @@ def test_history_events_and_run_are_kept(images: np.ndarray, y: np.ndarray, tmp_
     assert small().fit(images, y).run_ is None
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_weights(images: np.ndarray, y: np.ndarray) -> None:
     def weights(seed: Any) -> np.ndarray:
         return np.asarray(small(random_state=seed).fit(images, y).model_.vector)
@@ -295,6 +296,7 @@ def test_errors_name_no_folder_that_is_gone(images: np.ndarray, y: np.ndarray, p
     assert not [text for text in told if "daskcnn-" in text or "--resume" in text or "checkpoint" in text]
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_see_the_samples_asks_for_data_dir(
     images: np.ndarray, y: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,6 +442,7 @@ def test_calls_of_partial_fit_are_epochs_of_one_training(
     assert not np.allclose(again, whole.model_.vector), "a fit begins anew"
 
 
+@pytest.mark.slow
 def test_chunks_may_differ_in_all_but_what_the_first_one_decides(images: np.ndarray, y: np.ndarray) -> None:
     fitted = small(lr=0.05)
     for begin in (0, 10, 20, 24):
@@ -485,6 +488,7 @@ def test_a_halving_search_gives_more_epochs_to_the_better_half(images: np.ndarra
     assert (search.best_params_["lr"], found.epochs, len(found.history_)) == (0.05, 2, 2)
 
 
+@pytest.mark.slow
 def test_pipelines_searches_and_five_folds(images: np.ndarray, y: np.ndarray) -> None:
     pipeline = pytest.importorskip("sklearn.pipeline")
     preprocessing = pytest.importorskip("sklearn.preprocessing")
@@ -497,6 +501,7 @@ def test_pipelines_searches_and_five_folds(images: np.ndarray, y: np.ndarray) ->
     assert search.score(rows, y) == 1
 
 
+@pytest.mark.slow
 def test_a_search_varies_one_key_of_the_job(images: np.ndarray, y: np.ndarray) -> None:
     tables = {"train": {"momentum": 0.5, "nesterov": False}}
     search = model_selection.GridSearchCV(

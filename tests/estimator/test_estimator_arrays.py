@@ -32,6 +32,7 @@ def small(**parameters: Any) -> CNNClassifier:
     return CNNClassifier(model=[{"layer": "dense"}], epochs=3, batch_size=10, optimizer="sgd", lr=0.02, **parameters)
 
 
+@pytest.mark.slow
 def test_pixels_without_data_are_those_of_nan_of_a_mask_and_of_a_number() -> None:
     as_nan, as_number = np.where(HOLES, np.nan, IMAGES), np.where(HOLES, -9999, IMAGES)
     masked = np.ma.masked_array(np.where(HOLES, 1e6, IMAGES), HOLES)

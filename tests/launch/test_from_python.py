@@ -426,6 +426,7 @@ def test_arrays_are_trained_on_in_place_of_a_data_set(
     assert not Path(model.job.data.path or "").exists(), "it was a temporary one"
 
 
+@pytest.mark.slow
 def test_arrays_are_kept_where_the_job_says(
     client: Client, job: dict[str, Any], own: np.ndarray, labels: np.ndarray, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_images_become_small(tmp_path: Path, shape: tuple[int, int, int], small:
         np.testing.assert_array_equal(image, images[index, ::step, ::step, : small[2]])
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_chunk(tmp_path: Path) -> None:
     """Samples of every chunk are asked for, of 40 MB in all."""
     dataset = stored(tmp_path, random((200, 256, 256, 3)), np.arange(200) % 3)

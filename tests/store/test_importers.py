@@ -315,6 +315,7 @@ def test_gratings_are_the_same_on_every_machine() -> None:
     assert (gratings(20, 3)[0] != gratings(20, 4)[0]).any()
 
 
+@pytest.mark.slow
 def test_a_linear_model_does_not_solve_it() -> None:
     """Softmax regression by gradient descent on all pixels: below 40 % where chance is 10 %.
 
