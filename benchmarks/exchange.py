@@ -1,7 +1,7 @@
 """How fast weights travel: over the parameter server, and peer to peer.
 
     python -m benchmarks.exchange [--server] [--asa] [--link] [--size 20000000] [--rounds 9] [--json FILE]
-    python -m benchmarks.exchange --link --vectors googlenet alexnet vgg16 --rounds 1 [--json FILE]
+    python -m benchmarks.exchange --link --vectors googlenet alexnet --rounds 1 [--json FILE]
 
 --server: two worker processes push a vector as fast as they can: GB/s of pushes received and merged, on loopback, for
 the server in one process and split over two, whose replies bring nothing (downpour) or the center (agwu, sgwu).
@@ -10,6 +10,7 @@ workers, and peer to peer (asa, asa16), in turns.
 --link: asa and asa16 over links of 1 Gb/s, each worker in a network namespace of its own behind a token bucket
 (`tc tbf`); needs root, `ip` and `tc`. Without a choice, the first two. Exit code 1 where a bar is missed.
 --vectors: of as many numbers as these networks have parameters, as in table 3 of Theano-MPI; each is kept by its name.
+vgg16 needs more than 24 GB.
 """
 
 from __future__ import annotations

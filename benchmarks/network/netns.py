@@ -70,6 +70,7 @@ class Network:
         run("ip", "netns", "add", host.space)
         self.stack.callback(_remove_space, host.space)
         run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", host.space)
+        self.stack.callback(_remove_link, outer)  # what connections have still to send keeps a removed namespace alive
         run("ip", "link", "set", outer, "master", self.bridge, "up")
         run(*host.command("ip", "addr", "add", f"{host.address}/24", "dev", "eth0"))
         run(*host.command("ip", "link", "set", "eth0", "up"))
@@ -196,8 +197,7 @@ def remove_leftovers() -> None:
     for name in leftovers(output("ip", "netns", "list").splitlines()):
         _remove_space(name)
     for name in leftovers(os.listdir("/sys/class/net")):
-        with suppress(subprocess.CalledProcessError):  # a veth goes with its other end
-            run("ip", "link", "del", name)
+        _remove_link(name)
 
 
 def leftovers(lines: Sequence[str]) -> list[str]:
@@ -213,6 +213,12 @@ def _remove_space(name: str) -> None:
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
     run("ip", "netns", "del", name)
+
+
+def _remove_link(name: str) -> None:
+    """A link that is there; a veth goes with its other end."""
+    with suppress(subprocess.CalledProcessError):
+        run("ip", "link", "del", name)
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
