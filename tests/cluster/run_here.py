@@ -313,7 +313,7 @@ class DispatchHere(Dispatch):
         return BundleHere(self)
 
     def send_to(self, data: Any, addresses: list[str]) -> Any:
-        return self.threads.keep(self.key("sent"), addresses[0], deserialize(*serialize(data)))
+        return [self.threads.keep(self.key("sent"), each, deserialize(*serialize(data))) for each in addresses]
 
     def _calibrated(self, run: str, job: Job, *_: Any) -> Calibration:
         """All are equally fast, and each look at a clock takes a millisecond: the machine's own speed does not show."""

@@ -8,11 +8,16 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from distributed import Client
 
+from daskcnn.cluster.link import calls
+from daskcnn.cluster.link.calls import WorkersLost
+from daskcnn.cluster.link.members import advertised, chosen, present
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.job.tables import Cluster, Job, Workers
 from tests.cluster.by_hand import (
     DASK,
     daskcnn_run,
@@ -62,6 +67,27 @@ def test_a_run_goes_on_with_the_workers_that_answer(tmp_path: Path, synthetic: s
     assert len(json.loads(done.stdout)["workers"]) == 2
     if one_stopped.worker in done.stderr:  # chosen at first
         assert f"warning: worker {one_stopped.worker}: no answer within 20 s" in done.stderr
+
+
+@pytest.mark.slow
+def test_what_a_stopped_worker_does_not_take_keeps_nothing_back_from_others(
+    one_stopped: Stopped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask's own broadcast to several does: whoever has the data first sends them on while the scheduler is locked."""
+    monkeypatch.setattr(calls, "ANSWER", 1.0)
+    none: Any = None
+    with Client(scheduler_file=one_stopped.file) as client:
+        found = chosen(advertised(present(client)), Workers())
+        job = Job(cluster=Cluster(stall_timeout=2.0))
+        context = RunContext.of(client, "a run", job, none, found, emit=none, save=none)
+        alive = context.workers.alive
+        (stopped,) = [name for name, member in alive.items() if member.address == one_stopped.worker]
+        for _ in range(3):  # each goes to another worker first
+            with pytest.raises(WorkersLost, match=stopped):
+                context.dispatch.send("data")
+        others = [name for name in alive if name != stopped]
+        sent = context.dispatch.send("more data", others)
+        assert client.gather(sent) == dict.fromkeys(others, "more data")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import gather
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
@@ -85,21 +86,27 @@ class Dispatch:
         """Begin a bundle of tasks that are submitted all at once."""
         return Bundle(self)
 
-    def send(self, data: Any, workers: Iterable[str] | None = None) -> Future:
-        """Send data to these workers (all by default). Returns a future for their tasks, which has no lineage."""
-        alive = self.workers.alive
-        return self.send_to(data, [alive[name].address for name in workers or alive])
+    def send(self, data: Any, workers: Iterable[str] | None = None) -> dict[str, Future]:
+        """Send data to these workers (all by default). Returns a future for the tasks of each, which has no lineage."""
+        members = {name: self.workers.alive[name] for name in workers or self.workers.alive}
+        return dict(zip(members, self.send_to(data, [each.address for each in members.values()]), strict=True))
 
-    def send_to(self, data: Any, addresses: list[str]) -> Future:
-        """Send data to the workers at these addresses.
+    def send_to(self, data: Any, addresses: list[str]) -> list[Future]:
+        """Send data to the workers at these addresses, to each by itself.
+
+        Dask's broadcast holds a lock of the scheduler until all have the data: one worker that hangs would keep back
+        what others are sent from then on, by any job.
 
         Raises WorkersLost or ServerLost where one of them is gone or does not answer, else Lost if it does not arrive.
         """
         workers, connection = self.workers, self.workers.connection
-        options = {"workers": addresses, "broadcast": True, "hash": False, "asynchronous": True}
+
+        async def sent() -> list[list[Future]]:
+            options: dict[str, Any] = {"hash": False, "asynchronous": True}
+            return await gather(*(self.client.scatter([data], workers=[each], **options) for each in addresses))
+
         try:
-            call = self.client.scatter([data], **options)
-            (future,) = answer_to(self.client, call, within=self._limit, check=connection.heed)
+            futures = answer_to(self.client, sent(), within=self._limit, check=connection.heed)
         except Interrupted:
             raise
         except Unanswered:
@@ -109,7 +116,7 @@ class Dispatch:
             raise Lost(f"workers {', '.join(addresses)}: {reason}; {remedy}") from None
         except Exception as error:  # Dask has a different one for every moment at which a worker may go
             workers.explain(error)
-        return future
+        return [future for (future,) in futures]
 
 
 class Bundle:
@@ -196,10 +203,11 @@ class Scoring:
 
     def submit(self, weights: Array, split: str, part: JudgedPart) -> dict[str, Future]:
         """Let every worker judge its part. Returns the scores to come, by worker."""
-        vector = self._dispatch.send(weights)
+        parts = dict(self.parts(part))
+        sent = self._dispatch.send(weights, parts)
         return {
-            name: self._dispatch.submit("score", score_weights, self._run, vector, split, own, worker=name)
-            for name, own in self.parts(part)
+            name: self._dispatch.submit("score", score_weights, self._run, sent[name], split, own, worker=name)
+            for name, own in parts.items()
         }
 
     def parts(self, part: JudgedPart) -> list[tuple[str, JudgedPart]]:
