@@ -336,8 +336,8 @@ class DispatchHere(Dispatch):
     def bundle(self) -> Bundle:
         return TaskBundle(self)
 
-    def send_to(self, data: Any, addresses: list[str]) -> list[Future]:
-        return [cast(Future, self.tasks.sent(data)) for _ in addresses]
+    def send_to(self, data: Any, address: str) -> Future:
+        return cast(Future, self.tasks.sent(data))
 
 
 class ResultsHere(Results):

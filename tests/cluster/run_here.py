@@ -312,8 +312,8 @@ class DispatchHere(Dispatch):
     def bundle(self) -> Bundle:
         return BundleHere(self)
 
-    def send_to(self, data: Any, addresses: list[str]) -> Any:
-        return [self.threads.keep(self.key("sent"), each, deserialize(*serialize(data))) for each in addresses]
+    def send_to(self, data: Any, address: str) -> Any:
+        return self.threads.keep(self.key("sent"), address, deserialize(*serialize(data)))
 
     def _calibrated(self, run: str, job: Job, *_: Any) -> Calibration:
         """All are equally fast, and each look at a clock takes a millisecond: the machine's own speed does not show."""

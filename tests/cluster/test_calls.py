@@ -290,15 +290,13 @@ def context_of(client: Any, events: list[Any], *, signum: Callable[[], int | Non
 def test_data_for_a_worker_that_hangs_names_it() -> None:
     with fake_client(there(A, B, S)) as client:
         context = context_of(client, [])
-        assert {name: sent.data for name, sent in context.dispatch.send("data").items()} == dict.fromkeys(
-            ("cpu-0", "cpu-1"), "data"
-        )
         client.hang = {B}
+        assert context.dispatch.send("data", "cpu-0").data == "data"
         with pytest.raises(WorkersLost, match="cpu-1"):
-            context.dispatch.send("data")
+            context.dispatch.send("data", "cpu-1")
         client.hang = {S}
         with pytest.raises(ServerLost):
-            context.dispatch.send_to("data", [S])
+            context.dispatch.send_to("data", S)
 
 
 @pytest.mark.usefixtures("fast")
@@ -324,7 +322,7 @@ def test_data_that_does_not_arrive_though_all_answer_ends_the_run_resumably(monk
 
         client.scatter, client.hang = slow, {"network"}
         with pytest.raises(Lost, match=rf"{A}: data did not arrive within 0.8 s; "):
-            context.dispatch.send("data")
+            context.dispatch.send("data", "cpu-0")
 
 
 @pytest.mark.usefixtures("fast")

@@ -148,7 +148,7 @@ def test_a_center_that_the_driver_has_is_one_to_go_on_from(monkeypatch: pytest.M
     context: Any = SimpleNamespace(
         job=Job(), dataset=None, name="it",
         workers=SimpleNamespace(alive=alive, needs_server=True),
-        dispatch=SimpleNamespace(submit=lambda *_, **__: None, send=lambda vector, to: dict.fromkeys(to, vector)),
+        dispatch=SimpleNamespace(submit=lambda *_, **__: None, send=lambda vector, _: vector),
         results=SimpleNamespace(gather=lambda *_, **__: answers.pop(0)),
     )  # fmt: skip
     state = TrainingState(3, 0.5, np.zeros(4, np.float32), {}, {})

@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.cluster.link import calls
 from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.link.members import advertised, chosen, present
+from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.job.tables import Cluster, Job, Workers
+from daskcnn.training.judging import JudgedPart
 from tests.cluster.by_hand import (
     DASK,
     daskcnn_run,
@@ -70,24 +72,21 @@ def test_a_run_goes_on_with_the_workers_that_answer(tmp_path: Path, synthetic: s
 
 
 @pytest.mark.slow
-def test_what_a_stopped_worker_does_not_take_keeps_nothing_back_from_others(
-    one_stopped: Stopped, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dask's own broadcast to several does: whoever has the data first sends them on while the scheduler is locked."""
-    monkeypatch.setattr(calls, "ANSWER", 1.0)
+def test_what_a_stopped_worker_does_not_take_keeps_nothing_back_from_others(one_stopped: Stopped) -> None:
+    """Weights to be judged. Dask's broadcast would lock the scheduler until all workers have them."""
     none: Any = None
     with Client(scheduler_file=one_stopped.file) as client:
         found = chosen(advertised(present(client)), Workers())
         job = Job(cluster=Cluster(stall_timeout=2.0))
         context = RunContext.of(client, "a run", job, none, found, emit=none, save=none)
-        alive = context.workers.alive
+        alive, weights = context.workers.alive, np.zeros(4, np.float32)
+        context.calibrations.update(dict.fromkeys(alive, Calibration(1.0, {}, {}, 1, "here", 0)))
         (stopped,) = [name for name, member in alive.items() if member.address == one_stopped.worker]
-        for _ in range(3):  # each goes to another worker first
+        for _ in range(2):  # a broadcast would begin with another worker each time
             with pytest.raises(WorkersLost, match=stopped):
-                context.dispatch.send("data")
-        others = [name for name in alive if name != stopped]
-        sent = context.dispatch.send("more data", others)
-        assert client.gather(sent) == dict.fromkeys(others, "more data")
+                context.scoring.submit(weights, "validation", JudgedPart(0, 90))
+        del alive[stopped]
+        assert context.scoring.submit(weights, "validation", JudgedPart(0, 90)).keys() == alive.keys()
 
 
 @pytest.mark.slow

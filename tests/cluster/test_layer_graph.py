@@ -60,8 +60,8 @@ class Noting:
     def bundle(self) -> Noting:
         return self
 
-    def send(self, piece: Any, workers: list[str]) -> dict[str, Alias]:
-        return {worker: Alias(("sent", next(self._serial))) for worker in workers}
+    def send(self, piece: Any, worker: str) -> Alias:
+        return Alias(("sent", next(self._serial)))
 
     def add(self, label: str, function: Any, context: Any, *args: Any, worker: str) -> Alias:
         self.submitted.append((label, worker, args))

@@ -17,9 +17,9 @@ X86 = ("Prescott", "Nehalem", "Sandybridge", "Haswell", "Zen", "SkylakeX", "Coop
 ARM = ("ARMV8", "NEOVERSEN1", "NEOVERSEV1", "NEOVERSEN2", "VORTEX")
 ROOT = Path(__file__).parents[2]
 KERNELS = ARM if machine() in ("aarch64", "arm64") else X86
-AT_TIMES = ("Nehalem", "Sandybridge", "Haswell", "SkylakeX", "Cooperlake", "SapphireRapids")
-"""Processors between the oldest kernel and AMD's, and those whose own kernel all other tests use: `make test-all` tries
-them."""
+AT_TIMES = ("Nehalem", "Sandybridge", "SkylakeX", "Cooperlake", "SapphireRapids")
+"""Processors between the oldest kernel and those of 2013, and those whose own kernel all other tests use: `make
+test-all` tries them."""
 CASES = [
     pytest.param(kernel, which, marks=pytest.mark.slow if which == "all" or kernel in AT_TIMES else ())
     for kernel in KERNELS

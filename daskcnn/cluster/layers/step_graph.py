@@ -95,7 +95,7 @@ class LayerGraph:
             i, share = part.stage, part.share
             piece = merged[i] if share is None else shards[i][list(self.kernels[i]).index(worker)]
             assert piece is not None, "only stages with weights have merged pieces"
-            sent = self.context.dispatch.send(piece, [worker])[worker]
+            sent = self.context.dispatch.send(piece, worker)
             return self._submit(f"{self.stages[i].label}-weights", step_tasks.install, part, sent, worker=worker)
 
         self._hold(installed)

@@ -57,7 +57,7 @@ class PeerExchange:
         if order.life != self._peers.life:
             self._begin_life(order.life, state)
         submit, worker = self._context.dispatch.submit, order.replica
-        center = self._context.dispatch.send(self._center(), [worker])[worker]
+        center = self._context.dispatch.send(self._center(), worker)
         given = self._peers, worker, optimizers.get(worker), self._version, center, self._asa
         future = submit("begin", meeting_tasks.begin_life, *given, worker=worker)
         self._watch(worker, future)

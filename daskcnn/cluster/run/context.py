@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from asyncio import gather
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
@@ -86,37 +85,32 @@ class Dispatch:
         """Begin a bundle of tasks that are submitted all at once."""
         return Bundle(self)
 
-    def send(self, data: Any, workers: Iterable[str] | None = None) -> dict[str, Future]:
-        """Send data to these workers (all by default). Returns a future for the tasks of each, which has no lineage."""
-        members = {name: self.workers.alive[name] for name in workers or self.workers.alive}
-        return dict(zip(members, self.send_to(data, [each.address for each in members.values()]), strict=True))
+    def send(self, data: Any, worker: str) -> Future:
+        """Send data to this worker of the run. Returns a future for its tasks, which has no lineage."""
+        return self.send_to(data, self.workers.alive[worker].address)
 
-    def send_to(self, data: Any, addresses: list[str]) -> list[Future]:
-        """Send data to the workers at these addresses, to each by itself.
+    def send_to(self, data: Any, address: str) -> Future:
+        """Send data to the worker at this address.
 
-        Dask's broadcast holds a lock of the scheduler until all have the data: one worker that hangs would keep back
-        what others are sent from then on, by any job.
+        Several are sent them one after another. Dask's broadcast locks the scheduler until all of them have the data:
+        while one hangs, no job's workers are sent anything.
 
-        Raises WorkersLost or ServerLost where one of them is gone or does not answer, else Lost if it does not arrive.
+        Raises WorkersLost or ServerLost where it is gone or does not answer, else Lost if the data do not arrive.
         """
         workers, connection = self.workers, self.workers.connection
-
-        async def sent() -> list[list[Future]]:
-            options: dict[str, Any] = {"hash": False, "asynchronous": True}
-            return await gather(*(self.client.scatter([data], workers=[each], **options) for each in addresses))
-
         try:
-            futures = answer_to(self.client, sent(), within=self._limit, check=connection.heed)
+            call = self.client.scatter([data], workers=[address], hash=False, asynchronous=True)
+            (future,) = answer_to(self.client, call, within=self._limit, check=connection.heed)
         except Interrupted:
             raise
         except Unanswered:
-            workers.require_answers(addresses)
+            workers.require_answers([address])
             reason = f"data did not arrive within {self._limit:g} s"
-            remedy = "look at their links with `daskcnn doctor`, or raise cluster.stall_timeout"
-            raise Lost(f"workers {', '.join(addresses)}: {reason}; {remedy}") from None
+            remedy = "look at its link with `daskcnn doctor`, or raise cluster.stall_timeout"
+            raise Lost(f"worker {address}: {reason}; {remedy}") from None
         except Exception as error:  # Dask has a different one for every moment at which a worker may go
             workers.explain(error)
-        return [future for (future,) in futures]
+        return future
 
 
 class Bundle:
@@ -203,11 +197,10 @@ class Scoring:
 
     def submit(self, weights: Array, split: str, part: JudgedPart) -> dict[str, Future]:
         """Let every worker judge its part. Returns the scores to come, by worker."""
-        parts = dict(self.parts(part))
-        sent = self._dispatch.send(weights, parts)
+        send, submit = self._dispatch.send, self._dispatch.submit
         return {
-            name: self._dispatch.submit("score", score_weights, self._run, sent[name], split, own, worker=name)
-            for name, own in parts.items()
+            name: submit("score", score_weights, self._run, send(weights, name), split, own, worker=name)
+            for name, own in self.parts(part)
         }
 
     def parts(self, part: JudgedPart) -> list[tuple[str, JudgedPart]]:

@@ -89,7 +89,7 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     secret = token_hex(16) if streams else ""
     at = ServerAt(server.address, context.dispatch.key("parameter-server"), ranges, secret, len(snapshot.center))
     whole = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
-    (held,) = context.dispatch.send_to(whole, [server.address])
+    held = context.dispatch.send_to(whole, server.address)
     options: dict[str, Any] = {"wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
     options |= {"life": life, "secret": secret, "run": context.name} | (
         {} if ranges else _of_center(context, rule, 0, len(snapshot.center))
@@ -151,7 +151,7 @@ def _start_ranges(
     rest = [member for member in context.workers.alive.values() if member.address not in {m.address for m in first}]
     for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), cycle([*first, *rest]), strict=False):
         at = RangeAt(host.address, context.dispatch.key("parameter-range"), lo, hi)
-        (held,) = context.dispatch.send_to(part, [host.address])
+        held = context.dispatch.send_to(part, host.address)
         options = {"wire": cluster.wire, "run": context.name, **_of_center(context, rule, lo, hi)}
         futures.append(context.dispatch.submit_actor(at.key, RangeActor, known, held, host=host, **options))
         ranges.append(at)
