@@ -13,7 +13,11 @@ longest time, from the signal on, between two steps of one of the others, withou
 is from the signal until a step ends that had not ended before, as the driver hears of it. Done again: samples of
 `layer` and of torchrun whose steps ended twice. Of the rules it is what the worker had trained on since its last push,
 and nothing after SIGTERM. torchrun stops all ranks at any change of its members; they begin again from the last
-checkpoint, which the script writes every 20 steps. They notice a rank that hangs after 30 minutes, gloo's timeout.
+checkpoint, which the script writes every 20 steps. They notice a rank that hangs after 30 minutes, gloo's timeout: a
+turn ends after two. With the store that its agent shares by default, torchrun of PyTorch 2.13 never goes on: the ranks
+of the next attempt find the addresses of the last one there. So it gets `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.
+
+What FILE holds of other strategies and signals stays there.
 
 Exit 1 if the 95th percentile of the next step misses a bar: 5 s after SIGKILL (`layer`: 10 s), 1 s after SIGTERM.
 """
@@ -290,36 +294,43 @@ for step in range(first, 10**9):
 def torchrun_turn(workers: int, kind: str, longest: float) -> Figures:
     """The ranks of one torchrun. The last one gets the signal."""
     with tempfile.TemporaryDirectory() as own:
-        script = Path(own, "script.py")
+        folder = Path(own)
+        script = folder / "script.py"
         script.write_text(textwrap.dedent(SCRIPT))
         options = [f"--nproc-per-node={workers}", "--standalone", "--max-restarts=3"]
         command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), own]
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-        with subprocess.Popen(command, **quiet) as agent:
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        own_store = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        with subprocess.Popen(command, env=own_store, **quiet) as agent:
             try:
-                return _torchrun_figures(Path(own), workers, kind, longest)
+                return _torchrun_figures(folder, workers, kind, longest)
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(agent.pid, signal.SIGKILL)
+                agent.kill()
+                # each rank has a session of its own
+                for pid in {row[2] for rank in range(workers) for row in _rows(folder, rank)}:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+
+def _rows(folder: Path, rank: int) -> list[tuple[float, int, int]]:
+    """The time, the number and the process of each step that a rank has ended."""
+    path = folder / f"rank-{rank}"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(float(a), int(b), int(c)) for a, b, c in (line.split() for line in lines if line.count(" ") == 2)]
 
 
 def _torchrun_figures(folder: Path, workers: int, kind: str, longest: float) -> Figures:
-    def rows(rank: int) -> list[tuple[float, int, int]]:
-        path = folder / f"rank-{rank}"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [(float(a), int(b), int(c)) for a, b, c in (line.split() for line in lines if line.count(" ") == 2)]
-
     deadline = time.monotonic() + LONGEST
-    while len(rows(workers - 1)) < 50 and time.monotonic() < deadline:
+    while len(_rows(folder, workers - 1)) < 50 and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(SETTLED)
-    pid, at = rows(workers - 1)[-1][2], time.monotonic()
+    pid, at = _rows(folder, workers - 1)[-1][2], time.monotonic()
     os.kill(pid, getattr(signal, f"SIG{kind}"))
-    most = max(number for _, number, _ in rows(0))
+    most = max(number for _, number, _ in _rows(folder, 0))
     while time.monotonic() < at + longest:
-        later = [row for row in rows(0) if row[0] > at + 0.5 and row[1] > most + 1]
+        later = [row for row in _rows(folder, 0) if row[0] > at + 0.5 and row[1] > most + 1]
         if later:
-            again = sum(row[0] > at and row[1] <= most for row in rows(0))
+            again = sum(row[0] > at and row[1] <= most for row in _rows(folder, 0))
             return {"next": later[0][0] - at, "again": float(again * 64 * workers)}
         time.sleep(0.05)
     return {"next": longest}
@@ -355,7 +366,8 @@ def main() -> int:
     parser.add_argument("--stall-timeout", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    found: dict[str, dict[str, Figures]] = {}
+    kept = asked.json and asked.json.exists()
+    found: dict[str, dict[str, Figures]] = json.loads(asked.json.read_text())["found"] if kept else {}
     missed = False
     with signals_end_it(), tempfile.TemporaryDirectory() as own, started(Path(own)) as machines:
         for strategy in asked.strategies:
