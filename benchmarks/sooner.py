@@ -22,7 +22,8 @@ counts as one that takes for ever.
 Real: two one-thread workers. For 1 : R the second one sleeps after each of its steps (DASKCNN_THROTTLE; 2.3 times as
 long makes three times slower, as its caches are cold after a sleep), and so does the second rank. Sides take turns.
 With --links (root, `ip` and `tc`) the two workers and the server are hosts of their own. --links gives the bytes
-a second of each link. `alone` has no link.
+a second of each link. `alone` has no link. With --slowed all workers sleep, the one alone too, so that two of them,
+the server and the driver do not contend for two cores; links of F times fewer bytes a second keep the proportions.
 --simulated: the arithmetic is real, on one thread, and time is that of a cluster: half of its workers make 2,400 images
 a second, half of them R times fewer, on links of --links bytes a second to the server's host, which has such a link
 too. A sample takes a worker the same time in a step of any size. By default one of workers, ratio and link changes at a
@@ -92,15 +93,20 @@ OF_DDP = 0.5
 
 @dataclass(frozen=True)
 class Place:
-    """Workers, half of them `ratio` times slower. link: bytes a second of each; None: real ones without limit."""
+    """Workers, half of them `ratio` times slower. link: bytes a second of each; None: real ones without limit.
+
+    slowed: real ones all take this many times as long.
+    """
 
     workers: int = 1
     ratio: float = 1.0
     link: float | None = None
+    slowed: float = 1.0
 
     def __str__(self) -> str:
         link = "" if self.link is None else f", {LINKS.get(self.link, f'{self.link:g} B/s')}"
-        return "1" if self.workers == 1 else f"{self.workers}, 1 : {self.ratio:g}{link}"
+        slowed = "" if self.slowed == 1 else f", {self.slowed:g} times slower"
+        return ("1" if self.workers == 1 else f"{self.workers}, 1 : {self.ratio:g}{link}") + slowed
 
     @property
     def order(self) -> tuple[float, ...]:
@@ -194,7 +200,9 @@ def real(each: Run, client: Client | None, path: str) -> dict[str, Any]:
     if each.side == DDP:
         return of_ddp(each, path)
     assert client is not None
-    throttle(client, throttled(each.place.ratio))
+    slowed = each.place.slowed
+    throttle(client, throttled(slowed), "cpu-0")
+    throttle(client, throttled(slowed * each.place.ratio))
     try:
         found = run(each.job(path), client)
     except Diverged as error:
@@ -250,7 +258,7 @@ def runs(given: argparse.Namespace) -> Iterator[Run]:
     """The runs that were asked for, seed by seed. Sides take turns, each time with another one first."""
     for seed, network in product(range(given.seeds), given.networks):
         epochs = given.epochs or EPOCHS.get(network, EPOCHS["quick"])
-        one = Run(network, THE_FASTEST, Place(), None, None, seed, epochs, given.limit)
+        one = Run(network, THE_FASTEST, Place(slowed=given.slowed), None, None, seed, epochs, given.limit)
         apart = [f"{side}{EVERY}{every}" for side in given.strategies if side in PAPERS for every in given.every]
         others = [*given.strategies, *apart]
         sides = [one, *(replace(one, side=side, place=at) for at in places(given) for side in others)]
@@ -265,7 +273,7 @@ def places(given: argparse.Namespace) -> list[Place]:
     """The workers that were asked for, apart from the fastest one alone."""
     ratios = given.ratios or (SIMULATED_RATIOS if given.simulated else (1.0, 3.0))
     if not given.simulated:
-        return [Place(2, *each) for each in product(ratios, given.links or [None])]
+        return [Place(2, *each, slowed=given.slowed) for each in product(ratios, given.links or [None])]
     values = {"workers": given.workers, "ratio": ratios, "link": given.links or [*LINKS]}
     if given.grid:
         return [Place(*each) for each in product(*values.values())]
@@ -393,7 +401,7 @@ def bar_of(each: Run) -> float | None:
 
 def alone(each: Run) -> Run:
     """The fastest of its workers without the others."""
-    return replace(each, side=THE_FASTEST, place=Place())
+    return replace(each, side=THE_FASTEST, place=Place(slowed=each.place.slowed))
 
 
 def of(one: Median, other: Median | None) -> float | None:
@@ -462,6 +470,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--simulated", action="store_true", help="in simulated time, with real arithmetic")
     options.add_argument("--workers", nargs="+", type=int, default=WORKERS, help="simulated; default: 2 4 8 16")
     options.add_argument("--links", nargs="+", type=float, help="bytes a second; default: none, or simulated four")
+    options.add_argument("--slowed", type=float, default=1.0, metavar="F", help="real: how many times slower all are")
     options.add_argument("--grid", action="store_true", help="simulated: workers × ratios × links")
     options.add_argument("--processes", type=int, default=2, help="simulated: runs at a time; default %(default)s")
     given = options.parse_args(words)
@@ -469,6 +478,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         options.error("--strategies ddp: PyTorch is not simulated; leave --simulated or ddp out")
     if given.links and not given.simulated and DDP in given.strategies:
         options.error("--links: PyTorch's ranks have no links of their own; leave --links or ddp out")
+    if given.slowed != 1 and (given.simulated or DDP in given.strategies):
+        options.error("--slowed is for real workers of ours; leave it, --simulated or ddp out")
     if any(batch % 2 for batch in given.batches) and DDP in given.strategies:
         options.error("--batches: two ranks share a step of ddp; give even numbers")
     name = "sooner_simulated.json" if given.simulated else "sooner.json"

@@ -27,7 +27,7 @@ class WorkerLine(WorkerTotals):
     shards: dict[str, str] = field(default_factory=dict)
     conv_seconds: float | None = None
     state: str = ""
-    doing: str = ""  # what it measures before it is calibrated
+    doing: str = ""  # what it measures before it is calibrated, or that it has no kernels
 
     @property
     def shares(self) -> tuple[float, float, float] | None:
@@ -189,6 +189,7 @@ class Board:
             row = self.worker(worker.name)
             row.shards = shard_texts(worker.kernels, self._divided.get(worker.name, {}), self._of)
             row.conv_seconds = worker.conv_seconds
+            row.doing = "" if any(worker.kernels.values()) else "no kernels"
         self._advance(event.epoch)
 
 

@@ -90,10 +90,17 @@ def _heading(report: RunReport) -> Lines:
         ("training", f"{strategy_of(start)}, {epochs} in {duration(report.seconds)}{rate}"),
         ("rule", rule_of(start)),
         ("network", _network(start)),
+        ("no kernels", _unused(report)),
         ("test", _judged(report.test) if report.test else ""),
         ("brought", texts.brought(**asdict(report.alone)) if report.alone else ""),
         ("", "" if report.rounds else "no round has ended yet: there is nothing to compare"),
     )
+
+
+def _unused(report: RunReport) -> str:
+    """The workers without kernels: their rows would look like those of a defect."""
+    names = [clean(name) for name, own in report.kernels.items() if own and not any(own.values())]
+    return f"{', '.join(names)}: a part of the work there would cost more than it saves" if names else ""
 
 
 def _judged(test: Judged) -> str:

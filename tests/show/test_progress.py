@@ -113,6 +113,15 @@ def test_a_layer_sharded_run_shows_steps_and_kernels() -> None:
     assert "busy" not in text
 
 
+def test_a_worker_without_kernels_is_shown_as_such() -> None:
+    *before, last = layer_sharded()
+    first, second = last["workers"]
+    idle = {**last, "workers": [first, {**second, "kernels": dict.fromkeys(second["kernels"], 0)}]}
+    screen = Screen()
+    assert row(screen.show(*before, idle), "w1")[-2:] == ["no", "kernels"]
+    assert "no kernels" not in screen.show(last)
+
+
 def test_a_layer_divided_by_samples_is_shown_in_per_cent() -> None:
     of = {"conv1": 26, "conv2": 24, "conv3": 52}
     divided = {w: {"conv1": "samples", "conv2": "kernels", "conv3": "kernels"} for w in ("w0", "w1")}

@@ -235,6 +235,13 @@ def test_a_layer_sharded_run_has_epochs_for_rounds_and_no_sample_counts_twice() 
     assert [look.rounds for look in report.looks] == [1, 2]
 
 
+def test_the_head_of_a_report_names_the_workers_without_kernels() -> None:
+    kernels = {"w0": {"conv1": 20, "conv2": 8}, "w1": {"conv1": 0, "conv2": 0}, "w2": {"conv1": 0, "conv2": 4}}
+    report = tables([*layer_sharded(), {"event": "shards", "home": "w0", "kernels": kernels}])
+    told = "w1: a part of the work there would cost more than it saves"
+    assert dict(fact for part in sections(report) for fact in part.facts)["no kernels"] == told
+
+
 def test_a_worker_of_sharded_layers_has_the_mean_of_the_steps_that_it_took_part_in() -> None:
     def ended(number: int, *names: str) -> Event:
         workers = [
