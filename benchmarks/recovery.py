@@ -353,7 +353,7 @@ def bar_of(strategy: str, kind: str) -> float | None:
     """The most that the next step may take; None: nothing is asked."""
     if strategy == "torchrun" or kind not in BARS:
         return None
-    return LAYER_BAR if strategy == "layer" else BARS[kind]
+    return LAYER_BAR if (strategy, kind) == ("layer", "KILL") else BARS[kind]
 
 
 def main() -> int:
