@@ -138,8 +138,8 @@ def predict(
     """Print the likeliest classes of image files by RUN's network, or predict all of DATA into a table.
 
     RUN is a run directory, one of its checkpoints, or a model that was exported to safetensors. DATA are image files;
-    with --out also a prepared data set or a folder of images. The same command goes on with what an earlier one did.
-    Without a scheduler a local cluster starts.
+    with --out also a prepared data set, a Zarr array or a folder of images. The same command goes on with what an
+    earlier one did. Without a scheduler a local cluster starts.
     """
     from daskcnn.trained.predict import predict as predict_files
     from daskcnn.trained.predictions.whole import predict_whole

@@ -132,7 +132,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     n_features_in_ : features of a sample: for images height × width × channels.
     image_shape_ : (H, W, C) of the images.
     model_ : the trained network, a `daskcnn.TrainedModel`.
-    history_ : the event of every epoch, as dicts.
+    history_ : the event of every evaluation, as dicts.
     summary_ : how the last fit went, as `summary.json` has it.
     run_ : the run directory of the last fit; None where it was not kept.
 

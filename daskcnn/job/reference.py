@@ -74,7 +74,8 @@ def tables() -> Iterator[TableEntry]:
                 if inner := _table(value):
                     yield TableEntry(f"{name}.{key}", "", _words(inner), _keys(f"{name}.{key}", inner))
     for name, rule in RULES.items():
-        yield TableEntry("rule", name, _first_paragraph(rule), _keys("rule", rule))
+        keys = () if rule.chooses_workers else _keys("rule", rule)  # those of what it chooses are not its own
+        yield TableEntry("rule", name, _first_paragraph(rule), keys)
     for name, step in STEPS.items():
         yield TableEntry("data.augment", name, _first_paragraph(step), _keys("data.augment", step))
 
@@ -113,7 +114,9 @@ def _type(key: str, field: FieldInfo) -> str:
     if names := names_of(key):
         return ("text; imported are " if key == "data.name" else "one of ") + ", ".join(f"`{name}`" for name in names)
     bounds = [text.format(getattr(m, at)) for m in field.metadata for at, text in BOUNDS.items() if hasattr(m, at)]
-    return ", ".join([_kind(field.annotation), *bounds])
+    extra = field.json_schema_extra
+    word = extra.get("or") if isinstance(extra, dict) else None  # a text that stands for other keys
+    return ", ".join([_kind(field.annotation), *bounds]) + (f"; or `{word}`" if word else "")
 
 
 def _kind(kind: Any) -> str:

@@ -135,18 +135,19 @@ class Train(Options):
 
     strategy: str = "auto"
     """Update rule that joins the replicas, or `layer`: one replica with sharded kernels. `auto` takes what is soonest
-    by the measured workers and links: one worker alone, `bsp` on those that help, or `local-sgd`."""
+    by the measured workers and links: one worker alone, `bsp` on those that help, `local-sgd`, or sharded kernels."""
     partition: str | None = None
     """Partitioner that gives each worker its samples. Default: `idpa`; none with `layer`."""
     increments: int | None = Field(None, ge=1)
     """Steps in which the samples are given out. Default: up to 4, as partition and rule allow."""
     epochs: int = Field(10, ge=1)
     """Presentations of every sample, on average."""
-    batch_size: int = Field(64, ge=1, json_schema_extra={"because": 'or write "auto"'})
+    batch_size: int = Field(64, ge=1, json_schema_extra={"because": 'or write "auto"', "or": "auto"})
     """Samples of one step of the weights. Under `bsp` and `layer`, and within groups, all workers share them by speed.
     With rules whose replicas make steps of their own they are of such a step. Default: 64 for a named network on the
-    published images that it is for; otherwise 32, for up to 1,000 training samples 16, for up to 200 of them 8. `auto`
-    begins with the default, and lets steps grow up to what the workers' memory has room for (`largest_batch`)."""
+    published images that it is for; otherwise 32, for up to 1,000 training samples 16, for up to 200 of them 8. The
+    value `auto` begins with the default, and lets steps grow up to what the workers' memory has room for
+    (`largest_batch`). Strategy `auto` alone lets no step grow."""
     largest_batch: int | Literal["memory"] | None = None
     """Samples that a step may grow to in the course of the run, as the gradient noise scale does: `batch_size` times a
     power of two, where larger steps bring the same progress sooner. The learning rate grows in proportion with `sgd`

@@ -63,7 +63,7 @@ class Result:
     ----------
     run : the run directory.
     summary : how the run ended, as `summary.json` has it. Its `status` is "done", or "stopped" after `Stop`.
-    history : the events of every epoch.
+    history : the events of every evaluation: at the end of each epoch, and of each increment of the samples before.
     model : the network with the weights that the run hands back: the last, or the best on the validation samples with
         `train.early_stopping` or `train.restore_best`. The summary's figures are theirs.
     """
