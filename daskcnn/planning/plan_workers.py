@@ -11,7 +11,7 @@ from typing import get_args
 
 from daskcnn.arrays import DeviceKind
 from daskcnn.errors import JobError, UserError, all_known
-from daskcnn.events import WorkersCalibrated
+from daskcnn.events import StrategyChosen, WorkersCalibrated
 from daskcnn.job.tables import Job
 from daskcnn.planning.simulate import Scenario, simulate
 from daskcnn.runs.directory import RunDirectory
@@ -144,7 +144,7 @@ def _each_left_out(chosen: Scenario, whole: Row, seed: int) -> WorkerPlan:
         with suppress(JobError):
             together.append(_row_without(chosen, out, whole, seed))
     if together:
-        rows.append(min(reversed(together), key=lambda row: row.epoch))  # of equal ones that with the fewest workers
+        rows.append(min(reversed(together), key=lambda row: row.progress))  # of equal ones that with the fewest workers
     return WorkerPlan(tuple(rows), (), needed, _merged(chosen.job))
 
 
@@ -168,8 +168,8 @@ def _slowest(cluster: SimulatedCluster, alike: Sequence[Sequence[str]]) -> Itera
 
 def _row_without(chosen: Scenario, out: Sequence[str], whole: Row, seed: int) -> Row:
     row = _row(chosen, chosen.cluster.without(out), seed)
-    gain, speedup = 1 - whole.epoch / row.epoch, whole.epoch / row.epoch
-    return replace(row, without=tuple(out), gain=gain, speedup=speedup)
+    speedup = whole.progress / row.progress
+    return replace(row, without=tuple(out), gain=1 - speedup, speedup=speedup)
 
 
 # --- more workers ---
@@ -205,7 +205,7 @@ def _rows_with(
     for name in more:
         cluster = cluster.with_one_more(known[name])
         row = replace(_row(chosen, cluster, seed), added=name)
-        before = row = replace(row, gain=1 - row.epoch / before.epoch, speedup=first.epoch / row.epoch)
+        before = row = replace(row, gain=1 - row.progress / before.progress, speedup=first.progress / row.progress)
         yield row
 
 
@@ -247,4 +247,6 @@ def _row(chosen: Scenario, cluster: SimulatedCluster, seed: int) -> Row:
         communication, waited = (report.total.communication or 0.0) / spent, report.total.wait / spent
     moved = report.traffic.up + report.traffic.down
     balance = report.balance.balance if report.balance else None
-    return Row(workers, seconds, seconds / epochs, communication, waited, balance, moved / epochs)
+    choices = [each for each in found.events if isinstance(each, StrategyChosen)]
+    needed = choices[-1].candidates[0].needed if choices else 1.0
+    return Row(workers, seconds, seconds / epochs, communication, waited, balance, moved / epochs, needed)

@@ -280,9 +280,10 @@ def _run_sharded(chosen: Scenario, seed: int, about: dict[str, Any], events: lis
 
 def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
     """Run a data-parallel job. Raises JobError for a cluster that it cannot run on."""
-    workload = chosen.workload
+    workload = replace(chosen.workload, least={})  # no other worker would come for which a run pauses
     if workload.chooses_workers and not train:
         workload = replace(workload, sharded=chosen.sharded_prices())
+    there = [member for member in chosen.cluster.members() if not member.arrives]
     learner: Callable[[], Learner] = TimingOnly
     if train and (size := workload.replica_size) > 1:
         raise JobError([f"--train: a group computes as one worker does; set train.replica_size = {size} to 1"])
@@ -296,7 +297,7 @@ def _run(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> None:
             seed=seed,
             learner=learner,
             emit=events.append,
-            about=chosen.about,
+            about={**chosen.about, **workload.pace(len(there), chosen.job.train.lr)},
             group_step=chosen.group_step,
             staged=None if workload.sharded is None else chosen.staged_rows(),
         )

@@ -10,14 +10,17 @@ from daskcnn.markup import as_lines
 from daskcnn.show.text import aligned, duration, percent, size
 from daskcnn.training.strategy_choice import PAYS
 
+PROGRESS = "the time to the same progress"
+
 
 @dataclass(frozen=True)
 class Row:
     """A cluster as it is, with workers left out, or with one more.
 
-    seconds: of the whole run. communication, wait: parts of the workers' time. up_and_down: bytes an epoch. added: kind
-    or name of the last worker. gain: the part by which the one that is added, or those left out, shorten the epoch.
-    speedup: against the cluster as it is.
+    seconds: of the whole run. communication, wait: parts of the workers' time. up_and_down: bytes an epoch. needed:
+    expected epochs for the progress of one epoch of one machine. added: kind or name of the last worker. gain: the part
+    by which the one that is added, or those left out, shorten the time to that progress. speedup: likewise, against the
+    cluster as it is.
     """
 
     workers: int
@@ -27,10 +30,16 @@ class Row:
     wait: float
     balance: float | None
     up_and_down: float
+    needed: float = 1.0
     added: str = ""
     without: tuple[str, ...] = ()
     gain: float | None = None
     speedup: float = 1.0
+
+    @property
+    def progress(self) -> float:
+        """Seconds to the progress that one machine makes in an epoch."""
+        return self.epoch * self.needed
 
     @property
     def pays(self) -> bool:
@@ -76,13 +85,16 @@ class WorkerPlan:
 def format_worker_plan(found: WorkerPlan) -> str:
     """Return the table and the verdicts."""
     columns = [column for column in _COLUMNS if column[0] not in _WHERE_USED or any(map(column[1], found.rows))]
+    of = "an epoch" if all(row.needed == 1 for row in found.rows) else PROGRESS
     lines = [[text(row) for _, text in columns] for row in found.rows]
     head = [heading for heading, _ in columns]
     table = aligned([head, *[[cell or "-" for cell in line] for line in lines]], left=int(head[0] == "without"))
-    parts = [(", ".join(row.without), _part_in_words(row)) for row in found.rows if row.without]
+    parts = [(", ".join(row.without), _part_in_words(row, of)) for row in found.rows if row.without]
     needed = [(name, f"cannot be left out: {reason}") for name, reason in found.needed.items()]
-    added = [(verdict.kind, _in_words(verdict)) for verdict in found.verdicts]
+    added = [(verdict.kind, _in_words(verdict, of)) for verdict in found.verdicts]
     told = [*table, "", *aligned([*parts, *needed, *added], left=2)]
+    if of == PROGRESS:
+        told.append("epochs needed: expected, for the progress of one epoch of one machine; gains count them")
     if found.merged:
         needs = "to an accuracy it may need more of them than one machine"
         told.append(f"epochs are those of {found.merged}: {needs}; --strategies compares the time to an accuracy")
@@ -95,6 +107,7 @@ _COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
     ("added", lambda row: row.added),
     ("the run", lambda row: _seconds(row.seconds)),
     ("an epoch", lambda row: _seconds(row.epoch)),
+    ("epochs needed", lambda row: "" if row.needed == 1 else f"{row.needed:.2f}"),
     ("gain", lambda row: percent(row.gain)),
     ("speed-up", lambda row: f"{row.speedup:.2f}"),
     ("communication", lambda row: percent(row.communication)),
@@ -102,28 +115,28 @@ _COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
     ("balance", lambda row: "" if row.balance is None else f"{row.balance:.3f}"),
     ("bytes an epoch", lambda row: size(row.up_and_down)),
 ]
-_WHERE_USED = ("without", "added")  # columns that only some plans have
+_WHERE_USED = ("without", "added", "epochs needed")  # columns that only some plans have
 
 
 def _seconds(value: float) -> str:
     return duration(value) if value >= 10 else f"{value:.3g} s"
 
 
-def _part_in_words(row: Row) -> str:
-    """The verdict on workers that are there."""
+def _part_in_words(row: Row, of: str) -> str:
+    """The verdict on workers that are there. of: what they make shorter."""
     gain, them = round(row.gain or 0.0, 3), "it" if len(row.without) == 1 else "them"
     if gain <= 0:
-        return f"no help: with {them} an epoch is {f'{percent(-gain)} longer' if gain else 'as long as without'}"
-    shorter = f"with {them} an epoch is {percent(gain)} shorter"
+        return f"no help: with {them} {of} is {f'{percent(-gain)} longer' if gain else 'as long as without'}"
+    shorter = f"with {them} {of} is {percent(gain)} shorter"
     return f"help: {shorter}" if row.pays else f"little help: {shorter}, less than {percent(PAYS)}"
 
 
-def _in_words(verdict: Verdict) -> str:
+def _in_words(verdict: Verdict, of: str) -> str:
     stops, further = verdict.stops, verdict.further
     more = f"each one pays, and so would {further} more" if further else "each one pays"
     if stops is None:
         return more
-    gained = f"{percent(stops.gain)} of an epoch, less than {percent(PAYS)}"
+    gained = f"{percent(stops.gain)} of {of}, less than {percent(PAYS)}"
     gained += f": {verdict.reason}" if verdict.reason else ""
     if further is None:
         return f"does not pay from the {_ordinal(stops.workers)} worker on, which gains {gained}"

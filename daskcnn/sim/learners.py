@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.job.network import center_descent_of
+from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.partition.step_shares import StepSizes
-from daskcnn.ps import Local, UpdateRule, Vector
+from daskcnn.ps import Local, RuleState, Snapshot, UpdateRule, Vector
 from daskcnn.ps.server import Steps
+from daskcnn.runs.state import TrainingState, for_rule
 from daskcnn.store import Dataset, Scattered
 from daskcnn.store.manifest import Labelling
 from daskcnn.training.cadence import steps_of_round
@@ -147,7 +149,7 @@ class Training:
     """Real arithmetic: the replica of a cluster, a step at a time."""
 
     def __init__(self, replica: Replica, rule: UpdateRule) -> None:
-        self._replica, self._rule = replica, rule
+        self.replica, self._rule = replica, rule
         self.weights: Vector = replica.weights
         self.frozen, self.besides = replica.frozen, replica.layout.besides
         self.steps: Steps | None = center_descent_of(replica.job, replica.layout, replica.model.frozen)
@@ -158,12 +160,18 @@ class Training:
 
     def use(self, rule: UpdateRule) -> None:
         """Train by this rule from now on."""
-        self._rule = rule
+        self.close()
+        self._rule, self._steps = rule, None
+
+    @property
+    def optimizer(self) -> OptimizerState | None:
+        """The optimizer's state of its own; None where it has not trained by this rule, or the server has it."""
+        return None if self._steps is None or self._rule.merges_gradients else self.replica.host_optimizer()
 
     def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
         """Take up a round; the one before ends."""
         self.close()
-        self._steps = steps_of_round(self._replica, self._rule, round_, local, scale=scale, sizes=sizes)
+        self._steps = steps_of_round(self.replica, self._rule, round_, local, scale=scale, sizes=sizes)
         self._taken, self._samples, self._sizes = 0, round_.samples, sizes
 
     def train(self, steps: int) -> Learnt:
@@ -179,10 +187,29 @@ class Training:
 
     def judge(self, part: JudgedPart, weights: Vector | None = None) -> Score | None:
         """Judge these weights, or the replica's own, on these validation samples."""
-        whole, (lo, hi, draw) = None if weights is None else self._replica.job.data.validation, part
-        return self._replica.evaluate(self._replica.dataset.train, lo, hi, draw=draw, weights=weights, whole=whole)
+        whole, (lo, hi, draw) = None if weights is None else self.replica.job.data.validation, part
+        return self.replica.evaluate(self.replica.dataset.train, lo, hi, draw=draw, weights=weights, whole=whole)
 
     def close(self) -> None:
         """End the round under way, with the thread that loads for it."""
         if self._steps is not None:
             self._steps.close()
+
+
+def turned_to(rule: UpdateRule, learners: Mapping[str, Learner], snapshot: Snapshot) -> RuleState | None:
+    """Let replicas train by another rule, from what the server and those that trained by the last one hold.
+
+    Returns what the server goes on with. None: what the rule begins with.
+    """
+    own = {name: each for name, each in learners.items() if isinstance(each, Training)}
+    optimizers = {name: kept for name, each in own.items() if (kept := each.optimizer) is not None}
+    for each in learners.values():
+        each.use(rule)
+    if not own:
+        return None
+    state = TrainingState(snapshot.version, 0.0, snapshot.center, optimizers, {}, rule_state=snapshot.state or {})
+    one = next(iter(own.values())).replica
+    state = for_rule(state, rule, one.job, one.layout, own)
+    for name, each in own.items():
+        each.replica.adopt_optimizer(state.optimizers.get(name))
+    return dict(state.rule_state)

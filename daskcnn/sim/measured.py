@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile, zip_longest
 from statistics import median
 
 from daskcnn.errors import DataError
@@ -24,11 +24,13 @@ from daskcnn.events import (
     RunStarted,
     SamplesAllocated,
     StepsEnded,
+    StrategyChosen,
     WorkerJoined,
     WorkerLeftOut,
     WorkersCalibrated,
 )
 from daskcnn.partition.proportions import proportional
+from daskcnn.ps.local_sgd import LocalSGD
 from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
 from daskcnn.sim.workload import Workload
 from daskcnn.training.strategy_prices import MEETING, WorkerCost, worker_cost
@@ -47,12 +49,14 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
 
     A worker that ended no round, as one that the run left out, is a pattern for others: as fast as it was calibrated,
     in the proportion of those that trained, with a link like theirs. Where one trained alone, links are those that were
-    probed. Raises DataError if its log has no calibration, or no round of a worker.
+    probed. If the run chose its strategy itself, the rounds of the last one count. Raises DataError if its log has
+    no calibration, or no round of a worker.
     """
     log = last_life(list(events), RoundEnded)
     calibrated = calibration(log)
+    workload, chosen = _as_chosen(log, workload)
     rounds: dict[str, list[_Lap]] = {row.name: [] for row in calibrated}
-    for event, after in zip_longest(log, log[1:]):
+    for event, after in zip_longest(log[chosen:], log[chosen + 1 :]):
         if isinstance(event, RoundEnded) and event.worker in rounds:
             # without a barrier, the evaluation of the center follows the round of its worker
             rounds[event.worker].append(_Lap(event, workload.rule.barrier or isinstance(after, EpochEnded)))
@@ -82,6 +86,17 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
         workers = [worker.model_copy(update=links.get(worker.name, {})) for worker in workers]
         costs = costs.model_copy(update={"exchange": MEETING})
     return SimulatedCluster(costs=costs, worker=workers)
+
+
+def _as_chosen(log: Sequence[Event], workload: Workload) -> tuple[Workload, int]:
+    """Return the workload by the strategy chosen last of which there is a round, and the place where it began."""
+    last = max((place for place, event in enumerate(log) if isinstance(event, RoundEnded)), default=0)
+    chosen = [(i, event.candidates[0]) for i, event in enumerate(log[:last]) if isinstance(event, StrategyChosen)]
+    if not chosen:
+        return workload, 0
+    _, present = chosen[-1]
+    begun = [i for i, _ in takewhile(lambda each: each[1].strategy == present.strategy, reversed(chosen))]
+    return (replace(workload, rule=LocalSGD(every=present.every)) if present.every else workload), begun[-1]
 
 
 def _links(log: Iterable[Event]) -> dict[str, dict[str, float | None]]:

@@ -55,7 +55,7 @@ class SimulatedReplica:
         self.session = self.sent = self.received = 0
         self._pace, self._host, self._agenda = pace, host, agenda
         self._fixed, self._seconds, self._judging = member.step_fixed, member.seconds, member.judging
-        feedback = Feedback(workload.rule) if workload.way.coded and learner.weights.size == workload.numbers else None
+        feedback = Feedback(workload.rule) if workload.coded and learner.weights.size == workload.numbers else None
         self._exchange = replica_exchange.ReplicaExchange(
             workload.rule,
             self.local,

@@ -19,13 +19,13 @@ import numpy as np
 from daskcnn.events import CalibratedWorker, Event, FormedGroup, GroupsFormed, RunEnded, RunStarted, ServerCounted
 from daskcnn.partition.rounds import Rounds
 from daskcnn.partition.step_shares import StepShares
-from daskcnn.ps import ParameterServer, Snapshot, Vector
+from daskcnn.ps import ParameterServer, RuleState, Snapshot, Vector
 from daskcnn.ps.average import exchanged
 from daskcnn.sim.cluster import SimulatedCluster, Worker, step_problem
 from daskcnn.sim.host import LIFE, Agenda, Host, PeerToPeer
-from daskcnn.sim.learners import Learner, TimingOnly
+from daskcnn.sim.learners import Learner, TimingOnly, turned_to
 from daskcnn.sim.replica import SimulatedReplica
-from daskcnn.sim.speeds import Pace, Slowest
+from daskcnn.sim.speeds import Pace, Slowest, slowness
 from daskcnn.sim.workload import Workload
 from daskcnn.training.cadence import Cadence
 from daskcnn.training.coordinator import facts, orders
@@ -97,8 +97,8 @@ class Simulation:
             orders.End: self._end,
         }
 
-    def _compose(self, center: Vector, version: int = 0) -> None:
-        """Make the server, from this center, and the workers' sides of it, for the present rule."""
+    def _compose(self, center: Vector, version: int = 0, state: RuleState | None = None) -> None:
+        """Make the server, from this center and what it keeps besides, and the workers' sides, for the present rule."""
         workload, one = self.workload, self._learners[0]
         of_center: dict[str, Any] = {
             "kept": one.frozen,
@@ -106,11 +106,11 @@ class Simulation:
             "ema": workload.ema,
             "besides": one.besides,
             # a run that is only timed has a vector of one number, which is not coded
-            "coded": workload.way.coded and center.size == workload.numbers,
+            "coded": workload.coded and center.size == workload.numbers,
         }
         fixed = {member.name: member.step_fixed / member.seconds for member in self.members}
         sharing = StepShares(fixed) if workload.resizes_steps else None
-        how: dict[str, Any] = {"version": version, "life": LIFE, "sharing": sharing, **of_center}
+        how: dict[str, Any] = {"version": version, "state": state, "life": LIFE, "sharing": sharing, **of_center}
         self.server = ParameterServer(self.rule, center, **how)
         self._host = self._made_host()
         cadence = Cadence(self.rule, workload.batch_size, workload.validation)
@@ -241,7 +241,8 @@ class Simulation:
     # --- orders ---
 
     def _calibrate(self, order: orders.Calibrate) -> None:
-        (member, _), batch = self._known[order.worker], self.workload.batch_size
+        (member, index), batch = self._known[order.worker], self.workload.batch_size
+        member = member.times_as_fast(1 / slowness(self._paces[index], self.now))
         seconds = member.seconds + member.step_fixed / batch
         row = CalibratedWorker(
             name=member.name,
@@ -260,12 +261,11 @@ class Simulation:
         self._tell(facts.Calibrated(member.name, seconds, row, self.now))
 
     def _use(self, order: orders.UseRule) -> None:
-        """Go on from the present center by another rule."""
+        """Go on from the present center by another rule, with what server and optimizers hold."""
         snapshot, self.rule = self.server.snapshot(), order.rule
         self.workload = replace(self.workload, rule=order.rule)
-        for learner in self._learners:
-            learner.use(order.rule)
-        self._compose(snapshot.center, snapshot.version)
+        state = turned_to(order.rule, {name: self._learners[i] for name, (_, i) in self._known.items()}, snapshot)
+        self._compose(snapshot.center, snapshot.version, state)
 
     def _form_groups(self, order: orders.FormGroups) -> None:
         """Make a replica of each group that is new, which is as fast as its sharded step, at its fastest worker."""

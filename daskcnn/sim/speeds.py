@@ -66,6 +66,12 @@ class Pace(Protocol):
         """
 
 
+def slowness(pace: Pace, at: float) -> float:
+    """Return how many times its nominal seconds a worker needs at this time. In a pause it is not asked."""
+    moment = 1e-3
+    return 1.0 if at == 0 or isinstance(pace, Stalling) else (pace.end(at, moment) - at) / moment
+
+
 class Constant(Options):
     """The nominal speed throughout."""
 

@@ -50,6 +50,11 @@ class Workload(Settings):
         return Wire.of(self.wire, self.rule)
 
     @property
+    def coded(self) -> bool:
+        """True if pushes lose something on their way, and it goes with the next one. Peers send weights as they are."""
+        return self.way.coded and not self.rule.serverless
+
+    @property
     def nbytes(self) -> int:
         """Bytes of a push."""
         return bytes_of(self.wire, self.numbers)

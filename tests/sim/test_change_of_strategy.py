@@ -119,6 +119,13 @@ def test_a_worker_whose_link_alone_gets_slower_is_left_out_and_the_others_go_on(
     assert chosen(simulation) == [("bsp", {"w0", "w1", "w2"}), ("bsp", {"w0", "w1"})]
 
 
+def test_a_worker_that_has_got_slower_is_measured_again_at_its_present_speed_and_stays_left_out() -> None:
+    slow = {"kind": "drift", "to": 0.01, "after": 8.0, "seconds": 2.0}
+    on = cluster(1000.0, 1000.0, **LINK)
+    on = on.model_copy(update={"worker": [on.worker[0], cluster(1.0, 1000.0, **LINK, speed=slow).worker[1]]})
+    assert chosen(played(job(), on)) == [("bsp", {"w0", "w1"}), ("alone", {"w0"})]
+
+
 def test_nothing_changes_where_nothing_has_changed() -> None:
     for on in (desks(), desks(3, bandwidth=4.4e5), cluster(1000.0, 300.0, 20.0, bandwidth=1.25e7, latency=5e-4)):
         assert len(chosen(played(job(), on))) == 1

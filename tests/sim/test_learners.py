@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from daskcnn.events import EpochEnded, Event, RoundEnded, WorkerLost
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.nn import StepPace
-from daskcnn.ps import RULES, UpdateRule
+from daskcnn.partition.rounds import Round
+from daskcnn.ps import RULES, Local, UpdateRule
 from daskcnn.ps.average import AVERAGE
 from daskcnn.ps.server import Steps
 from daskcnn.sim.cluster import parse_cluster
-from daskcnn.sim.learners import LAYERS, Learner, Learnt, Training, clusters_of_points
+from daskcnn.sim.learners import LAYERS, Learner, Learnt, Training, clusters_of_points, turned_to
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 from daskcnn.store import BatchPlan, batches
@@ -188,6 +190,39 @@ def test_replicas_of_the_papers_rules_may_push_within_rounds(name: str) -> None:
     assert (slow[0].samples, fast[0].samples) == (100, 300)
     assert (slow[0].pushes, fast[0].pushes) == ((5, 5) if name == "sgwu" else (2, 5))
     assert of(EpochEnded, events)[-1].validation.accuracy > 0.2  # of ten classes
+
+
+def test_the_optimizer_s_state_goes_along_where_a_run_changes_its_strategy() -> None:
+    """From the server, which makes the steps of `bsp`, to each replica of `local-sgd`, and back."""
+    job = job_of("auto", momentum=0.9, ema=0.9)
+    snapshot = trained(job, 100.0, 150.0)[0].server.snapshot()
+    learners = {name: Training(replica_of(job), RULES["bsp"]()) for name in ("w0", "w1")}
+    one = learners["w0"]
+    steps: Any = one.steps
+    server = steps.state_of(snapshot.state, one.weights.dtype)
+    assert server.vectors.any()
+    kept = turned_to(RULES["local-sgd"](), learners, snapshot)
+    assert kept is not None
+    assert AVERAGE in kept
+    for each in learners.values():
+        own = each.replica.host_optimizer()
+        assert (own.vectors.tobytes(), own.count) == (server.vectors.tobytes(), server.count)
+    local = Local(one.weights, one.weights)
+    one.begin(Round("w0", 0, ((0, 64),), 64, (0.0, 0.1)), local, 1.0)
+    one.train(1)
+    moved = one.replica.host_optimizer()
+    assert moved.vectors.tobytes() != server.vectors.tobytes()
+    back = turned_to(RULES["bsp"](), learners, replace(snapshot, state=kept))
+    assert back is not None
+    assert steps.state_of(back, one.weights.dtype).vectors.tobytes() == moved.vectors.tobytes()
+
+
+def test_a_worker_that_trains_by_itself_sends_its_weights_as_they_are() -> None:
+    """In int8 only what goes over a link is coded."""
+    job = job_of("auto")
+    coded = job.model_copy(update={"cluster": job.cluster.model_copy(update={"wire": "int8"})})
+    plain, other = (trained(each, 100.0)[0].server.snapshot().center for each in (job, coded))
+    assert plain.tobytes() == other.tobytes()
 
 
 def test_early_stopping_ends_a_simulation_as_it_ends_a_run() -> None:

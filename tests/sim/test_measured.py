@@ -13,9 +13,11 @@ from daskcnn.events import (
     EpochEnded,
     LinkSpeed,
     LinkSpeeds,
+    PricedStep,
     RoundEnded,
     RunStarted,
     StepsEnded,
+    StrategyChosen,
     WorkerJoined,
     WorkerLeftOut,
     WorkersCalibrated,
@@ -133,6 +135,32 @@ def test_links_of_workers_that_met_nobody_are_those_that_were_probed() -> None:
     found = measured_cluster([*alone, LinkSpeeds(home="w1", workers=rows)], work)
     assert {own.name: (own.bandwidth, own.latency) for own in found.worker} == {"w0": (5e6, 0.02), "w1": (1e9, 0.01)}
     assert found.costs.exchange > 0
+
+
+def test_a_run_that_chose_rare_meetings_has_the_links_that_made_it_choose_them() -> None:
+    sizes = {"samples": 12_800, "batch_size": 64, "validation": 64, "numbers": 90_000}
+    work, on = workload("auto", partition="idpa", epochs=4, **sizes), cluster(1000, 1000, bandwidth=5e6, latency=0.01)
+    first, events = run(work, on)
+    chosen = [event.candidates[0].strategy for event in events if isinstance(event, StrategyChosen)]
+    found = measured_cluster(events, work)
+    again, replayed = run(work, found)
+    assert chosen == ["local-sgd"]
+    assert [event.candidates[0].strategy for event in replayed if isinstance(event, StrategyChosen)] == chosen
+    assert again.now == pytest.approx(first.now, rel=0.1)
+    exchange = 2 * (0.01 + work.nbytes / 5e6)
+    assert [member.latency for member in found.worker] == pytest.approx([exchange / 2] * 2, rel=0.3)
+
+
+def test_of_a_run_that_changed_its_strategy_the_rounds_of_the_last_one_count() -> None:
+    work = workload("bsp", epochs=4, samples=600)
+    slow, fast = (run(work, cluster(10, 10, latency=each))[1] for each in (1.0, 0.01))
+    rounds = [event for event in fast if isinstance(event, RoundEnded)]
+    late = [each.model_copy(update={"at": (each.at or 0.0) + 1000, "round": each.round + 4}) for each in rounds]
+    priced = {"samples": {"w0": 5, "w1": 5}, "compute": 0.5, "exchange": 0.5, "seconds": 0.1}
+    ways = [PricedStep(strategy=name, **priced) for name in ("alone", "bsp")]
+    before, after = (StrategyChosen(candidates=(way,), at=0.0) for way in ways)
+    measured = measured_cluster([slow[0], before, *slow[1:], after, *late], work)
+    assert [member.latency for member in measured.worker] == pytest.approx([0.01] * 2, rel=0.1)
 
 
 def test_a_worker_that_a_sharded_run_left_out_is_a_pattern_for_others() -> None:

@@ -415,6 +415,34 @@ def test_a_plan_says_where_its_epochs_are_not_those_of_one_machine(strategy: str
         assert (f"epochs are those of {strategy}: to an accuracy it may need more" in shown) is said
 
 
+def test_a_plan_of_rare_meetings_counts_the_epochs_that_they_need() -> None:
+    slow = "images_per_second = 400\nbandwidth = 3e5\nlatency = 0.02\n"
+    Path("cluster.toml").write_text(f'[[worker]]\nname = "desk"\ncount = 2\n{slow}')
+    given = ["plan", "job.toml", "--cluster", "cluster.toml", "--set", "train.strategy=auto", "--set", "train.epochs=8"]
+    whole, other = json.loads(invoke(*given, "--json").stdout)["rows"]
+    assert whole["needed"] > other["needed"] == 1
+    assert other["gain"] == pytest.approx(1 - whole["epoch"] * whole["needed"] / other["epoch"])
+    shown = invoke(*given).stdout
+    assert "epochs needed: expected, for the progress of one epoch of one machine; gains count them" in shown
+    assert f"the time to the same progress is {100 * other['gain']:.1f} % shorter" in shown
+
+
+def test_a_worker_that_does_not_last_leaves_a_job_of_a_range_to_the_others() -> None:
+    desk, old = ('[[worker]]\nname = "desk"\n', '[[worker]]\nname = "old"\ndies = 0.5\n')
+    Path("cluster.toml").write_text("images_per_second = 400\n".join((desk, old, "")))
+    given = ["--cluster", "cluster.toml", "--set", "train.strategy=sgwu", "--set", "cluster.workers={cpu = '2..4'}"]
+    assert "it dies" in invoke("simulate", "job.toml", *given).stdout
+    assert "help: with it an epoch is" in invoke("plan", "job.toml", *given).stdout
+
+
+def test_a_simulated_run_that_shares_steps_needs_as_many_samples_as_one_machine() -> None:
+    Path("cluster.toml").write_text('[[worker]]\nname = "desk"\ncount = 2\nimages_per_second = 400\n')
+    given = ["simulate", "job.toml", "--cluster", "cluster.toml", "--train", "--set"]
+    for strategy, at_most in (("bsp", False), ("sgwu", True)):
+        shown = invoke(*given, f"train.strategy={strategy}").stdout
+        assert ("alone would have taken about" in shown, "at most" in shown) == (True, at_most)
+
+
 def test_a_run_is_its_own_cluster_to_plan_with() -> None:
     names = "büro", "ann@home", "desk+1"  # as workers of a run may be called
     Path("cluster.toml").write_text("".join(f"[[worker]]\nname = '{n}'\nimages_per_second = 50\n" for n in names))
