@@ -238,6 +238,8 @@ def simulate(
 
     if figures:
         need_matplotlib()
+    if keep:
+        simulation.check_is_free(keep)
     chosen = simulation.scenario(job, cluster, settings)
     if write_cluster:
         simulation.write_cluster(chosen, write_cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ from daskcnn.store.image_facts import Facts
 from daskcnn.trained.fine_tuning import names_network, network_to_start_from, start_of, with_network
 from daskcnn.training.replica import Replica
 from daskcnn.training.sharded_prices import ShardedPrices
+
+_ANOTHER = "choose another folder with --keep"
 
 
 @dataclass(frozen=True)
@@ -327,15 +330,20 @@ def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
     return made
 
 
+def check_is_free(folder: str) -> None:
+    """Raise DataError if something is there already, where a simulated run is to be kept."""
+    if os.path.lexists(folder):
+        raise DataError(folder, "exists already", f"{_ANOTHER}, or remove it")
+
+
 def keep(result: Simulated, folder: str) -> Path:
     """Write it as a run directory. Raises DataError if it exists already, or cannot be written."""
-    path = Path(folder)
-    job = result.scenario.job
+    check_is_free(folder)
+    path, job = Path(folder), result.scenario.job
     try:
         made = RunDirectory.create(path.parent, path.name, strategy=job.train.strategy, now=datetime.now(UTC))
     except DataError as error:
-        remedy = f"choose another folder with --keep{', or remove it' if path.exists() else ''}"
-        raise DataError(path, error.reason, remedy) from error
+        raise DataError(path, error.reason, _ANOTHER) from error
     with made as run:
         run.write_job(job.model_dump(mode="json"))
         for event in result.events:

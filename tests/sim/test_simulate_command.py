@@ -142,7 +142,8 @@ def test_a_simulated_run_is_kept_for_report_and_simulated_again_from_it() -> Non
     assert again.exit_code == 0, again.output
     first, second = json.loads(simulate("--json"))["report"], json.loads(again.stdout)["report"]
     assert second["seconds"] == pytest.approx(first["seconds"], rel=0.05)
-    said = refused("simulate", "job.toml", "--cluster", "cluster.toml", "--keep", "runs/tried")
+    given = ["--cluster", "cluster.toml", "--train", "--set", "data.path=missing.zarr"]  # it is not looked for
+    said = refused("simulate", "job.toml", *given, "--keep", "runs/tried")
     assert said.endswith("runs/tried: exists already; choose another folder with --keep, or remove it\n")
 
 
