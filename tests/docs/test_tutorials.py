@@ -77,6 +77,15 @@ def test_lines_are_found_whatever_their_numbers() -> None:
     assert missing_line("nothing of it", printed) == "nothing of it"
 
 
+def test_accuracies_and_traffic_of_a_page_are_about_what_is_printed() -> None:
+    printed = "test        accuracy 36.0 %, loss 2.29\ntraffic     149.8 MB up, 149.8 MB down\n"
+    assert (
+        missing_line("test        accuracy 61.2 %, loss 0.30\ntraffic     140.0 MB up, 150.0 MB down", printed) is None
+    )
+    for stale in ("test        accuracy 98.9 %, loss 0.30", "traffic     70.1 MB up, 70.1 MB down"):
+        assert missing_line(stale, printed) == stale
+
+
 def test_the_kustomization_of_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     (block,) = (block for block in blocks(KUBERNETES) if block.language == "yaml")
     own = block.text.replace("../daskcnn/deploy/", f"{os.path.relpath(DEPLOY, tmp_path.resolve())}/")

@@ -100,9 +100,10 @@ class Reader:
 def missing_line(shown: str, printed: str) -> str | None:
     """The first line of what a page shows that was not printed in this order; None where all were.
 
-    Numbers, columns and marks of the best differ from run to run, so they are not compared.
+    Numbers, columns and marks of the best differ from run to run, so they are not compared. But accuracies and traffic
+    are about those of the page: it says what follows from them.
     """
-    left = iter([_shape(line) for line in printed.splitlines()])
+    left = iter(printed.splitlines())
     for line in shown.splitlines():
         if line.strip() and line.strip() != SKIPPED and not any(_fits(line, other) for other in left):
             return line
@@ -111,8 +112,24 @@ def missing_line(shown: str, printed: str) -> str | None:
 
 def _fits(line: str, printed: str) -> bool:
     if line.rstrip().endswith(SKIPPED):
-        return printed.startswith(_shape(line.rstrip().removesuffix(SKIPPED)))
-    return _shape(line) == printed
+        return _shape(printed).startswith(_shape(line.rstrip().removesuffix(SKIPPED)))
+    return _shape(line) == _shape(printed) and _is_near(line, printed)
+
+
+def _is_near(line: str, printed: str) -> bool:
+    """True but for accuracies that are 40 points apart, and for traffic of more than twice as many bytes, or half."""
+    pairs = list(zip(_figures(line), _figures(printed), strict=True))
+    if "accuracy" in line:
+        return all(abs(shown - found) < 40 for (shown, unit), (found, _) in pairs if unit == "%")
+    if line.startswith(("traffic", "bytes")):
+        return all(shown / 2 <= found <= 2 * shown for shown, found in ((a, b) for (a, _), (b, _) in pairs))
+    return True
+
+
+def _figures(line: str) -> list[tuple[float, str]]:
+    """Its per cents and bytes."""
+    found = re.findall(r"(\d[\d.,]*) (%|[kMGT]?B)(?!\w)", line)
+    return [(float(figure.replace(",", "")), unit) for figure, unit in found]
 
 
 def _shape(line: str) -> str:
