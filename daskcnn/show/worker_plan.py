@@ -136,11 +136,14 @@ def _in_words(verdict: Verdict, of: str) -> str:
     more = f"each one pays, and so would {further} more" if further else "each one pays"
     if stops is None:
         return more
-    gained = f"{percent(stops.gain)} of {of}, less than {percent(PAYS)}"
-    gained += f": {verdict.reason}" if verdict.reason else ""
+    gain, reason = stops.gain or 0.0, f": {verdict.reason}" if verdict.reason else ""
+    costs, part = gain <= -5e-4, f"{percent(abs(gain))} of {of}"  # less is shown as 0.0 %
+    gained = f"{part}{reason}" if costs else f"{part}, less than {percent(PAYS)}{reason}"
     if further is None:
-        return f"does not pay from the {_ordinal(stops.workers)} worker on, which gains {gained}"
-    return f"{more}; the {_ordinal(stops.workers)} worker would gain {gained}"
+        return (
+            f"does not pay from the {_ordinal(stops.workers)} worker on, which {'costs' if costs else 'gains'} {gained}"
+        )
+    return f"{more}; the {_ordinal(stops.workers)} worker would {'cost' if costs else 'gain'} {gained}"
 
 
 def _ordinal(number: int) -> str:

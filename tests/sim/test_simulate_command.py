@@ -290,7 +290,7 @@ def test_every_kind_has_a_verdict_in_words() -> None:
     assert table.splitlines()[0].split()[:4] == ["workers", "added", "the", "run"]
     gpu, cpu = verdicts.splitlines()
     assert gpu.startswith("gpu  ")
-    assert cpu.startswith("cpu  does not pay from the 5th worker on, which gains ")
+    assert cpu.startswith("cpu  does not pay from the 5th worker on, which costs ")
 
 
 def test_a_plan_for_sharded_layers_goes_by_the_step_model() -> None:
