@@ -268,14 +268,18 @@ class BundleHere(Bundle):
 
 
 class ConnectionHere(Connection):
-    """The workers stay as they are. members : those of the run."""
+    """The workers stay as they are, but for those that a test takes away. members : those of the run."""
 
     def __init__(self, client: Any, interrupted: Callable[[], int | None], members: Members) -> None:
         super().__init__(client, heed_signals(interrupted))
-        self._addresses = [member.address for member in (*members.workers, members.server)]
+        self.away = set[str]()
+        self._there = {
+            each.address: {"name": each.name, "host": "here", "nthreads": 1, "resources": {each.kind.upper(): 1}}
+            for each in (*members.workers, members.server)
+        }
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        return {address: {} for address in self._addresses}
+        return {address: info for address, info in self._there.items() if address not in self.away}
 
     def silent(self, addresses: Iterable[str]) -> set[str]:
         return set()
@@ -355,9 +359,11 @@ class RunHere:
     heard : facts, and the orders that they led to.
     saved : states in the order in which they were saved.
     shell : of the last time that it was trained.
+    connection : likewise.
     """
 
     shell: Shell
+    connection: ConnectionHere
 
     def __init__(
         self,
@@ -381,7 +387,7 @@ class RunHere:
         """To the end; returns the weights. Raises as a cluster's run does."""
         threads, limit = ThreadsHere([*self.names, "ps"]), self.job.cluster.stall_timeout
         members = Members(tuple(member(name, "cpu") for name in self.names), member("ps", "ps"), True)
-        connection = ConnectionHere(ClientHere(threads, self._actors), self._signal, members)
+        self.connection = connection = ConnectionHere(ClientHere(threads, self._actors), self._signal, members)
         workers = RunWorkers(connection, members, self.events.append)
         dispatch, results = DispatchHere(workers, limit, threads, self.dataset), ResultsHere(workers, limit)
         ways = Ways(NAME, connection, workers, dispatch, results, limit)

@@ -269,6 +269,13 @@ class Judged(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class NotJudged(Fact):
+    """The last `Judge` came to nothing: workers that judged are lost, which is told before."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Saved(Fact):
     """The state of the last `Save` is kept. step: merges that its center has."""
 

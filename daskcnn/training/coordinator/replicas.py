@@ -58,6 +58,7 @@ class Coordinator(Changes):
             facts.Rescued: self._on_rescued,
             facts.ServerProbed: self._on_server_probed,
             facts.Judged: self._on_judged,
+            facts.NotJudged: self._on_not_judged,
             facts.Saved: self._on_saved,
             facts.NotKept: self._on_not_kept,
             facts.Tick: self._on_tick,
@@ -262,9 +263,17 @@ class Coordinator(Changes):
         if self._records.up_to_date(self._alive.rounds):
             self._end("done", None)
         else:
-            self.phase = Phase.JUDGING
-            lo = self.settings.samples
-            self._out.put(orders.Judge(JudgedPart(lo, lo + self.settings.validation)))
+            self._judge()
+
+    def _judge(self) -> None:
+        self.phase = Phase.JUDGING
+        lo = self.settings.samples
+        self._out.put(orders.Judge(JudgedPart(lo, lo + self.settings.validation)))
+
+    def _on_not_judged(self, fact: facts.NotJudged) -> None:
+        """Judge with the workers that are left, unless the last of them was lost."""
+        if self.phase is Phase.JUDGING:
+            self._judge()
 
     def _on_judged(self, fact: facts.Judged) -> None:
         if self.phase is Phase.JUDGING:

@@ -1,0 +1,119 @@
+"""Whole runs in this process that lose workers at moments which a cluster seldom meets."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from daskcnn.cluster.run import context as run_context
+from daskcnn.cluster.run import workers as run_workers
+from daskcnn.cluster.run.admission import submit_calibration
+from daskcnn.cluster.shell import shell as shell_module
+from daskcnn.cluster.worker.tasks import score_weights
+from daskcnn.errors import Lost
+from daskcnn.events import WorkerLeftOut, WorkerLost
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Job
+from daskcnn.nn.score import Score
+from daskcnn.store import Dataset
+from daskcnn.training.coordinator import orders
+from daskcnn.training.coordinator.facts import Calibrated, CalibrationFailed, Fact, WorkerGone, WorkerReady
+from tests.cluster.run_here import RunHere, TaskHere
+from tests.toy_data import toy_dataset
+
+SAMPLES, EPOCHS = 100, 2
+LAYERS = [{"layer": "conv", "kernels": 4, "size": 3}, {"layer": "maxpool", "size": 2}, {"layer": "dense", "units": 10}]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return toy_dataset(tmp_path_factory.mktemp("toy"), train=SAMPLES + 30, size=8)
+
+
+def job_of(strategy: str, **rule: Any) -> Job:
+    train = {"strategy": strategy, "partition": "udpa", "epochs": EPOCHS, "batch_size": 10, "lr": 0.01}
+    return resolve({"data": {"validation": 30}, "model": {"layers": LAYERS}, "train": train, "rule": rule})
+
+
+class Judging:
+    """A run that has nothing to train any more, and loses a worker while the last center is judged.
+
+    None of the scores comes before the loss is told. comes_back : it was lost before, and measures itself anew.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lost: str, *, comes_back: bool = False) -> None:
+        self.lost, self._comes_back, self._told = lost, comes_back, threading.Event()
+        self.judges, self._measures = list[str](), list[str]()
+        self.run: RunHere
+
+        def scored(*args: Any) -> Score:
+            self._told.wait(3.0)
+            return score_weights(*args)
+
+        def measured(context: Any, worker: str) -> Any:
+            first = worker != lost or worker not in self._measures
+            self._measures.append(worker)
+            return submit_calibration(context, worker) if first else TaskHere(("calibrate", -1), worker)
+
+        monkeypatch.setattr(run_workers, "LOOK", 0.02)
+        monkeypatch.setattr(run_context, "score_weights", scored)
+        monkeypatch.setattr(shell_module, "submit_calibration", measured)
+
+    def of(self, strategy: str, dataset: Dataset, workers: int) -> RunHere:
+        """Train to the end; then go on from there without the last score."""
+        job = job_of(strategy)
+        before = RunHere(job, dataset, workers)
+        before.train()
+        self._measures.clear()
+        self.run = RunHere(job, dataset, workers, heard=self._hears)
+        self.run.train(replace(before.saved[-1], validation=None))
+        return self.run
+
+    def _hears(self, fact: Fact, found: list[orders.Order]) -> None:
+        shell = self.run.shell
+        if self._comes_back and isinstance(fact, Calibrated) and fact.worker == self.lost:
+            shell.tell(WorkerGone((self.lost,), "connection lost", fact.at))
+        for order in found:
+            if self._comes_back and isinstance(order, orders.StartServer):
+                shell.tell(WorkerReady(self.lost, "cpu", fact.at))
+            if isinstance(order, orders.Judge):
+                self.judges += [name for name, _ in shell.context.scoring.parts(order.part)]
+                self.run.connection.away.add(self.lost)
+        if self.judges and isinstance(fact, WorkerGone | CalibrationFailed):
+            self._told.set()
+
+
+@pytest.mark.parametrize("strategy", ["agwu", "downpour"])
+def test_a_worker_that_measures_itself_and_is_lost_in_the_last_judging_is_left_out(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    judging = Judging(monkeypatch, "cpu-2", comes_back=True)
+    run = judging.of(strategy, dataset, 3)
+    out = run.of(WorkerLeftOut)[-1]
+    assert (out.worker, out.reason[:30]) == ("cpu-2", "lost while it was calibrated: ")
+    assert {*judging.judges} == {"cpu-0", "cpu-1"}, "it has not measured itself anew"
+    assert run.saved[-1].validation is not None
+
+
+def test_a_worker_that_is_lost_in_the_last_judging_is_told_once(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judging = Judging(monkeypatch, "cpu-1")
+    run = judging.of("agwu", dataset, 2)
+    assert [event.worker for event in run.of(WorkerLost)] == ["cpu-1"]
+    assert judging.judges == ["cpu-0", "cpu-1", "cpu-0"]
+    assert run.saved[-1].validation is not None
+
+
+def test_what_was_trained_is_kept_where_the_last_worker_is_lost_in_the_last_judging(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judging = Judging(monkeypatch, "cpu-0")
+    with pytest.raises(Lost, match="it was the last of the run"):
+        judging.of("agwu", dataset, 1)
+    run = judging.run
+    assert run.saved[-1].epoch == EPOCHS
+    assert len(run.of(WorkerLost)) == 1
