@@ -164,7 +164,10 @@ class Tasks:
     ----------
     made : results by key, of those that are wanted.
     ran : what has run, in order.
+    held_up : true for a task, by its label, that does not run now.
     """
+
+    held_up: Callable[[str, Submitted], bool] = staticmethod(lambda label, task: False)
 
     def __init__(self, sessions: Mapping[str, Session], seed: int) -> None:
         self.made: dict[tuple[str, int], Made] = {}
@@ -252,7 +255,7 @@ class Tasks:
         """A task of any worker that has some to run."""
         ready: dict[str, list[tuple[str, int]]] = {}
         for key, task in self._waiting.items():
-            if all(each in self.made for each in task.inputs):
+            if all(each in self.made for each in task.inputs) and not self.held_up(key[0], task):
                 ready.setdefault(task.worker, []).append(key)
         return self._chance.choice(self._chance.choice([*ready.values()])) if ready else None
 

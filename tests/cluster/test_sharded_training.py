@@ -16,6 +16,7 @@ from daskcnn.cluster.layers.task_context import Shelf
 from daskcnn.cluster.layers.transfers import CALL, answer_part
 from daskcnn.cluster.run.admission import calibration_row
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
+from daskcnn.cluster.worker.tasks import score_weights
 from daskcnn.errors import ClusterError
 from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerJoined, WorkerLeft, WorkerLeftOut
 from daskcnn.job.resolve import resolve
@@ -414,6 +415,20 @@ def test_a_worker_behind_a_slow_link_gets_no_kernels_where_links_count(toy: str,
 
 
 # --- what goes wrong ---
+
+
+def test_a_worker_that_is_back_and_measures_itself_anew_judges_nothing(toy: str) -> None:
+    """Its part would wait behind its measuring, and the epoch's end with it."""
+    job = toy_job(toy, model={"dtype": "float64"}, train={"epochs": 1}, cluster={"chain": 10})
+
+    def hold_up(tasks: Tasks) -> None:
+        """It does not end measuring itself a second time."""
+        own = "calibrate", "cpu-2"
+        tasks.held_up = lambda label, task: (label, task.worker) == own and any(ran[:2] == own for ran in tasks.ran)
+
+    found = train_here(job, [EQUAL] * 3, prepare=hold_up, goes={11: "cpu-2"}, comes={14: "cpu-2"})
+    assert sorted(ran.worker for ran in found.ran if ran.function is score_weights) == ["cpu-0", "cpu-1"]
+    np.testing.assert_allclose(found.state.weights, reference(job).weights, rtol=1e-9, atol=1e-12)
 
 
 def test_a_part_that_is_not_to_be_had_costs_the_steps_since_the_snapshot_and_nothing_else(toy: str) -> None:

@@ -269,6 +269,7 @@ class Shell:
         self._give_up_calibrating(order.worker)
         self.give_up(order.worker)
         self._let_end(order.worker)
+        self.context.calibrations.pop(order.worker, None)  # it measures itself anew if it comes back
         if (member := self.context.workers.alive.pop(order.worker, None)) is not None:
             self.context.workers.free(member)
             if not order.for_good:
