@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from daskcnn.cluster.run import context as run_context
@@ -24,7 +25,7 @@ from daskcnn.training.coordinator.facts import Calibrated, CalibrationFailed, Fa
 from tests.cluster.run_here import RunHere, TaskHere
 from tests.toy_data import toy_dataset
 
-SAMPLES, EPOCHS = 100, 2
+SAMPLES, EPOCHS, ASA = 100, 2, "asa"
 LAYERS = [{"layer": "conv", "kernels": 4, "size": 3}, {"layer": "maxpool", "size": 2}, {"layer": "dense", "units": 10}]
 
 
@@ -33,7 +34,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return toy_dataset(tmp_path_factory.mktemp("toy"), train=SAMPLES + 30, size=8)
 
 
-def job_of(strategy: str, **rule: Any) -> Job:
+def job_of(strategy: str) -> Job:
+    """`ASA` is `bsp` without a server."""
+    rule, strategy = ({"exchange": ASA}, "bsp") if strategy == ASA else ({}, strategy)
     train = {"strategy": strategy, "partition": "udpa", "epochs": EPOCHS, "batch_size": 10, "lr": 0.01}
     return resolve({"data": {"validation": 30}, "model": {"layers": LAYERS}, "train": train, "rule": rule})
 
@@ -117,3 +120,13 @@ def test_what_was_trained_is_kept_where_the_last_worker_is_lost_in_the_last_judg
     run = judging.run
     assert run.saved[-1].epoch == EPOCHS
     assert len(run.of(WorkerLost)) == 1
+
+
+@pytest.mark.parametrize("strategy", ["agwu", ASA])
+def test_what_was_trained_and_not_judged_is_judged_as_it_is(dataset: Dataset, strategy: str) -> None:
+    """Without a server, where nobody joins any more, the initial weights were judged and kept in its place."""
+    job = job_of(strategy)
+    before, after = RunHere(job, dataset, 2), RunHere(job, dataset, 2)
+    trained = before.train()
+    np.testing.assert_array_equal(after.train(replace(before.saved[-1], validation=None)), trained)
+    assert after.saved[-1].validation is not None

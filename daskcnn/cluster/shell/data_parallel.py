@@ -88,7 +88,7 @@ class DataParallel:
         """Choose how merges travel, and between which kind of replicas."""
         context, rule, shell = self.context, self._settings.rule, self._shell
         if self._settings.peers:
-            return PeerExchange(context, rule, shell.watch, shell.tell)
+            return PeerExchange(context, rule, self.state, shell.watch, shell.tell)
         if self._settings.replica_size > 1:
             self._groups = GroupReplicas(context, rule)
             return ServerExchange(context, rule, self._groups, shell.watch)
