@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -27,7 +28,7 @@ from distributed import Future
 from distributed.protocol.pickle import dumps, loads
 
 from daskcnn.arrays import Device
-from daskcnn.cluster.link.calls import Answers, WorkersLost
+from daskcnn.cluster.link.calls import Answers, CutOff, WorkersLost
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration
@@ -228,6 +229,13 @@ class Tasks:
         self.made[key] = Made(DRIVER, value)
         return result
 
+    def drop(self) -> None:
+        """Cancel all that was submitted or sent, as a scheduler does that drops the driver."""
+        self._waiting.clear()
+        self.made = {key: Made(DRIVER, CancelledError()) for key in self._wanted}
+        for result in [*self._wanted.values()]:
+            result.ended()
+
     # --- tasks run ---
 
     def run_one(self) -> None:
@@ -310,8 +318,14 @@ class WorkersHere(RunWorkers):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.going: list[str] = []
+        self.cut_off: Tasks | None = None  # whose driver the scheduler drops next
 
     def look_round(self) -> bool:
+        if (dropped := self.cut_off) is not None:
+            self.cut_off = None
+            dropped.drop()
+            self.connection.go_on()
+            raise CutOff
         gone, self.going = self.going, []
         if gone:
             raise WorkersLost(gone)
@@ -361,6 +375,8 @@ class ResultsHere(Results):
 
     def fetch(self, future: Future) -> Any:
         value = self._tasks.made[future.key].on(DRIVER)
+        if isinstance(value, CancelledError):
+            self._workers.explain(value)
         if isinstance(value, Exception):
             raise value
         return value
@@ -468,11 +484,13 @@ def train_here(
     comes: Mapping[int, str] | None = None,
     goes: Mapping[int, str] | None = None,
     leaves: Mapping[int, str] | None = None,
+    cut_off: Order | type[Order] | None = None,
 ) -> TrainedHere:
     """Run a job of strategy `layer`.
 
     seed: of the order in which tasks run. prepare: is done with all of them first. names: of the workers, if not cpu-0…
     comes, goes, leaves: the workers that come, are lost, or are to leave, once the step of this number has ended.
+    cut_off: the order, or its kind, while which is carried out for the first time the scheduler drops the driver.
     """
     job = resolve(tables)
     dataset = open_dataset(str(job.data.path), limit=job.data.limit)
@@ -482,7 +500,12 @@ def train_here(
     here = InProcess.of(job, dataset, dict(zip(names, workers, strict=True)), seed=seed, late=late)
     there = cast(WorkersHere, here.context.workers)
 
+    cuts = [] if cut_off is None else [cut_off]
+
     def hears(fact: Fact, found: list[Order]) -> None:
+        if cuts and any(cuts[0] in (order, type(order)) for order in found):
+            cuts.clear()
+            there.cut_off = here.tasks
         if isinstance(fact, StepDone):
             there.newcomers += [member(comes[fact.number], "cpu")] if fact.number in comes else []
             if fact.number in leaves:

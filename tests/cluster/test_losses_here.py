@@ -1,17 +1,21 @@
-"""Whole runs in this process that lose workers at moments which a cluster seldom meets."""
+"""Whole runs in this process that lose workers, or the connection, at moments which a cluster seldom meets."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from daskcnn.cluster.link.calls import CutOff
 from daskcnn.cluster.run import context as run_context
 from daskcnn.cluster.run import workers as run_workers
 from daskcnn.cluster.run.admission import submit_calibration
+from daskcnn.cluster.run.context import Scoring
+from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.shell import shell as shell_module
 from daskcnn.cluster.worker.tasks import score_weights
 from daskcnn.errors import Lost
@@ -21,7 +25,8 @@ from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
 from daskcnn.store import Dataset
 from daskcnn.training.coordinator import orders
-from daskcnn.training.coordinator.facts import Calibrated, CalibrationFailed, Fact, WorkerGone, WorkerReady
+from daskcnn.training.coordinator.facts import Calibrated, CalibrationFailed, Fact, RoundDone, WorkerGone, WorkerReady
+from daskcnn.training.judging import JudgedPart
 from tests.cluster.run_here import RunHere, TaskHere
 from tests.toy_data import toy_dataset
 
@@ -52,7 +57,7 @@ class Judging:
         self.judges, self._measures = list[str](), list[str]()
         self.run: RunHere
 
-        def scored(*args: Any) -> Score:
+        def scored(*args: Any) -> Any:
             self._told.wait(3.0)
             return score_weights(*args)
 
@@ -130,3 +135,52 @@ def test_what_was_trained_and_not_judged_is_judged_as_it_is(dataset: Dataset, st
     trained = before.train()
     np.testing.assert_array_equal(after.train(replace(before.saved[-1], validation=None)), trained)
     assert after.saved[-1].validation is not None
+
+
+# --- the connection to the scheduler is cut, and is there again ---
+
+
+@pytest.mark.parametrize(
+    ("strategy", "at"),
+    [
+        *((ASA, label) for label in ("calibrate", "begin", "round", "center", "score", "rescue")),
+        *(("sgwu", label) for label in ("calibrate", "join", "round", "score")),
+    ],
+)
+def test_a_run_goes_on_where_it_is_cut_off_for_a_moment(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, strategy: str, at: str
+) -> None:
+    """Tasks are made anew, whatever they are for. at: the label of the task with which the scheduler drops it."""
+    monkeypatch.setattr(run_workers, "LOOK", 0.02)
+    monkeypatch.setattr(run_workers, "EXPLAINED", 0.2)
+
+    def hears(fact: Fact, _: Any) -> None:
+        if at == "rescue" and isinstance(fact, RoundDone):
+            run.connection.away.add("cpu-1")
+
+    job, unjudged = job_of(strategy), None
+    if at == "score":
+        before = RunHere(job, dataset, 2)
+        before.train()
+        unjudged = replace(before.saved[-1], validation=None)
+    run = RunHere(job, dataset, 2, cut_off=at, heard=hears)
+    run.train(unjudged)
+    assert run.connection.cuts == 1
+    assert not run.of(WorkerLeftOut)
+    assert {event.worker for event in run.of(WorkerLost)} == ({"cpu-1"} if at == "rescue" else set())
+    assert run.saved[-1].epoch == EPOCHS
+    assert run.saved[-1].validation is not None
+
+
+def test_the_score_of_a_trained_network_is_asked_for_again_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts, scored = [CutOff()], Score(1.0, 1, 2)
+
+    def tried(*_: Any) -> Score:
+        if cuts:
+            raise cuts.pop()
+        return scored
+
+    monkeypatch.setattr(Scoring, "try_score", tried)
+    dispatch: Any = SimpleNamespace(workers=None)
+    scoring = Scoring("run", dispatch, Results(dispatch.workers, 1.0), 1.0, {})
+    assert scoring.score(np.zeros(1), "test", JudgedPart(0, 2)) == scored

@@ -47,10 +47,14 @@ class Connection:
     Parameters
     ----------
     heed : called repeatedly while it waits; may raise, as after a signal
+
+    Attributes
+    ----------
+    cuts : times that the run has gone on after the scheduler had dropped the client, and all of its tasks.
     """
 
     def __init__(self, client: Client, heed: Check) -> None:
-        self.client, self.heed = client, heed
+        self.client, self.heed, self.cuts = client, heed, 0
         self._scheduler = "the scheduler"  # its name, once it is known
         self._way = client.scheduler_comm
 
@@ -90,6 +94,7 @@ class Connection:
     def go_on(self) -> None:
         """Take the present connection for the one that all has been begun with."""
         self._way = self.client.scheduler_comm
+        self.cuts += 1
 
     def processing(self) -> Mapping[str, Any]:
         """Return the scheduler's tasks of each worker, by address; none where it does not answer."""

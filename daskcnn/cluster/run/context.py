@@ -13,7 +13,7 @@ from distributed import Client, Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import Unanswered, WorkersLost, answer_to, ask_workers
+from daskcnn.cluster.link.calls import CutOff, Unanswered, WorkersLost, answer_to, ask_workers
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member, Members
@@ -177,7 +177,7 @@ class Scoring:
         self._limit, self._calibrations, self._even = limit, calibrations, even
 
     def score(self, weights: Array, split: str, part: JudgedPart) -> Score:
-        """Judge weights on a part of a split, and again where a worker is lost meanwhile."""
+        """Judge weights on a part of a split, and again where a worker is lost, or the connection cut, meanwhile."""
         workers = self._dispatch.workers
         while True:
             try:
@@ -185,6 +185,8 @@ class Scoring:
             except WorkersLost as lost:
                 for name in lost.names:
                     workers.lose(name, "connection lost")
+            except CutOff:
+                pass  # its tasks are made anew
 
     def try_score(self, weights: Array, split: str, part: JudgedPart) -> Score:
         """Judge weights on a part of a split. Raises WorkersLost, and what `RunWorkers.look_round` raises."""

@@ -28,7 +28,7 @@ from daskcnn.events import WorkersCalibrated
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.changes import Changes
 from daskcnn.training.coordinator.choosing import Choice
-from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.coordinator import CUT, Phase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.life import Life
 from daskcnn.training.coordinator.roster import Refusal
@@ -168,6 +168,14 @@ class Coordinator(Changes):
         if self._is_training(fact.life):
             self._out.warn(f"{fact.message}: back to the checkpoint at epoch {self.kept.epoch:.2f}")
             self._restart(fact.at)
+
+    def _on_cut(self, fact: facts.ConnectionCut) -> None:
+        """Begin the rounds under way again: peers from the last center, others from the state that was kept."""
+        super()._on_cut(fact)
+        if self.phase is _TRAINING and self.settings.peers:
+            self._rescue()
+        else:
+            self._on_out_of_step(facts.OutOfStep(self.life, CUT, fact.at))
 
     def _restart(self, now: float) -> None:
         """Begin a new life from the state kept last, unless the run is to end: then that state stands."""
