@@ -17,6 +17,8 @@ from distributed import Client, default_client, get_worker, utils
 from distributed.comm import CommClosedError
 
 from daskcnn.cluster.link.calls import (
+    SCHEDULER,
+    TURN,
     Check,
     Unanswered,
     answer_to,
@@ -81,6 +83,10 @@ class Connection:
         """Return the scheduler's entry for each of its workers, by address. Raises Lost where the scheduler is gone."""
         with self.reached():
             found = present(self.client, self.heed)
+        deadline = time.monotonic() + SCHEDULER
+        while self.client.status == "connecting" and time.monotonic() < deadline:  # again: the scheduler is there
+            self.heed()
+            time.sleep(TURN)
         if self.client.status != "running":
             raise self._lost()
         self._scheduler = scheduler_of(self.client)
