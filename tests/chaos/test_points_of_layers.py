@@ -85,6 +85,7 @@ FAULTS: Mapping[str, Callable[[Shell], object]] = {
     "hangs": hangs,
     "comes": lambda shell: shell.then(facts.WorkerReady, "z", "cpu"),
     "out of step": lambda shell: shell.then(facts.OutOfStep, shell.coordinator.life, "a task was run twice"),
+    "cut off": lambda shell: shell.cut_off(),
     "interrupted": lambda shell: shell.interrupt(),
     "the scheduler goes": lambda shell: shell.then(facts.SchedulerGone, SCHEDULER),
 }

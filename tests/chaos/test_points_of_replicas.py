@@ -191,6 +191,10 @@ def runs_twice(shell: Shell, worker: str) -> None:
     shell.tell(facts.OutOfStep(shell.coordinator.life, "a task was run twice", shell.now))
 
 
+def cut_off(shell: Shell, worker: str) -> None:
+    shell.cut_off()
+
+
 def interrupted(shell: Shell, worker: str) -> None:
     shell.tell(facts.Interrupted(15, shell.now))
 
@@ -199,7 +203,7 @@ FAULTS = {
     fault.__name__: fault
     for fault in (
         *(lost, leaves, another_lost, server_lost, server_leaves),
-        *(hangs, comes, runs_twice, diverges, interrupted),
+        *(hangs, comes, runs_twice, cut_off, diverges, interrupted),
     )
 }
 

@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -27,7 +28,7 @@ from distributed import Future
 from distributed.protocol.pickle import dumps, loads
 
 from daskcnn.arrays import Device
-from daskcnn.cluster.link.calls import Answers, WorkersLost
+from daskcnn.cluster.link.calls import Answers, CutOff, WorkersLost
 from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration
@@ -164,7 +165,10 @@ class Tasks:
     ----------
     made : results by key, of those that are wanted.
     ran : what has run, in order.
+    held_up : true for a task, by its label, that does not run now.
     """
+
+    held_up: Callable[[str, Submitted], bool] = staticmethod(lambda label, task: False)
 
     def __init__(self, sessions: Mapping[str, Session], seed: int) -> None:
         self.made: dict[tuple[str, int], Made] = {}
@@ -225,6 +229,13 @@ class Tasks:
         self.made[key] = Made(DRIVER, value)
         return result
 
+    def drop(self) -> None:
+        """Cancel all that was submitted or sent, as a scheduler does that drops the driver."""
+        self._waiting.clear()
+        self.made = {key: Made(DRIVER, CancelledError()) for key in self._wanted}
+        for result in [*self._wanted.values()]:
+            result.ended()
+
     # --- tasks run ---
 
     def run_one(self) -> None:
@@ -252,7 +263,7 @@ class Tasks:
         """A task of any worker that has some to run."""
         ready: dict[str, list[tuple[str, int]]] = {}
         for key, task in self._waiting.items():
-            if all(each in self.made for each in task.inputs):
+            if all(each in self.made for each in task.inputs) and not self.held_up(key[0], task):
                 ready.setdefault(task.worker, []).append(key)
         return self._chance.choice(self._chance.choice([*ready.values()])) if ready else None
 
@@ -307,8 +318,14 @@ class WorkersHere(RunWorkers):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.going: list[str] = []
+        self.cut_off: Tasks | None = None  # whose driver the scheduler drops next
 
     def look_round(self) -> bool:
+        if (dropped := self.cut_off) is not None:
+            self.cut_off = None
+            dropped.drop()
+            self.connection.go_on()
+            raise CutOff
         gone, self.going = self.going, []
         if gone:
             raise WorkersLost(gone)
@@ -358,6 +375,8 @@ class ResultsHere(Results):
 
     def fetch(self, future: Future) -> Any:
         value = self._tasks.made[future.key].on(DRIVER)
+        if isinstance(value, CancelledError):
+            self._workers.explain(value)
         if isinstance(value, Exception):
             raise value
         return value
@@ -465,11 +484,13 @@ def train_here(
     comes: Mapping[int, str] | None = None,
     goes: Mapping[int, str] | None = None,
     leaves: Mapping[int, str] | None = None,
+    cut_off: Order | type[Order] | None = None,
 ) -> TrainedHere:
     """Run a job of strategy `layer`.
 
     seed: of the order in which tasks run. prepare: is done with all of them first. names: of the workers, if not cpu-0…
     comes, goes, leaves: the workers that come, are lost, or are to leave, once the step of this number has ended.
+    cut_off: the order, or its kind, while which is carried out for the first time the scheduler drops the driver.
     """
     job = resolve(tables)
     dataset = open_dataset(str(job.data.path), limit=job.data.limit)
@@ -479,7 +500,12 @@ def train_here(
     here = InProcess.of(job, dataset, dict(zip(names, workers, strict=True)), seed=seed, late=late)
     there = cast(WorkersHere, here.context.workers)
 
+    cuts = [] if cut_off is None else [cut_off]
+
     def hears(fact: Fact, found: list[Order]) -> None:
+        if cuts and any(cuts[0] in (order, type(order)) for order in found):
+            cuts.clear()
+            there.cut_off = here.tasks
         if isinstance(fact, StepDone):
             there.newcomers += [member(comes[fact.number], "cpu")] if fact.number in comes else []
             if fact.number in leaves:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -85,6 +85,8 @@ class TaskHere:
         return self.future.done()
 
     def result(self, timeout: float | None = None) -> Any:
+        if self.state == "dropped":
+            raise CancelledError
         return self.future.result(timeout)
 
     def add_done_callback(self, told: Callable[[Any], None]) -> None:
@@ -93,6 +95,11 @@ class TaskHere:
     def cancel(self) -> None:
         self.state = "cancelled"
         self.future.cancel()
+
+    def drop(self) -> None:
+        """Cancel it as a scheduler does that drops the driver: a result that there is is gone."""
+        self.cancel()
+        self.state = "dropped"
 
     def release(self) -> None:
         """Results are kept until the run is over."""
@@ -104,7 +111,10 @@ class ThreadsHere:
     Attributes
     ----------
     tasks : all so far, by key.
+    submitted : is told each, as its worker is about to have it.
     """
+
+    submitted: Callable[[TaskHere], None] = staticmethod(lambda task: None)
 
     def __init__(self, names: Iterable[str]) -> None:
         self._threads = {name: ThreadPoolExecutor(1, f"worker-{name}") for name in names}
@@ -120,6 +130,7 @@ class ThreadsHere:
 
         self.tasks[key] = task = TaskHere(key, worker)
         task.future = self._threads[worker].submit(made)
+        self.submitted(task)
         return task
 
     def keep(self, key: Any, worker: str, value: Any) -> TaskHere:
@@ -237,13 +248,22 @@ class EndHere:
         """Nothing is held open."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ClientHere:
     """What of a Dask client starts actors."""
 
     threads: ThreadsHere
     actors: dict[Any, ActorHere] = field(default_factory=dict)
-    scheduler_comm: None = None
+    scheduler_comm: object = None
+
+    def cut_off(self) -> None:
+        """Lose the connection, with all tasks, and be connected again."""
+        for task in [*self.threads.tasks.values()]:
+            task.drop()
+        self.scheduler_comm = object()
+
+    def subscribe_topic(self, topic: str, heard: Callable[..., None]) -> None:
+        """Nobody sends any."""
 
     def submit(self, kind: Callable[..., Any], *args: Any, key: Any, workers: list[str], **options: Any) -> TaskHere:
         placing = ("actor", "resources", "allow_other_workers", "pure")
@@ -268,14 +288,18 @@ class BundleHere(Bundle):
 
 
 class ConnectionHere(Connection):
-    """The workers stay as they are. members : those of the run."""
+    """The workers stay as they are, but for those that a test takes away. members : those of the run."""
 
     def __init__(self, client: Any, interrupted: Callable[[], int | None], members: Members) -> None:
         super().__init__(client, heed_signals(interrupted))
-        self._addresses = [member.address for member in (*members.workers, members.server)]
+        self.away = set[str]()
+        self._there = {
+            each.address: {"name": each.name, "host": "here", "nthreads": 1, "resources": {each.kind.upper(): 1}}
+            for each in (*members.workers, members.server)
+        }
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        return {address: {} for address in self._addresses}
+        return {address: info for address, info in self._there.items() if address not in self.away}
 
     def silent(self, addresses: Iterable[str]) -> set[str]:
         return set()
@@ -348,6 +372,7 @@ class RunHere:
     workers : their number, or their names.
     interrupted_after : states that are saved before a signal comes; None: there is no signal.
     server_lost_after : states that are saved before the server is lost; None: it is not.
+    cut_off : the label of the task with which the scheduler drops the driver, the first time; empty: it does not.
     heard : is told every fact too, with the orders that it led to.
 
     Attributes
@@ -355,9 +380,11 @@ class RunHere:
     heard : facts, and the orders that they led to.
     saved : states in the order in which they were saved.
     shell : of the last time that it was trained.
+    connection : likewise.
     """
 
     shell: Shell
+    connection: ConnectionHere
 
     def __init__(
         self,
@@ -367,10 +394,11 @@ class RunHere:
         *,
         interrupted_after: int | None = None,
         server_lost_after: int | None = None,
+        cut_off: str = "",
         heard: Heard = lambda fact, found: None,
     ) -> None:
         self.job, self.dataset, self._limit, self._heard = job, dataset, interrupted_after, heard
-        self._server_lost = server_lost_after
+        self._server_lost, self._cut_off = server_lost_after, cut_off
         self.names = [f"cpu-{i}" for i in range(workers)] if isinstance(workers, int) else [*workers]
         self.events: list[Event] = []
         self.heard: list[tuple[Fact, list[Order]]] = []
@@ -381,7 +409,15 @@ class RunHere:
         """To the end; returns the weights. Raises as a cluster's run does."""
         threads, limit = ThreadsHere([*self.names, "ps"]), self.job.cluster.stall_timeout
         members = Members(tuple(member(name, "cpu") for name in self.names), member("ps", "ps"), True)
-        connection = ConnectionHere(ClientHere(threads, self._actors), self._signal, members)
+        client = ClientHere(threads, self._actors)
+        self.connection = connection = ConnectionHere(client, self._signal, members)
+
+        def submitted(task: TaskHere) -> None:
+            if task.key[0] == f"{self._cut_off}-{NAME}":
+                self._cut_off = ""
+                client.cut_off()
+
+        threads.submitted = submitted
         workers = RunWorkers(connection, members, self.events.append)
         dispatch, results = DispatchHere(workers, limit, threads, self.dataset), ResultsHere(workers, limit)
         ways = Ways(NAME, connection, workers, dispatch, results, limit)

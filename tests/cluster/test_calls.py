@@ -154,6 +154,26 @@ def test_a_scheduler_is_named_where_dask_has_closed_the_client_meanwhile() -> No
         assert to.processing() == {}
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_client_that_dask_connects_again_is_waited_for(monkeypatch: pytest.MonkeyPatch, comes_back: bool) -> None:
+    """The scheduler answers already. Its loss ended the run before."""
+    monkeypatch.setattr(connection, "SCHEDULER", 10.0 if comes_back else 0.2)
+    with fake_client(there(A)) as client:
+        looks = itertools.count()
+
+        def heed() -> None:
+            if comes_back and next(looks) == 4:
+                client.status = "running"
+
+        client.status = "connecting"
+        to = connection.Connection(client, heed)
+        if comes_back:
+            assert to.workers().keys() == {A}
+        else:
+            with pytest.raises(Lost, match="connection lost"):
+                to.workers()
+
+
 def test_a_scheduler_that_hangs_is_named() -> None:
     with (
         fake_client(there(A), hang={"scheduler"}) as client,

@@ -143,7 +143,7 @@ def test_divergence_between_peers_keeps_the_last_finite_checkpoint(
 @pytest.mark.parametrize("restored", [False, True])
 def test_a_center_that_the_driver_has_is_one_to_go_on_from(monkeypatch: pytest.MonkeyPatch, restored: bool) -> None:
     """The workers that had it are lost before the next life has met."""
-    monkeypatch.setattr(meetings_of_peers, "initial_weights", lambda *_: (np.zeros(4), np.zeros(4, np.float32)))
+    monkeypatch.setattr(meetings_of_peers, "layout_of", lambda *_: np.zeros(4))
     alive, answers = {"a": None, "b": None}, [{"a": (7, None)}, {"a": np.ones(4, np.float32)}, {}]
     context: Any = SimpleNamespace(
         job=Job(), dataset=None, name="it",
@@ -152,7 +152,7 @@ def test_a_center_that_the_driver_has_is_one_to_go_on_from(monkeypatch: pytest.M
         results=SimpleNamespace(gather=lambda *_, **__: answers.pop(0)),
     )  # fmt: skip
     state = TrainingState(3, 0.5, np.zeros(4, np.float32), {}, {})
-    exchange = PeerExchange(context, BSP(exchange="asa"), lambda *_: None, lambda _: None)
+    exchange = PeerExchange(context, BSP(exchange="asa"), state, lambda *_: None, lambda _: None)
     exchange.join(orders.Join("a", 1, 1), state, {}, {})
     exchange._holders = ("a",)  # it has met others
     assert exchange.rescue({}) == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,12 @@ from hypothesis import strategies as st
 from daskcnn.cluster.layers.step_graph import FUNCTIONS
 from daskcnn.cluster.layers.task_context import Shelf
 from daskcnn.cluster.layers.transfers import CALL, answer_part
+from daskcnn.cluster.run import workers as run_workers
 from daskcnn.cluster.run.admission import calibration_row
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.shell import layer_sharded
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
+from daskcnn.cluster.worker.tasks import score_weights
 from daskcnn.errors import ClusterError
 from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerJoined, WorkerLeft, WorkerLeftOut
 from daskcnn.job.resolve import resolve
@@ -23,6 +28,7 @@ from daskcnn.nn import leaves, sequential_from_spec
 from daskcnn.sharded.balance import ShareSearch, WorkerLink, WorkerLinks, traffic, weight_traffic
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.store import open_dataset
+from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.shares import Shares
 from tests.cluster.cluster_jobs import LAYERS, one_process
@@ -416,6 +422,20 @@ def test_a_worker_behind_a_slow_link_gets_no_kernels_where_links_count(toy: str,
 # --- what goes wrong ---
 
 
+def test_a_worker_that_is_back_and_measures_itself_anew_judges_nothing(toy: str) -> None:
+    """Its part would wait behind its measuring, and the epoch's end with it."""
+    job = toy_job(toy, model={"dtype": "float64"}, train={"epochs": 1}, cluster={"chain": 10})
+
+    def hold_up(tasks: Tasks) -> None:
+        """It does not end measuring itself a second time."""
+        own = "calibrate", "cpu-2"
+        tasks.held_up = lambda label, task: (label, task.worker) == own and any(ran[:2] == own for ran in tasks.ran)
+
+    found = train_here(job, [EQUAL] * 3, prepare=hold_up, goes={11: "cpu-2"}, comes={14: "cpu-2"})
+    assert sorted(ran.worker for ran in found.ran if ran.function is score_weights) == ["cpu-0", "cpu-1"]
+    np.testing.assert_allclose(found.state.weights, reference(job).weights, rtol=1e-9, atol=1e-12)
+
+
 def test_a_part_that_is_not_to_be_had_costs_the_steps_since_the_snapshot_and_nothing_else(toy: str) -> None:
     job = toy_job(toy, model={"dtype": "float64"}, train={"epochs": 1}, cluster={"chain": 10})
     calls = []
@@ -431,6 +451,33 @@ def test_a_part_that_is_not_to_be_had_costs_the_steps_since_the_snapshot_and_not
 
     found = train_here(job, [EQUAL] * 3, prepare=lose_one)
     assert [event.message for event in found.of(Warned)] == ["somebody took it: back to step 10"]
+    np.testing.assert_allclose(found.state.weights, reference(job).weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "while_",
+    [
+        *(orders.Calibrate, orders.MeasureLinks, orders.RunSegment, orders.StopSegment, orders.Collect, orders.Judge),
+        *(orders.AskCounters(2), orders.Calibrate("cpu-2")),
+    ],
+)
+def test_a_connection_that_is_cut_and_there_again_costs_no_worker_its_place(
+    toy: str, monkeypatch: pytest.MonkeyPatch, while_: Any
+) -> None:
+    """Tasks that the scheduler has dropped are made anew, whatever they are for."""
+
+    def measured(context: RunContext, home: str, workers: Sequence[str]) -> WorkerLinks:
+        submit = context.dispatch.submit
+        context.results.gather({worker: submit("link", list, worker=worker) for worker in workers}, within=10.0)
+        return WorkerLinks({worker: WorkerLink(1e9, 0.0) for worker in workers})
+
+    monkeypatch.setattr(layer_sharded, "measure_links", measured)
+    monkeypatch.setattr(run_workers, "EXPLAINED", 0.1)
+    epoch: dict[str, Any] = {"train": {"epochs": 1, "kernel_shares": "measured"}, "run": {"report_every": 100}}
+    job = toy_job(toy, model={"dtype": "float64"}, **epoch)
+    found = train_here(job, [EQUAL] * 3, comes={7: "cpu-2"}, cut_off=while_)
+    assert not found.of(WorkerLeftOut)
+    assert [event.worker for event in found.of(WorkerJoined)] == ["cpu-2"]
     np.testing.assert_allclose(found.state.weights, reference(job).weights, rtol=1e-9, atol=1e-12)
 
 

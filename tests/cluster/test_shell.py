@@ -57,7 +57,7 @@ def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
 
     none: dict[str, Any] = {"left": [], "leavers": [], "new_hosts": [], "came": list, "recalled": tuple}
     workers = SimpleNamespace(look_round=look, alive={}, members=SimpleNamespace(workers=()), **none)
-    connection = SimpleNamespace(ignore_signals=found.clear)
+    connection = SimpleNamespace(ignore_signals=found.clear, cuts=0)
     context: Any = SimpleNamespace(workers=workers, connection=connection, calibrations={}, emit=None, ends=None)
     context.results = Results(context.workers, 1.0)
     strategy: Any = Noting()

@@ -103,6 +103,14 @@ class Shell:
                 return self.answer(i)
         raise AssertionError(f"no {kind.__name__} of {replica} among {[order for order, _ in self.pending]}")
 
+    def cut_off(self) -> list[Order]:
+        """The scheduler drops the driver with all tasks, and a server. What the driver is at is begun anew."""
+        self._forget(lambda order: isinstance(order, orders.Calibrate | orders.Join | orders.StartRound))
+        life, self.server = self.server, None
+        if life is not None:
+            self.tell(facts.ServerGone(life, self.now))
+        return self.tell(facts.ConnectionCut(self.now))
+
     def finish(self, most: int = 2000) -> End:
         """Answer all orders in turn until the end."""
         for _ in range(most):

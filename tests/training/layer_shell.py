@@ -117,6 +117,16 @@ class Shell:
     def lose(self, *workers: str) -> list[Order]:
         return self.then(facts.WorkerGone, workers, "connection lost")
 
+    def cut_off(self) -> list[Order]:
+        """The scheduler drops the driver with all tasks. What the driver itself is at is begun anew, and answered."""
+        for kind in (orders.Collect, orders.Judge, orders.AskCounters):
+            self.open.pop(kind, None)
+        self.end = self.trained
+        self.calibrating.clear()
+        out = self.then(facts.ConnectionCut)
+        assert self.calibrating == {*self.coordinator.roster.calibrating} or self.coordinator.ended
+        return out
+
     def interrupt(self) -> list[Order]:
         return self.then(facts.Interrupted, 15)
 

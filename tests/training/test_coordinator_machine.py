@@ -153,6 +153,10 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def out_of_step(self) -> None:
         self.shell.tell(facts.OutOfStep(self.coordinator.life, "a task was run twice", self.now))
 
+    @rule()
+    def connection_is_cut(self) -> None:
+        self.shell.cut_off()
+
     @rule(data=st.data())
     @precondition(lambda self: any(isinstance(order, orders.StartRound) for order, _ in self.shell.pending))
     def diverge(self, data: st.DataObject) -> None:

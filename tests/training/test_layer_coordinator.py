@@ -1111,6 +1111,10 @@ class Machine(RuleBasedStateMachine):
     def out_of_step(self) -> None:
         self.shell.then(facts.OutOfStep, self.shell.life, "a task was run twice")
 
+    @rule()
+    def connection_is_cut(self) -> None:
+        self.shell.cut_off()
+
     @rule(after=st.sampled_from([0.1, 1.0, 30.0]))
     def time_passes(self, after: float) -> None:
         self.shell.then(facts.Tick, after=after)

@@ -17,6 +17,8 @@ from distributed import Client, default_client, get_worker, utils
 from distributed.comm import CommClosedError
 
 from daskcnn.cluster.link.calls import (
+    SCHEDULER,
+    TURN,
     Check,
     Unanswered,
     answer_to,
@@ -47,10 +49,14 @@ class Connection:
     Parameters
     ----------
     heed : called repeatedly while it waits; may raise, as after a signal
+
+    Attributes
+    ----------
+    cuts : times that the run has gone on after the scheduler had dropped the client, and all of its tasks.
     """
 
     def __init__(self, client: Client, heed: Check) -> None:
-        self.client, self.heed = client, heed
+        self.client, self.heed, self.cuts = client, heed, 0
         self._scheduler = "the scheduler"  # its name, once it is known
         self._way = client.scheduler_comm
 
@@ -77,6 +83,10 @@ class Connection:
         """Return the scheduler's entry for each of its workers, by address. Raises Lost where the scheduler is gone."""
         with self.reached():
             found = present(self.client, self.heed)
+        deadline = time.monotonic() + SCHEDULER
+        while self.client.status == "connecting" and time.monotonic() < deadline:  # again: the scheduler is there
+            self.heed()
+            time.sleep(TURN)
         if self.client.status != "running":
             raise self._lost()
         self._scheduler = scheduler_of(self.client)
@@ -90,6 +100,7 @@ class Connection:
     def go_on(self) -> None:
         """Take the present connection for the one that all has been begun with."""
         self._way = self.client.scheduler_comm
+        self.cuts += 1
 
     def processing(self) -> Mapping[str, Any]:
         """Return the scheduler's tasks of each worker, by address; none where it does not answer."""

@@ -21,7 +21,7 @@ from daskcnn.cluster.peers import meeting_tasks
 from daskcnn.cluster.peers.pieces import Peers
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import OptimizerStates, PendingWork, Rests, TaskWork, Watch
-from daskcnn.job.network import initial_weights
+from daskcnn.job.network import layout_of
 from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.ps.bsp import ASA
@@ -32,21 +32,22 @@ from daskcnn.training.round_report import RoundReport
 
 
 class PeerExchange:
-    """Lets the replicas meet, and knows which of them have the present center.
+    """Lets the replicas meet, and knows which of them have the present center. state: it begins from.
 
     rescued: True if the next life begins from the present center, else from the state that was saved last.
     """
 
-    def __init__(self, context: RunContext, rule: UpdateRule, watch: Watch, tell: Callable[[Fact], None]) -> None:
+    def __init__(
+        self, context: RunContext, rule: UpdateRule, state: TrainingState, watch: Watch, tell: Callable[[Fact], None]
+    ) -> None:
         self._context, self._watch, self._tell = context, watch, tell
         # a rule that is not the job's own is that of a worker alone, whose weights do not travel
         wire = context.job.cluster.wire if rule == context.job.rule else context.job.model.dtype
         self._asa = ASA.of(rule, wire)
-        layout, weights = initial_weights(context.job, context.dataset)
-        self._peers = Peers(context.name, 0, (), layout.size)
+        self._peers = Peers(context.name, 0, (), layout_of(context.job, context.dataset).size)
         self._holders: tuple[str, ...] = ()  # of the present center
-        self._version = 0
-        self._kept: tuple[int, Array] = (0, weights)  # a center that the driver has, and its version
+        self._version = state.step
+        self._kept: tuple[int, Array] = (state.step, state.weights)  # a center that the driver has, and its version
         self.rescued = False
         self._round: PeerRound | None = None
 

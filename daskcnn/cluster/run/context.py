@@ -13,7 +13,7 @@ from distributed import Client, Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import ServerLost, Unanswered, WorkersLost, answer_to, ask_workers
+from daskcnn.cluster.link.calls import CutOff, Unanswered, WorkersLost, answer_to, ask_workers
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member, Members
@@ -177,18 +177,19 @@ class Scoring:
         self._limit, self._calibrations, self._even = limit, calibrations, even
 
     def score(self, weights: Array, split: str, part: JudgedPart) -> Score:
-        """Judge weights on a part of a split, and again where a worker is lost meanwhile."""
+        """Judge weights on a part of a split, and again where a worker is lost, or the connection cut, meanwhile."""
         workers = self._dispatch.workers
         while True:
             try:
-                return self._score(weights, split, part)
+                return self.try_score(weights, split, part)
             except WorkersLost as lost:
                 for name in lost.names:
                     workers.lose(name, "connection lost")
-            except ServerLost:
-                workers.needs_server = False  # scoring does not need it; a later call to it finds out
+            except CutOff:
+                pass  # its tasks are made anew
 
-    def _score(self, weights: Array, split: str, part: JudgedPart) -> Score:
+    def try_score(self, weights: Array, split: str, part: JudgedPart) -> Score:
+        """Judge weights on a part of a split. Raises WorkersLost, and what `RunWorkers.look_round` raises."""
         futures, known = self.submit(weights, split, part), self._calibrations
         each = (own.samples * known[name].seconds_per_sample for name, own in self.parts(part))
         slowest = max(each, default=0.0)

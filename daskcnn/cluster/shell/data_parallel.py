@@ -88,7 +88,7 @@ class DataParallel:
         """Choose how merges travel, and between which kind of replicas."""
         context, rule, shell = self.context, self._settings.rule, self._shell
         if self._settings.peers:
-            return PeerExchange(context, rule, shell.watch, shell.tell)
+            return PeerExchange(context, rule, self.state, shell.watch, shell.tell)
         if self._settings.replica_size > 1:
             self._groups = GroupReplicas(context, rule)
             return ServerExchange(context, rule, self._groups, shell.watch)
@@ -205,10 +205,13 @@ class DataParallel:
         if (snapshot := self._snapshot()) is None:
             return
         weights, _ = exchanged(snapshot.center, snapshot.state or {})
-        before = [*self.context.workers.alive]
-        score = self.context.scoring.score(weights, "train", order.part)
-        self._shell.tell_lost([name for name in before if name not in self.context.workers.alive])
-        self._shell.tell(facts.Judged(score, self._shell.now))
+        try:
+            score = self.context.scoring.try_score(weights, "train", order.part)
+        except WorkersLost as lost:
+            self._shell.tell_lost(lost.names)
+            self._shell.tell(facts.NotJudged(self._shell.now))
+        else:
+            self._shell.tell(facts.Judged(score, self._shell.now))
 
     def _restore(self) -> None:
         """Replicas that join go on with the optimizers, and the rests, of the state that was saved last."""

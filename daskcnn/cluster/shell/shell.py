@@ -89,6 +89,7 @@ class Shell:
         self._candidates = {member.name: member for member in context.workers.members.workers}
         self._calibrating: dict[str, Future] = {}
         self._looked = self._awake = self.now
+        self._cuts = context.connection.cuts  # that were told
         self._actions: Actions = {
             orders.Calibrate: self._calibrate,
             orders.Dismiss: self.dismiss,
@@ -212,7 +213,7 @@ class Shell:
         except ServerLost:
             self.tell(facts.ServerGone(self.strategy.life, self.now))
         except CutOff:
-            self.tell(facts.OutOfStep(self.strategy.life, "the connection to the scheduler was cut", self.now))
+            pass  # as it is told in any case
         except WorkersLost as lost:
             self.tell_lost(lost.names)
         except Interrupted as signal:  # told once: the coordinator ends what is under way then
@@ -220,6 +221,13 @@ class Shell:
             self.tell(facts.Interrupted(signal.signum, self.now))
         except Lost as gone:
             self.tell(facts.SchedulerGone(gone, self.now))
+        self._tell_cut()
+
+    def _tell_cut(self) -> None:
+        """Tell that the connection was cut, if it was: the loss of a worker or of the server may have been found."""
+        if self._cuts != self.context.connection.cuts:
+            self._cuts = self.context.connection.cuts
+            self.tell(facts.ConnectionCut(self.now))
 
     # --- orders ---
 
@@ -242,8 +250,15 @@ class Shell:
                 self._act(order)
 
     def _act(self, order: Order) -> None:
+        """Carry out an order; from its begin where the connection is cut meanwhile."""
         with self.losses_told():
-            self._actions[type(order)](order)
+            while True:
+                try:
+                    self._actions[type(order)](order)
+                except CutOff:
+                    self._tell_cut()
+                else:
+                    return
 
     def _free_unused(self, worker: str) -> None:
         """Let other runs have a worker that is of no use now, if this run has a hold on it since it was here before."""
@@ -253,6 +268,7 @@ class Shell:
                 self.context.workers.free(self._candidates[worker])
 
     def _calibrate(self, order: orders.Calibrate) -> None:
+        self._give_up_calibrating(order.worker)
         self.context.workers.spare.pop(order.worker, None)
         if not self.context.workers.take(self._candidates[order.worker]):
             self.tell(facts.CalibrationFailed(order.worker, "another run has taken it meanwhile", "", self.now))
@@ -269,6 +285,7 @@ class Shell:
         self._give_up_calibrating(order.worker)
         self.give_up(order.worker)
         self._let_end(order.worker)
+        self.context.calibrations.pop(order.worker, None)  # it measures itself anew if it comes back
         if (member := self.context.workers.alive.pop(order.worker, None)) is not None:
             self.context.workers.free(member)
             if not order.for_good:

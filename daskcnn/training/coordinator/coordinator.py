@@ -47,6 +47,7 @@ class Phase(Enum):
 
 
 RECALLED = "another job is to have it"
+CUT = "the connection to the scheduler was cut"
 _ENDED = Phase.ENDED  # read with every fact: a member's look-up in its class takes ten times as long
 IN_VAIN = 4
 """Times in a row that a run lacks workers and has come no farther, from which on losses count."""
@@ -79,6 +80,7 @@ class Coordinating(ABC):
             facts.CalibrationFailed: self._on_calibration_failed,
             facts.WorkerLeaving: self._on_worker_leaving,
             facts.WorkersRecalled: self._on_workers_recalled,
+            facts.ConnectionCut: self._on_cut,
             facts.SchedulerGone: lambda fact: self._give_up(fact.error),
             facts.Interrupted: lambda fact: self._interrupt(errors.Interrupted.by(fact.signum)),
             facts.TimeLimited: self._on_time_limited,
@@ -179,6 +181,12 @@ class Coordinating(ABC):
     def _on_calibration_failed(self, fact: facts.CalibrationFailed) -> None:
         if fact.worker in self.roster.calibrating:
             self._leave_out([fact.worker], fact.reason, fact.remedy, fact.at)
+
+    def _on_cut(self, fact: facts.ConnectionCut) -> None:
+        """Have those measure themselves anew that were at it."""
+        for worker in self.roster.calibrating:
+            self.roster.calibrating[worker] = fact.at
+            self._out.put(orders.Calibrate(worker))
 
     def _leave_out_lost(self, fact: facts.WorkerGone) -> None:
         """Go on without workers that were lost while they measured themselves, or before the run began."""

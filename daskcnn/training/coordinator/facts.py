@@ -171,6 +171,16 @@ class OutOfStep(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionCut(Fact):
+    """The scheduler had dropped the driver, and all tasks under way with it; they are connected again.
+
+    An order that is carried out meanwhile is begun anew, and is answered.
+    """
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Waits(Fact):
     """The answer to `AskWaiting`.
 
@@ -265,6 +275,13 @@ class Judged(Fact):
     """The answer to `Judge`. None: a simulation in which nothing is learnt."""
 
     score: Score | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NotJudged(Fact):
+    """The last `Judge` came to nothing: workers that judged are lost, which is told before."""
+
     at: float
 
 

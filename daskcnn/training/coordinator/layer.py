@@ -26,7 +26,7 @@ from typing import Any
 from daskcnn.errors import Lost, UserError
 from daskcnn.events import WorkersCalibrated
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.coordinator import CUT, Phase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer_records import REPLICA, LayerSnapshot
 from daskcnn.training.coordinator.layer_segments import LayerSegments
@@ -119,16 +119,29 @@ class LayerCoordinator(LayerSegments):
                 return
         if not missed and self.phase in (Phase.STEPPING, Phase.COLLECTING):  # they have no kernels yet
             return
-        self._fewer = True
         if self.phase in (Phase.JUDGING, Phase.COUNTING):
-            self._out.put(orders.CancelAll())
-            self._judge() if self.phase is Phase.JUDGING else self._end_epoch()
+            self._end_epoch_without_pieces()
         elif self._interrupted is not None:
             self._end_interrupted()
         else:
+            self._fewer = True
             count = len(self.roster.alive)
             self._out.warn(f"back to the snapshot of step {self.snapshot.step}, on {count} workers")
             self._go_back()
+
+    def _end_epoch_without_pieces(self) -> None:
+        """Judge again, or report the epoch that was judged: nothing is placed any more that would have counters."""
+        self._fewer = True
+        self._out.put(orders.CancelAll())
+        self._judge() if self.phase is Phase.JUDGING else self._end_epoch()
+
+    def _on_cut(self, fact: facts.ConnectionCut) -> None:
+        """Repeat what was under way."""
+        super()._on_cut(fact)
+        if self.phase in (Phase.JUDGING, Phase.COUNTING):
+            self._end_epoch_without_pieces()
+        else:
+            self._on_out_of_step(facts.OutOfStep(self.life, CUT, fact.at))
 
     def _progress(self) -> int:
         return self.snapshot.step

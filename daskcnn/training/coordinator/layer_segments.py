@@ -34,7 +34,7 @@ class LayerSegments(Coordinating):
         self.done = self.end = self.snapshot.step  # steps that have ended; the segment's end
         self.links = Links(wanted=settings.measures_links)
         self.sharing = Sharing(settings.between_moves)
-        self._fewer = False  # a worker was lost, or has left, since kernels were shared
+        self._fewer = False  # a worker was lost, or has left, since kernels were shared; or no pieces are placed
         self._newcomers: list[str] = []  # calibrated since then
         self._stopping = False  # the segment
         self._placed = 0.0  # when the snapshot was placed

@@ -245,7 +245,7 @@ class Rescue(Order):
 
 @dataclass(frozen=True, slots=True)
 class Judge(Order):
-    """Score the center on these validation samples. Answer: `Judged`."""
+    """Score the center on these validation samples. Answer: `Judged`, `NotJudged` or `NotKept`."""
 
     part: JudgedPart
 

@@ -28,7 +28,7 @@ from daskcnn.events import WorkersCalibrated
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.changes import Changes
 from daskcnn.training.coordinator.choosing import Choice
-from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.coordinator import CUT, Phase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.life import Life
 from daskcnn.training.coordinator.roster import Refusal
@@ -58,6 +58,7 @@ class Coordinator(Changes):
             facts.Rescued: self._on_rescued,
             facts.ServerProbed: self._on_server_probed,
             facts.Judged: self._on_judged,
+            facts.NotJudged: self._on_not_judged,
             facts.Saved: self._on_saved,
             facts.NotKept: self._on_not_kept,
             facts.Tick: self._on_tick,
@@ -168,6 +169,14 @@ class Coordinator(Changes):
             self._out.warn(f"{fact.message}: back to the checkpoint at epoch {self.kept.epoch:.2f}")
             self._restart(fact.at)
 
+    def _on_cut(self, fact: facts.ConnectionCut) -> None:
+        """Begin the rounds under way again: peers from the last center, others from the state that was kept."""
+        super()._on_cut(fact)
+        if self.phase is _TRAINING and self.settings.peers:
+            self._rescue()
+        else:
+            self._on_out_of_step(facts.OutOfStep(self.life, CUT, fact.at))
+
     def _restart(self, now: float) -> None:
         """Begin a new life from the state kept last, unless the run is to end: then that state stands."""
         if self._interrupted is not None:
@@ -262,9 +271,17 @@ class Coordinator(Changes):
         if self._records.up_to_date(self._alive.rounds):
             self._end("done", None)
         else:
-            self.phase = Phase.JUDGING
-            lo = self.settings.samples
-            self._out.put(orders.Judge(JudgedPart(lo, lo + self.settings.validation)))
+            self._judge()
+
+    def _judge(self) -> None:
+        self.phase = Phase.JUDGING
+        lo = self.settings.samples
+        self._out.put(orders.Judge(JudgedPart(lo, lo + self.settings.validation)))
+
+    def _on_not_judged(self, fact: facts.NotJudged) -> None:
+        """Judge with the workers that are left, unless the last of them was lost."""
+        if self.phase is Phase.JUDGING:
+            self._judge()
 
     def _on_judged(self, fact: facts.Judged) -> None:
         if self.phase is Phase.JUDGING:
