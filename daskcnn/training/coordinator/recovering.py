@@ -248,9 +248,13 @@ class Recovering(Coordinating):
         elif self.phase is Phase.CALIBRATING:
             self._is_short(now)
         elif self.phase is _TRAINING:
-            self._alive.paused = self._is_short(now)
-            self._alive.go_on_without(now)
-            self._go_on_from_reports(now)
+            self._go_on_with_the_rest(now)
+
+    def _go_on_with_the_rest(self, now: float) -> None:
+        """Start the rounds that are due now, unless too few workers are left."""
+        self._alive.paused = self._is_short(now)
+        self._alive.go_on_without(now)
+        self._go_on_from_reports(now)
 
     # --- peers without a server ---
 
