@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,14 +11,21 @@ import pytest
 from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import WorkersLost
+from daskcnn.cluster.link.client import Connection
+from daskcnn.cluster.link.members import Members, advertised
+from daskcnn.cluster.run.context import Dispatch, RunContext
 from daskcnn.cluster.run.exchange import TaskWork
 from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.shell import shell as shell_module
 from daskcnn.cluster.shell.shell import Shell
 from daskcnn.errors import Interrupted, Lost
-from daskcnn.events import WorkerIgnored
+from daskcnn.events import Event, WorkerIgnored
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
+from tests.cluster.surroundings import Ways
+from tests.cluster.test_leases import there
+from tests.fake_client import fake_client
 
 UNFIT = "runs dask 1 (here 2)", "install the same versions there"
 GONE = Lost("scheduler tcp://s: connection lost")
@@ -46,6 +55,48 @@ class Noting:
     def close(self) -> None: ...
 
 
+@contextmanager
+def run_of(*names: str) -> Iterator[tuple[RunContext, Any, list[tuple[str, str]]]]:
+    """A run of these workers; the client, of which tests change the workers; who is asked to forget which run."""
+    with fake_client(there(*names)) as client:
+        asked = list[tuple[str, str]]()
+        client.before = lambda address, function: asked.append((address, function.__name__))
+        found = tuple(advertised(client.workers))
+        connection, events = Connection(client, lambda: None), list[Event]()
+        workers = RunWorkers(connection, Members(found, found[0], False), events.append, grows=True)
+        dispatch, results = Dispatch("run", workers, 1.0), Results(workers, 1.0)
+        job: Any = SimpleNamespace(cluster=SimpleNamespace(stall_timeout=1.0))
+        dataset: Any = None
+        yield Ways("run", connection, workers, dispatch, results, 1.0).context(job, dataset, events, []), client, asked
+
+
+def test_a_worker_that_is_let_go_is_watched() -> None:
+    with run_of("d1", "d2", "d3") as (context, client, asked):
+        strategy: Any = Noting()
+        shell = Shell(context, strategy)
+        shell.dismiss(orders.Dismiss("d2", for_good=True))
+        shell.dismiss(orders.Dismiss("d3", for_good=False))  # it does not answer
+        assert [*context.workers.alive] == ["d1"]
+        client.workers = there("d1", "d3")
+        shell.look()
+        assert [fact.workers for fact in shell._facts if isinstance(fact, facts.WorkerGone)] == [("d2",)]
+        assert asked == []
+
+
+def test_a_worker_that_has_the_name_of_one_that_was_let_go_is_not_taken_for_it() -> None:
+    with run_of("d1", "d2") as (context, client, _):
+        strategy: Any = Noting()
+        shell = Shell(context, strategy)
+        shell.dismiss(orders.Dismiss("d2", for_good=True))
+        (again,) = there("d2").values()
+        client.workers = {**there("d1", "d2"), "tcp://other": again}
+        shell.look()
+        context.workers._looked = 0.0
+        client.workers = {**there("d1"), "tcp://other": again}
+        shell.look()
+        assert [type(fact) for fact in shell._facts if not isinstance(fact, facts.Tick)] == [facts.WorkerReady]
+
+
 def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
     """A shell whose workers raise this when it looks round, until signals are ignored."""
     found = list(broken)
@@ -55,7 +106,7 @@ def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
             raise found[0]
         return True
 
-    none: dict[str, Any] = {"left": [], "leavers": [], "new_hosts": [], "came": list, "recalled": tuple}
+    none: dict[str, Any] = {"left": [], "leavers": [], "new_hosts": [], "came": list, "recalled": tuple, "spare": {}}
     workers = SimpleNamespace(look_round=look, alive={}, members=SimpleNamespace(workers=()), **none)
     connection = SimpleNamespace(ignore_signals=found.clear)
     context: Any = SimpleNamespace(workers=workers, connection=connection, calibrations={}, emit=None, ends=None)

@@ -253,7 +253,8 @@ class Shell:
                 self.context.workers.free(self._candidates[worker])
 
     def _calibrate(self, order: orders.Calibrate) -> None:
-        self.context.workers.spare.pop(order.worker, None)
+        for known in (self.context.workers.spare, self.context.workers.let_go):
+            known.pop(order.worker, None)
         if not self.context.workers.take(self._candidates[order.worker]):
             self.tell(facts.CalibrationFailed(order.worker, "another run has taken it meanwhile", "", self.now))
             return
@@ -265,20 +266,20 @@ class Shell:
         self.watch(order.worker, future)
 
     def dismiss(self, order: orders.Dismiss) -> None:
-        """Let a worker go, and give up what it does."""
+        """Let a worker go, and give up what it does. One that stays is free for others, and may be used again."""
+        workers = self.context.workers
         self._give_up_calibrating(order.worker)
         self.give_up(order.worker)
-        self._let_end(order.worker)
-        if (member := self.context.workers.alive.pop(order.worker, None)) is not None:
-            self.context.workers.free(member)
-            if not order.for_good:
-                self.context.workers.expect(member)
-
-    def _let_end(self, worker: str) -> None:
-        """Tell a worker that is to end, and waits for the run, that it is not needed any more."""
-        member = self.context.workers.alive.get(worker)
-        if member is not None and member.address in self.context.workers.leaving:
+        if (member := workers.alive.pop(order.worker, None)) is None:
+            return
+        leaves = member.address in workers.leaving
+        if leaves:
             self.ask(member.address, forget_run)
+        if order.for_good and not leaves:
+            workers.let_go[order.worker] = member
+        workers.free(member)
+        if not order.for_good:
+            workers.expect(member)
 
     def ask(self, address: str, function: Callable[..., Any], *args: Any) -> None:
         """Have the worker at this address call this beside its tasks; its answer is not waited for. Raises Lost."""
