@@ -55,6 +55,25 @@ class Noting:
     def close(self) -> None: ...
 
 
+class Turning(Noting):
+    """Orders no worker, and ends once it has been told of so many; else when time passes for the second time.
+
+    Attributes
+    ----------
+    ready : The workers that it was told of.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number, self.ready = number, list[str]()
+
+    def handle(self, fact: facts.Fact) -> list[orders.Order]:
+        self.told.append(fact)
+        self.ready += [fact.worker] if isinstance(fact, facts.WorkerReady) else []
+        late = sum(isinstance(each, facts.Tick) for each in self.told) > 1
+        return [orders.End("turned")] if late or len(self.ready) == self._number else []
+
+
 @contextmanager
 def run_of(*names: str) -> Iterator[tuple[RunContext, Any, list[tuple[str, str]]]]:
     """A run of these workers; the client, of which tests change the workers; who is asked to forget which run."""
@@ -95,6 +114,19 @@ def test_a_worker_that_has_the_name_of_one_that_was_let_go_is_not_taken_for_it()
         client.workers = {**there("d1"), "tcp://other": again}
         shell.look()
         assert [type(fact) for fact in shell._facts if not isinstance(fact, facts.Tick)] == [facts.WorkerReady]
+
+
+def test_workers_left_over_by_a_run_that_turns_are_told_to_the_one_that_goes_on() -> None:
+    """Those that were there, those that came, and one whose coming was not told any more."""
+    with run_of("d1", "d2") as (context, client, _):
+        client.workers = there("d1", "d2", "d3", "d4")
+        first: Any = Turning(3)
+        Shell(context, first).train()
+        assert first.ready == ["d1", "d2", "d3"]
+        then: Any = Turning(4)
+        context = context.turned(context.job)
+        Shell(context, then).train()
+        assert {*then.ready} == {"d1", "d2", "d3", "d4"}
 
 
 def shell_of(*broken: Exception) -> tuple[Shell, Noting]:

@@ -86,7 +86,8 @@ class Shell:
         self.end: orders.End | None = None
         self.work: dict[Name, PendingWork] = {}
         self._facts: deque[Fact] = deque()
-        self._candidates = {member.name: member for member in context.workers.members.workers}
+        there = *context.workers.members.workers, *context.workers.spare.values()  # left over by a run that has turned
+        self._candidates = {member.name: member for member in there}
         self._calibrating: dict[str, Future] = {}
         self._looked = self._awake = self.now
         self._actions: Actions = {
@@ -190,7 +191,7 @@ class Shell:
         if recalled := workers.recalled():
             self.tell(facts.WorkersRecalled(recalled, self.now))
         for member in workers.came():
-            self._candidates[member.name] = member
+            self._candidates[member.name] = workers.spare[member.name] = member
             self.tell(facts.WorkerReady(member.name, member.kind, self.now))
         while workers.new_hosts:
             with self.losses_told():
