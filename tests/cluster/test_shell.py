@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -89,17 +90,25 @@ def run_of(*names: str) -> Iterator[tuple[RunContext, Any, list[tuple[str, str]]
         yield Ways("run", connection, workers, dispatch, results, 1.0).context(job, dataset, events, []), client, asked
 
 
-def test_a_worker_that_is_let_go_is_watched() -> None:
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5.0
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_worker_that_is_let_go_frees_what_it_has_of_the_run_and_is_watched() -> None:
     with run_of("d1", "d2", "d3") as (context, client, asked):
         strategy: Any = Noting()
         shell = Shell(context, strategy)
         shell.dismiss(orders.Dismiss("d2", for_good=True))
+        wait_until(lambda: asked == [("tcp://d2", "forget_run")])
         shell.dismiss(orders.Dismiss("d3", for_good=False))  # it does not answer
         assert [*context.workers.alive] == ["d1"]
         client.workers = there("d1", "d3")
         shell.look()
         assert [fact.workers for fact in shell._facts if isinstance(fact, facts.WorkerGone)] == [("d2",)]
-        assert asked == []
+        assert len(asked) == 1
 
 
 def test_a_worker_that_has_the_name_of_one_that_was_let_go_is_not_taken_for_it() -> None:
@@ -114,6 +123,17 @@ def test_a_worker_that_has_the_name_of_one_that_was_let_go_is_not_taken_for_it()
         client.workers = {**there("d1"), "tcp://other": again}
         shell.look()
         assert [type(fact) for fact in shell._facts if not isinstance(fact, facts.Tick)] == [facts.WorkerReady]
+
+
+def test_what_a_run_keeps_is_freed_in_the_end_on_workers_that_it_has_given_up() -> None:
+    with run_of("d1", "d2", "d3", "d4") as (context, client, asked):
+        context.sessions |= {"tcp://d1": 1, "tcp://d2": 1, "tcp://d3": 2}
+        for worker in ("d2", "d3"):
+            del context.workers.alive[worker]
+        client.workers = there("d1", "d2")
+        context.close()
+        wait_until(lambda: len(asked) == 2)
+        assert {*asked} == {("tcp://d1", "forget_run"), ("tcp://d2", "forget_run")}
 
 
 def test_workers_left_over_by_a_run_that_turns_are_told_to_the_one_that_goes_on() -> None:

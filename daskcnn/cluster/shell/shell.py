@@ -274,8 +274,8 @@ class Shell:
         if (member := workers.alive.pop(order.worker, None)) is None:
             return
         leaves = member.address in workers.leaving
-        if leaves:
-            self.ask(member.address, forget_run)
+        if order.for_good or leaves:
+            self.ask(member.address, forget_run, self.context.sessions.get(member.address, 0))
         if order.for_good and not leaves:
             workers.let_go[order.worker] = member
         workers.free(member)
