@@ -271,11 +271,12 @@ class Shell:
         workers = self.context.workers
         self._give_up_calibrating(order.worker)
         self.give_up(order.worker)
-        if (member := workers.alive.pop(order.worker, None)) is None:
+        if (member := workers.alive.get(order.worker)) is None:
             return
         leaves = member.address in workers.leaving
         if order.for_good or leaves:
             self.ask(member.address, forget_run, self.context.sessions.get(member.address, 0))
+        del workers.alive[order.worker]
         if order.for_good and not leaves:
             workers.let_go[order.worker] = member
         workers.free(member)
