@@ -302,6 +302,18 @@ class TaskBundle(Bundle):
         return {ref.key: cast(Future, self._tasks.wanted(ref)) for ref in wanted}
 
 
+@dataclass
+class ClientOfTasks:
+    """What of a Dask client asks workers beside their tasks."""
+
+    loop: Any
+    scheduler_comm: None = None
+
+    async def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
+        """Let none answer."""
+        return {}
+
+
 class ConnectionHere(Connection):
     """No scheduler knows anything."""
 
@@ -402,11 +414,11 @@ class InProcess:
         cls, job: Job, dataset: Dataset, workers: Mapping[str, LocalWorker], *, seed: int = 0, late: Sequence[str] = ()
     ) -> InProcess:
         """The workers by name. seed: of the order in which tasks run. late: those that are not there at first."""
-        events, saved, no_client = list[Event](), list[TrainingState](), cast(Any, SimpleNamespace(scheduler_comm=None))
+        events, saved = list[Event](), list[TrainingState]()
         members = tuple(member(name, each.kind) for name, each in workers.items() if name not in late)
-        connection = ConnectionHere(no_client, lambda: None)
-        there = WorkersHere(connection, Members(members, members[0], server_alone=False), events.append)
         tasks = Tasks({name: each.session(job, dataset) for name, each in workers.items()}, seed)
+        connection = ConnectionHere(cast(Any, ClientOfTasks(SimpleNamespace(asyncio_loop=tasks.loop))), lambda: None)
+        there = WorkersHere(connection, Members(members, members[0], server_alone=False), events.append)
         measured = {name: partial(each.calibration, job, dataset) for name, each in workers.items()}
         dispatch, results = DispatchHere(there, tasks, measured), ResultsHere(there, tasks)
         context = Ways(RUN, connection, there, dispatch, results, 0.0).context(job, dataset, events, saved)

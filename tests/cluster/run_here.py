@@ -361,7 +361,9 @@ class ShellHere(Shell):
     """Calls workers, whose addresses are their names, beside their tasks."""
 
     def ask(self, address: str, function: Callable[..., Any], *args: Any) -> None:
-        asyncio.run(function(f"{NAME}@{address}", *args, dask_worker=SimpleNamespace(address="")))
+        found = function(f"{NAME}@{address}", *args, dask_worker=SimpleNamespace(address=""))
+        if asyncio.iscoroutine(found):
+            asyncio.run(found)
 
 
 class RunHere:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskcnn.errors import Lost
+from daskcnn.files import replace_file
 from daskcnn.job.resolve import resolve
 from daskcnn.runs.checkpoint import load
 from daskcnn.store import open_dataset
@@ -96,6 +98,41 @@ def test_a_worker_that_is_asked_to_end_pushes_what_it_has(
     assert (last["samples"], last["pushes"]) == (left["samples_done"], last["pushes"])
     counted = watch.of("server")[-1]
     assert counted["merged"] == sum(event["pushes"] for event in watch.of("round"))
+
+
+def sessions() -> int:
+    """On a worker: the sessions of runs that it has."""
+    from daskcnn.cluster.worker import session
+
+    return len(session._sessions)
+
+
+@pytest.mark.slow
+def test_a_worker_that_another_job_is_to_have_keeps_nothing_of_a_run_that_goes_on(
+    workers: Workers, synthetic: str, runs: str, tmp_path: Path
+) -> None:
+    client, only = workers[0], tmp_path / "only"
+    replace_file(only, b"a\nb\n")
+    address, kept = addresses_of(client)["b"], list[int]()
+
+    def recall() -> None:
+        kept.extend(client.run(sessions, workers=[address]).values())
+        replace_file(only, b"a\n")
+
+    def is_free() -> None:
+        deadline = time.monotonic() + 10.0
+        while client.run(sessions, workers=[address])[address]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        kept.append(0)
+
+    watch = Watch("round", recall)
+    watch.then("worker-left", lambda: None)
+    watch.then("round", is_free)
+    cluster = {"only_from": str(only)}
+    job = small_job(synthetic, runs, train={"strategy": "agwu", "epochs": 6, "partition": "udpa"}, cluster=cluster)
+    assert run(client, job, watch).summary["status"] == "done"
+    assert kept == [1, 0]
 
 
 @pytest.mark.slow

@@ -183,3 +183,23 @@ def test_a_network_whose_vectors_are_more_than_the_workers_memory_is_refused(
     else:
         session.open_session("run", job, "cpu")
         session.forget_run("run")
+
+
+def test_a_worker_that_hears_late_that_it_was_let_go_keeps_a_session_that_was_begun_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = resolve(tiny_job(tiny_data(tmp_path), train={"threads": 1}))
+    memory = SimpleNamespace(memory_limit=1 << 30)
+    worker = SimpleNamespace(
+        address="tcp://a", state=SimpleNamespace(nthreads=1), memory_manager=memory, plugins=dict[str, Any]()
+    )
+    monkeypatch.setattr(session, "get_worker", lambda: worker)
+    session.open_session("run", job, "cpu", number=1)
+    again = session.open_session("run", job, "cpu", number=2)
+    session.forget_run("run", 1)
+    assert session.session_of("run") is again
+    assert not again.farewell.done
+    session.forget_run("run", 2)
+    assert again.farewell.done, "it holds the worker's end up no more"
+    with pytest.raises(session.SessionGone):
+        session.session_of("run")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,14 +12,21 @@ import pytest
 from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import WorkersLost
+from daskcnn.cluster.link.client import Connection
+from daskcnn.cluster.link.members import Members, advertised
+from daskcnn.cluster.run.context import Dispatch, RunContext
 from daskcnn.cluster.run.exchange import TaskWork
 from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.shell import shell as shell_module
 from daskcnn.cluster.shell.shell import Shell
 from daskcnn.errors import Interrupted, Lost
-from daskcnn.events import WorkerIgnored
+from daskcnn.events import Event, WorkerIgnored
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
+from tests.cluster.surroundings import Ways
+from tests.cluster.test_leases import there
+from tests.fake_client import fake_client
 
 UNFIT = "runs dask 1 (here 2)", "install the same versions there"
 GONE = Lost("scheduler tcp://s: connection lost")
@@ -46,6 +56,99 @@ class Noting:
     def close(self) -> None: ...
 
 
+class Turning(Noting):
+    """Orders no worker, and ends once it has been told of so many; else when time passes for the second time.
+
+    Attributes
+    ----------
+    ready : The workers that it was told of.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number, self.ready = number, list[str]()
+
+    def handle(self, fact: facts.Fact) -> list[orders.Order]:
+        self.told.append(fact)
+        self.ready += [fact.worker] if isinstance(fact, facts.WorkerReady) else []
+        late = sum(isinstance(each, facts.Tick) for each in self.told) > 1
+        return [orders.End("turned")] if late or len(self.ready) == self._number else []
+
+
+@contextmanager
+def run_of(*names: str) -> Iterator[tuple[RunContext, Any, list[tuple[str, str]]]]:
+    """A run of these workers; the client, of which tests change the workers; who is asked to forget which run."""
+    with fake_client(there(*names)) as client:
+        asked = list[tuple[str, str]]()
+        client.before = lambda address, function: asked.append((address, function.__name__))
+        found = tuple(advertised(client.workers))
+        connection, events = Connection(client, lambda: None), list[Event]()
+        workers = RunWorkers(connection, Members(found, found[0], False), events.append, grows=True)
+        dispatch, results = Dispatch("run", workers, 1.0), Results(workers, 1.0)
+        job: Any = SimpleNamespace(cluster=SimpleNamespace(stall_timeout=1.0))
+        dataset: Any = None
+        yield Ways("run", connection, workers, dispatch, results, 1.0).context(job, dataset, events, []), client, asked
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5.0
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_worker_that_is_let_go_frees_what_it_has_of_the_run_and_is_watched() -> None:
+    with run_of("d1", "d2", "d3") as (context, client, asked):
+        strategy: Any = Noting()
+        shell = Shell(context, strategy)
+        shell.dismiss(orders.Dismiss("d2", for_good=True))
+        wait_until(lambda: asked == [("tcp://d2", "forget_run")])
+        shell.dismiss(orders.Dismiss("d3", for_good=False))  # it does not answer
+        assert [*context.workers.alive] == ["d1"]
+        client.workers = there("d1", "d3")
+        shell.look()
+        assert [fact.workers for fact in shell._facts if isinstance(fact, facts.WorkerGone)] == [("d2",)]
+        assert len(asked) == 1
+
+
+def test_a_worker_that_has_the_name_of_one_that_was_let_go_is_not_taken_for_it() -> None:
+    with run_of("d1", "d2") as (context, client, _):
+        strategy: Any = Noting()
+        shell = Shell(context, strategy)
+        shell.dismiss(orders.Dismiss("d2", for_good=True))
+        (again,) = there("d2").values()
+        client.workers = {**there("d1", "d2"), "tcp://other": again}
+        shell.look()
+        context.workers._looked = 0.0
+        client.workers = {**there("d1"), "tcp://other": again}
+        shell.look()
+        assert [type(fact) for fact in shell._facts if not isinstance(fact, facts.Tick)] == [facts.WorkerReady]
+
+
+def test_what_a_run_keeps_is_freed_in_the_end_on_workers_that_it_has_given_up() -> None:
+    with run_of("d1", "d2", "d3", "d4") as (context, client, asked):
+        context.sessions |= {"tcp://d1": 1, "tcp://d2": 1, "tcp://d3": 2}
+        for worker in ("d2", "d3"):
+            del context.workers.alive[worker]
+        client.workers = there("d1", "d2")
+        context.close()
+        wait_until(lambda: len(asked) == 2)
+        assert {*asked} == {("tcp://d1", "forget_run"), ("tcp://d2", "forget_run")}
+
+
+def test_workers_left_over_by_a_run_that_turns_are_told_to_the_one_that_goes_on() -> None:
+    """Those that were there, those that came, and one whose coming was not told any more."""
+    with run_of("d1", "d2") as (context, client, _):
+        client.workers = there("d1", "d2", "d3", "d4")
+        first: Any = Turning(3)
+        Shell(context, first).train()
+        assert first.ready == ["d1", "d2", "d3"]
+        then: Any = Turning(4)
+        context = context.turned(context.job)
+        Shell(context, then).train()
+        assert {*then.ready} == {"d1", "d2", "d3", "d4"}
+
+
 def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
     """A shell whose workers raise this when it looks round, until signals are ignored."""
     found = list(broken)
@@ -55,7 +158,7 @@ def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
             raise found[0]
         return True
 
-    none: dict[str, Any] = {"left": [], "leavers": [], "new_hosts": [], "came": list, "recalled": tuple}
+    none: dict[str, Any] = {"left": [], "leavers": [], "new_hosts": [], "came": list, "recalled": tuple, "spare": {}}
     workers = SimpleNamespace(look_round=look, alive={}, members=SimpleNamespace(workers=()), **none)
     connection = SimpleNamespace(ignore_signals=found.clear, cuts=0)
     context: Any = SimpleNamespace(workers=workers, connection=connection, calibrations={}, emit=None, ends=None)

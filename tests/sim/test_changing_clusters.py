@@ -18,13 +18,14 @@ from daskcnn.events import (
     RunEnded,
     WorkerJoined,
     WorkerLeft,
+    WorkerLeftOut,
     WorkerLost,
 )
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
 from daskcnn.ps import RULES
 from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, parse_cluster
-from daskcnn.sim.simulation import GRACE
+from daskcnn.sim.simulation import GRACE, Simulation
 from tests.sim.sim_cases import of, run, seconds, workload
 
 PEERS = ("bsp", {"exchange": "asa"})
@@ -113,6 +114,20 @@ def test_a_run_whose_workers_all_die_is_lost() -> None:
     alone = parse_cluster({"worker": [{"name": "w0", "images_per_second": 10.0, "dies": 5.0}]})
     with pytest.raises(Lost, match="it was the last of the run"):
         run(workload("sgwu", epochs=6), alone)
+
+
+@pytest.mark.parametrize("how", ["dies", "leaves"])
+def test_a_worker_that_was_left_out_and_is_gone_trains_no_more(how: str) -> None:
+    link = {"bandwidth": 1e3, "latency": 0.5}
+    speeds = {"w0": 100.0, "w1": 50.0}
+    gone = [{"name": name, "images_per_second": speed, **link, how: speed / 5} for name, speed in speeds.items()]
+    events = list[Any]()
+    with pytest.raises(Lost, match="it was the last of the run"):
+        Simulation(
+            workload("auto", partition="idpa", epochs=60), parse_cluster({"worker": gone}), emit=events.append
+        ).run()
+    assert [event.worker for event in of(WorkerLeftOut, events)] == ["w1"]
+    assert {event.worker for event in of(RoundEnded, events)} == {"w0"}
 
 
 @pytest.mark.parametrize(

@@ -191,8 +191,9 @@ class Shell:
                 continue
             for _ in range(wait):
                 self.then(facts.Tick)
-            if orders.StopSegment not in self.open:
-                self.step()
+            if orders.StopSegment in self.open:
+                self.stopped()
+            self.step()
 
     def _asked(self, kind: type) -> Any:
         return self.open.pop(kind)

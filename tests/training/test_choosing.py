@@ -233,6 +233,43 @@ def test_a_run_that_pauses_goes_on_with_a_worker_that_it_leaves_out() -> None:
     ends_well(shell)
 
 
+def left_out() -> Shell:
+    """A run of two workers, its least, of which one trains and the other was left out and measured again."""
+    shell = Shell(settings_of(("auto", {}), "idpa", least={"cpu": 2}, wanted={"cpu": 8}, wait=60.0))
+    shell.links = {"cpu-0": FAST, "far-1": SLOW}
+    for worker in shell.links:
+        shell.tell(facts.WorkerReady(worker, "cpu", shell.now))
+    for _ in range(3):
+        shell.answer_to(orders.Calibrate)
+    shell.answer_to(orders.Join)
+    assert [event.worker for event in shell.of(WorkerLeftOut)] == ["far-1"]
+    assert shell.of(RunPaused) == []
+    return shell
+
+
+def test_a_worker_that_was_left_out_and_is_gone_counts_no_more_and_is_not_measured_again() -> None:
+    shell = left_out()
+    shell.tell(facts.WorkerGone(("far-1",), "power cut", shell.now))
+    assert [event.missing for event in shell.of(RunPaused)] == [{"cpu": 1}]
+    while shell.pending:
+        shell.answer(0)
+    assert len(shell.of(orders.Calibrate)) == 3
+    shell.links["cpu-2"] = FAST
+    shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+    ends_well(shell)
+    assert joined(shell) == {"cpu-0", "cpu-2"}
+
+
+def test_a_worker_that_was_left_out_and_hangs_as_it_is_measured_again_counts_no_more() -> None:
+    shell = left_out()
+    for _ in range(5):
+        shell.answer_to(orders.StartRound)
+        if any(isinstance(order, orders.Calibrate) for order, _ in shell.pending):
+            break
+    shell.tell(facts.Tick(shell.now + shell.settings.stall_timeout + 1.0))
+    assert [event.missing for event in shell.of(RunPaused)] == [{"cpu": 1}]
+
+
 def test_a_run_that_gave_workers_back_takes_as_many_as_its_least() -> None:
     shell = of_range("cpu-0", asks=8, cpu_0=FAST, cpu_1=SLOW)
     for worker in ("cpu-2", "cpu-3"):

@@ -60,6 +60,27 @@ def test_a_run_with_too_few_workers_pauses_and_goes_on_with_those_that_come(whic
 
 
 @every_rule
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_run_with_too_few_workers_pauses_too_where_one_has_left_in_good_order(which: Any, comes: bool) -> None:
+    shell = begun(which)
+    shell.tell(facts.WorkerLeaving(("cpu-1",), "it is shut down", shell.now))
+    drain(shell)
+    left_at = shell.now
+    assert [event.worker for event in shell.of(WorkerLeft)] == ["cpu-1"]
+    assert [paused.missing for paused in shell.of(RunPaused)] == [{"cpu": 1}]
+    assert shell.tell(facts.Tick(shell.now)) == []
+    if comes:
+        shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+        assert shell.finish().status == "done"
+        assert shell.reported == EPOCHS * SAMPLES
+    else:
+        shell.tell(facts.Tick(left_at + 11.0))
+        drain(shell)
+        assert shell.end.status == "lost"
+        assert "1 left, and no other came within 10 s" in str(shell.end.error)
+
+
+@every_rule
 def test_a_run_whose_last_worker_is_lost_pauses_too(which: Any) -> None:
     """What the server has by then is kept, and a new server begins from it."""
     shell = begun(which)
@@ -528,6 +549,16 @@ def test_a_run_of_which_no_worker_answers_as_a_server_is_to_start_pauses(rule: s
     assert shell.finish().status == "done"
     assert shell.coordinator.rounds is not None
     assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
+
+
+@every_rule
+def test_a_run_that_is_to_end_does_not_pause_for_workers_that_leave_too(which: Any) -> None:
+    shell = begun(which)
+    shell.tell(facts.Interrupted(15, shell.now))
+    shell.tell(facts.WorkerLeaving(("cpu-1",), "it is shut down", shell.now))
+    drain(shell)
+    assert shell.end.status == "interrupted"
+    assert shell.of(RunPaused) == []
 
 
 def test_a_signal_ends_a_pause() -> None:

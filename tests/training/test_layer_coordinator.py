@@ -29,6 +29,7 @@ from daskcnn.nn.score import Score
 from daskcnn.sharded.balance import WorkerLink, WorkerLinks
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.departures import FAR, LONGEST
 from daskcnn.training.coordinator.layer import GO_BACK
 from daskcnn.training.coordinator.layer_records import LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
@@ -826,7 +827,7 @@ def test_a_signal_before_the_first_step_keeps_what_the_run_began_with() -> None:
     assert kinds(shell.pieces()) == [orders.Keep, orders.Save, orders.CancelAll, orders.End]
 
 
-@pytest.mark.parametrize("trouble", ["lost", "out of step", "silent", "scheduler"])
+@pytest.mark.parametrize("trouble", ["lost", "out of step", "scheduler"])
 def test_a_signal_keeps_the_last_snapshot_where_the_steps_cannot_end(trouble: str) -> None:
     shell = begun(chain=3)
     shell.steps(3)
@@ -836,10 +837,32 @@ def test_a_signal_keeps_the_last_snapshot_where_the_steps_cannot_end(trouble: st
     out = {
         "lost": lambda: shell.lose("b"),
         "out of step": lambda: shell.then(facts.OutOfStep, shell.life, "somebody took it"),
-        "silent": lambda: silent(shell, "b"),
         "scheduler": lambda: shell.then(facts.SchedulerGone, Lost("scheduler: connection lost")),
     }[trouble]()
     assert kinds(out)[-3:] == [orders.Save, orders.CancelAll, orders.End]
+    assert end_of(out).status == "interrupted"
+    assert shell.saved == 3
+
+
+@pytest.mark.parametrize(("seconds", "within"), [(1.0, 4.0 + FAR), (20.0, LONGEST)])
+@pytest.mark.parametrize("collecting", [False, True])
+def test_a_signal_does_not_wait_for_a_worker_that_hangs(seconds: float, within: float, collecting: bool) -> None:
+    shell = begun(chain=3)
+    shell.steps(3)
+    shell.pieces()
+    for _ in range(2):
+        shell.then(facts.Tick, after=seconds)
+        shell.now -= 1.0
+        shell.step()
+    shell.interrupt()
+    by = shell.now + within
+    shell.stopped()
+    if collecting:
+        shell.steps(shell.end - shell.trained)
+    shell.now = by
+    assert shell.then(facts.Tick, after=-0.1) == []
+    out = shell.then(facts.Tick, after=0.1)
+    assert kinds(out) == [orders.Save, orders.CancelAll, orders.End]
     assert end_of(out).status == "interrupted"
     assert shell.saved == 3
 

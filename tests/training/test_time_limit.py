@@ -66,6 +66,7 @@ def test_a_layer_sharded_run_of_long_steps_leaves_time_for_those_that_are_submit
     shell.start(a=0.01, b=0.01)
     shell.go_on(wait=30)
     assert limit / 2 <= shell.now <= limit
+    assert shell.saved == shell.coordinator.done == 14 + 4, "four were under way, and are kept"
 
 
 def test_a_layer_sharded_run_stops_its_segment_and_keeps_it() -> None:

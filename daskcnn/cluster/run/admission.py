@@ -326,7 +326,8 @@ def submit_calibration(context: RunContext, worker: str) -> Future:
         value, remedy = f"worker {worker} ({member.address})", "restart it with one of them"
         context.emit(Warned(value=value, reason=reason, remedy=remedy))
     job, dataset = sent(context.job, context.job), context.dataset
-    order = context.name, job, member.kind, dataset.fingerprint, dataset.index
+    number = context.sessions[member.address] = context.sessions.get(member.address, 0) + 1
+    order = context.name, job, member.kind, dataset.fingerprint, dataset.index, number
     return context.dispatch.submit("calibrate", calibrate, *order, worker=worker)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -13,7 +13,7 @@ from distributed import Client, Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import CutOff, Unanswered, WorkersLost, answer_to, ask_workers
+from daskcnn.cluster.link.calls import CutOff, Unanswered, WorkersLost, answer_to, ask_workers, begin
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member, Members
@@ -230,6 +230,7 @@ class RunContext:
     calibrations : measurements of each calibrated worker.
     links : the workers' links, once a layer-sharded run has measured them.
     ends : the monotonic clock's time at which the run's time limit is over, if it has one.
+    sessions : the number of the session that was begun last on each worker, by its address.
     """
 
     name: str
@@ -245,6 +246,7 @@ class RunContext:
     scoring: Scoring
     links: WorkerLinks | None = None
     ends: float | None = None
+    sessions: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -311,7 +313,10 @@ class RunContext:
         return len(self.dataset.train) - self.job.data.validation
 
     def close(self) -> None:
-        """Free what the run keeps on the workers that are left, and warn of those that do not answer."""
+        """Free what the run keeps on workers, and warn of those that it has and that do not answer.
+
+        Those that it has given up are told without waiting for them.
+        """
         connection = self.connection
         connection.ignore_signals()
         self.workers.news.unsubscribe(connection.client, self.name)
@@ -319,6 +324,9 @@ class RunContext:
         self.results.drop_cancelled()
         there = {member.address: name for name, member in self.workers.alive.items()}
         addresses = connection.workers().keys() & there.keys()
+        for address in self.sessions.keys() & connection.workers().keys() - there.keys():
+            options: dict[str, Any] = {"workers": [address], "on_error": "return", "asynchronous": True}
+            begin(connection.client, connection.client.run(forget_run, self.name, **options))
         limit = min(FREED, self.job.cluster.stall_timeout)
         answers = ask_workers(connection.client, forget_run, addresses, self.name, within=limit)
         reason = f"no answer within {limit:g} s, it may keep the run's memory"

@@ -37,7 +37,8 @@ class RunWorkers:
     newcomers : workers that came, until `came` gives them.
     new_hosts : workers set apart for servers that came, until they are taken from here.
     spare : workers that came and are of no use now, by name.
-    left : names of spare workers that are gone, until they are taken from here.
+    let_go : workers that the run has let go of its own accord, and that stay, by name.
+    left : names of those two kinds of workers that are gone, until they are taken from here.
     leaving : addresses of workers that are to end, of the run or of its server's hosts, and why.
     leavers : addresses of those that were not taken from here yet.
     awaited : names of workers whose last report is under way: they count as there, until it has come or will not.
@@ -85,6 +86,7 @@ class RunWorkers:
         self._known = {*there} - (others if grows else set()) - self._barred  # addresses that are no news
         self._names = {member.called: member.name for member in members.workers}  # by what Dask calls them
         self.spare: dict[str, Member] = {}
+        self.let_go: dict[str, Member] = {}
         self.left: list[str] = []
         self._heard = {address: float(info.get("last_seen", 0.0)) for address, info in there.items()}
         ours = {member.address for member in (*members.workers, members.server, *members.servers)}
@@ -191,10 +193,11 @@ class RunWorkers:
         self._known -= awake
 
     def _note_spares(self, now: Mapping[str, Mapping[str, Any]]) -> None:
-        gone = [name for name, member in self.spare.items() if member.address not in now]
-        for name in gone:
-            del self.spare[name]
-        self.left += gone
+        for known in (self.spare, self.let_go):
+            gone = [name for name, member in known.items() if member.address not in now]
+            for name in gone:
+                del known[name]
+            self.left += gone
 
     def _not_allowed(self, now: Mapping[str, Mapping[str, Any]]) -> set[str]:
         """Return the addresses of workers that the run may not have.
@@ -254,6 +257,7 @@ class RunWorkers:
             if name is None:
                 (name,) = unique_names([member.name], [member.kind], self._names.values())
                 self._names[member.called] = name
+            self.let_go.pop(name, None)  # it is back, or another process has its name
             found.append(member.named(name))
         return found
 

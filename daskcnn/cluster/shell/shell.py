@@ -86,7 +86,8 @@ class Shell:
         self.end: orders.End | None = None
         self.work: dict[Name, PendingWork] = {}
         self._facts: deque[Fact] = deque()
-        self._candidates = {member.name: member for member in context.workers.members.workers}
+        there = *context.workers.members.workers, *context.workers.spare.values()  # left over by a run that has turned
+        self._candidates = {member.name: member for member in there}
         self._calibrating: dict[str, Future] = {}
         self._looked = self._awake = self.now
         self._cuts = context.connection.cuts  # that were told
@@ -191,7 +192,7 @@ class Shell:
         if recalled := workers.recalled():
             self.tell(facts.WorkersRecalled(recalled, self.now))
         for member in workers.came():
-            self._candidates[member.name] = member
+            self._candidates[member.name] = workers.spare[member.name] = member
             self.tell(facts.WorkerReady(member.name, member.kind, self.now))
         while workers.new_hosts:
             with self.losses_told():
@@ -269,7 +270,8 @@ class Shell:
 
     def _calibrate(self, order: orders.Calibrate) -> None:
         self._give_up_calibrating(order.worker)
-        self.context.workers.spare.pop(order.worker, None)
+        for known in (self.context.workers.spare, self.context.workers.let_go):
+            known.pop(order.worker, None)
         if not self.context.workers.take(self._candidates[order.worker]):
             self.tell(facts.CalibrationFailed(order.worker, "another run has taken it meanwhile", "", self.now))
             return
@@ -281,21 +283,22 @@ class Shell:
         self.watch(order.worker, future)
 
     def dismiss(self, order: orders.Dismiss) -> None:
-        """Let a worker go, and give up what it does."""
+        """Let a worker go, and give up what it does. One that stays is free for others, and may be used again."""
+        workers = self.context.workers
         self._give_up_calibrating(order.worker)
         self.give_up(order.worker)
-        self._let_end(order.worker)
         self.context.calibrations.pop(order.worker, None)  # it measures itself anew if it comes back
-        if (member := self.context.workers.alive.pop(order.worker, None)) is not None:
-            self.context.workers.free(member)
-            if not order.for_good:
-                self.context.workers.expect(member)
-
-    def _let_end(self, worker: str) -> None:
-        """Tell a worker that is to end, and waits for the run, that it is not needed any more."""
-        member = self.context.workers.alive.get(worker)
-        if member is not None and member.address in self.context.workers.leaving:
-            self.ask(member.address, forget_run)
+        if (member := workers.alive.get(order.worker)) is None:
+            return
+        leaves = member.address in workers.leaving
+        if order.for_good or leaves:
+            self.ask(member.address, forget_run, self.context.sessions.get(member.address, 0))
+        del workers.alive[order.worker]
+        if order.for_good and not leaves:
+            workers.let_go[order.worker] = member
+        workers.free(member)
+        if not order.for_good:
+            workers.expect(member)
 
     def ask(self, address: str, function: Callable[..., Any], *args: Any) -> None:
         """Have the worker at this address call this beside its tasks; its answer is not waited for. Raises Lost."""

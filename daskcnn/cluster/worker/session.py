@@ -84,6 +84,7 @@ class Session:
     kept : Objects that tasks leave for later ones.
     sender : The thread of exchanges that overlap training.
     tickets : Numbers for pushes of which parts go ahead. parts: whether they are to now.
+    number : Of the run's sessions on this worker. Later ones have higher numbers.
     """
 
     replica: Replica
@@ -96,6 +97,7 @@ class Session:
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "daskcnn-exchange"))
     tickets: Iterator[int] = field(default_factory=partial(count, 1))
     parts: bool = False
+    number: int = 0
 
 
 class SessionGone(ClusterError):
@@ -137,9 +139,10 @@ def open_session(
     kind: DeviceKind,
     index: ArrayIndex | None = None,
     *,
+    number: int = 0,
     compiling: Callable[[int, int], None] = lambda done, of: None,
 ) -> Session:
-    """Begin the run on this worker, and forget other runs.
+    """Begin the run on this worker, and forget other runs and its own session before.
 
     compiling: is told how many loops are compiled, and of how many, if this machine has to compile them.
     Raises ClusterError without the device, or with too little memory for the network.
@@ -164,7 +167,7 @@ def open_session(
         slowed: dict[str, Any] = {"throttle": throttle, "pause": time.sleep, "own": own}
         replica = Replica(job, dataset, device, clock=time.perf_counter, **slowed)
         keep_freed_memory()
-        session = keep_session(run, Session(replica))
+        session = keep_session(run, Session(replica, number=number))
         needed = job.train.shards_kernels or (job.rule is not None and job.rule.serverless)
         hold_end_up(run, "replica", session.farewell, tasks=needed)
         return session
@@ -192,10 +195,16 @@ def session_of(run: str, worker: str | None = None) -> Session:
     return session
 
 
-def forget_run(run: str, dask_worker: Any = None) -> None:
-    """Free what the run keeps on this worker. dask_worker: the worker, where this is no task of it."""
-    session = _sessions.pop((run, _here() if dask_worker is None else dask_worker.address), None)
-    if session is not None:
+def forget_run(run: str, until: int | None = None, dask_worker: Any = None) -> None:
+    """Free what the run keeps on this worker.
+
+    until: the number of its last session that is to be forgotten: by the time that this is heard it may have begun
+    another one. None: any. dask_worker: the worker, where this is no task of it.
+    """
+    key = run, _here() if dask_worker is None else dask_worker.address
+    session = _sessions.get(key)
+    if session is not None and (until is None or session.number <= until):
+        _sessions.pop(key, None)
         session.farewell.forget()
         session.replica.device.pool.close()
         session.sender.shutdown(wait=False)

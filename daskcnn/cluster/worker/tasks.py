@@ -307,26 +307,32 @@ def _on_device(replica: Replica, reply: Reply) -> Answer:
 
 
 @returns_refusals
-def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None = None) -> Calibration:
+def calibrate(
+    run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None = None, number: int = 0
+) -> Calibration:
     """Measure this worker with the real shapes, through the code of training. index: of arrays in place.
+
+    number: of the run's session here. Later ones have higher numbers.
 
     Raises ClusterError where it lacks the device that it advertises, has too little memory or sees another data set,
     and ArrayChanged where arrays in place are not what the index says.
     """
     try:
-        return _calibrate(run, job, kind, fingerprint, index)
+        return _calibrate(run, job, kind, fingerprint, index, number)
     except MemoryError as error:  # of a GPU too
         reason, remedy = f"out of memory while it was calibrated ({error})", "lower train.batch_size"
         raise ClusterError("", reason, f"{remedy} or train.workspace_mib, or use a device with more memory") from error
 
 
-def _calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None) -> Calibration:
+def _calibrate(
+    run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None, number: int
+) -> Calibration:
     if problem := check_dataset(job, fingerprint, index):
         remedy = "give data on storage that every worker reaches, or copy it there"
         raise ClusterError(f"it does not see the data set: {problem}; {remedy}")
     teller = Teller(run)
     compiling = partial(teller.tell, "compiling loops for this machine")
-    session = open_session(run, job, kind, index, compiling=compiling)
+    session = open_session(run, job, kind, index, number=number, compiling=compiling)
     profile = device_profile(kind, session.replica.device.pool.threads)
     with single_threaded_blas():
 

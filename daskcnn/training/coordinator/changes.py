@@ -9,7 +9,7 @@ learning rate and samples as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from daskcnn.events import WorkersAsked
@@ -36,9 +36,13 @@ class Changes(Departures):
 
     # --- at the start, and for workers that come ---
 
-    def _on_calibration_failed(self, fact: facts.CalibrationFailed) -> None:
-        self._choosing.spared.forget(fact.worker)
-        super()._on_calibration_failed(fact)
+    def _leave_out(self, workers: Sequence[str], reason: str, remedy: str, now: float, *, lost: bool = False) -> None:
+        again = [worker for worker in workers if worker in self.roster.calibrating]  # in vain
+        for worker in again:
+            self._choosing.spared.forget(worker)
+        super()._leave_out(workers, reason, remedy, now, lost=lost)
+        if again and self.phase is _TRAINING:
+            self._alive.paused = self._is_short(now)
 
     def _on_server_probed(self, fact: facts.ServerProbed) -> None:
         """Leave out the workers that cost a step more than they bring: all at the start, or one that came later."""

@@ -279,9 +279,9 @@ class Coordinating(ABC):
         return ()
 
     def _is_short(self, now: float) -> bool:
-        """Return True if fewer workers are there than the job's least: the run pauses until others come."""
+        """Return True if fewer workers are there than the job's least: the run pauses, unless it is to end anyway."""
         missing = self.roster.missing(self._least, self._spared())
-        if missing and self._paused is None:
+        if missing and self._paused is None and self._interrupted is None:
             self._paused = now
             self._note_lack()
             self._out.log(RunPaused(workers=len(self.roster.alive), missing=missing, wait=self._wait))

@@ -134,8 +134,7 @@ class Departures(Recovering):
         if replica is not None:
             self._lose_replica(replica)
         if self.phase is _TRAINING:
-            self._alive.go_on_without(now)
-            self._go_on_from_reports(now)
+            self._go_on_with_the_rest(now)
         elif self.phase is Phase.MEASURING:
             self._begin(now)
 

@@ -15,6 +15,9 @@ unsaved snapshot is saved before a run ends, unless it diverged.
 
 Silence. The clock begins with the first tick after an order and again with each result. After the stall timeout the
 coordinator asks for whom the run waits, and ends the run with their names.
+
+The end. After a signal the steps that are submitted end first, and their pieces are collected. If that takes too long
+the snapshot is saved that there is.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from daskcnn.errors import Lost, UserError
 from daskcnn.events import WorkersCalibrated
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import CUT, Phase
+from daskcnn.training.coordinator.departures import LONGEST
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer_records import REPLICA, LayerSnapshot
 from daskcnn.training.coordinator.layer_segments import LayerSegments
@@ -43,6 +47,7 @@ class LayerCoordinator(LayerSegments):
     def __init__(self, settings: LayerSettings, snapshot: LayerSnapshot | None = None) -> None:
         super().__init__(settings, snapshot)
         self._gone_back: deque[int] = deque(maxlen=GO_BACK)  # the steps gone back to, last
+        self._keep_by = 0.0  # the time when the snapshot of a run that is to end is saved, whatever is under way
 
     def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
         return {
@@ -174,6 +179,9 @@ class LayerCoordinator(LayerSegments):
     # --- silence ---
 
     def _on_tick(self, fact: facts.Tick) -> None:
+        if self._interrupted is not None and fact.at >= self._keep_by:
+            self._end_interrupted()
+            return
         self._tend_workers(fact.at)
         goes_on = self.phase is Phase.STEPPING and self.end == self.records.segment_end  # it was not stopped
         if goes_on and fact.at - self._placed > self.settings.snapshot_every:
@@ -213,6 +221,10 @@ class LayerCoordinator(LayerSegments):
     # --- the end ---
 
     def _stop(self) -> None:
+        within, limit = self._before_save, self._time_limit
+        if limit is None or not limit.near(self._now, within):  # the sender of a signal may not wait any longer
+            within = min(LONGEST, within)
+        self._keep_by = self._now + within
         if self.phase is Phase.STEPPING:
             self._stop_segment()
         elif self.phase is not Phase.COLLECTING:

@@ -19,6 +19,7 @@ from daskcnn.errors import Diverged
 from daskcnn.events import WorkerJoined
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
+from daskcnn.training.coordinator.departures import FAR
 from daskcnn.training.coordinator.layer_records import LayerRecords, LayerSnapshot
 from daskcnn.training.coordinator.settings import STEPS_AHEAD, LayerSettings
 from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Links, Sharing
@@ -142,8 +143,9 @@ class LayerSegments(Coordinating):
 
     @property
     def _before_save(self) -> float:
-        """Seconds of the steps that are submitted ahead, which end first."""
-        return (STEPS_AHEAD + 1) * self._step if self.phase is Phase.STEPPING else 0.0
+        """Seconds within which the steps that are submitted ahead should end, and the pieces be collected."""
+        under_way = self.phase in (Phase.STEPPING, Phase.COLLECTING)
+        return (STEPS_AHEAD + 1) * self._step + FAR if under_way else 0.0
 
     def _stop_segment(self) -> None:
         if not self._stopping:

@@ -137,8 +137,12 @@ class Recovering(Coordinating):
     # --- workers go ---
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
+        spared = [worker for worker in fact.workers if worker in self._choosing.spared.kinds]
+        for worker in spared:
+            self._choosing.spared.forget(worker)
         keeps = self.settings.peers and self.phase is Phase.CALIBRATING and self._records.saving
-        if keeps and not all(map(self.roster.knows, fact.workers)):  # the last of those that trained had the center
+        known = all(self.roster.knows(worker) or worker in spared for worker in fact.workers)
+        if keeps and not known:  # the last of those that trained had the center
             self._is_not_kept(fact.at)
         self._leave_out_lost(fact)
         self._choosing.spared.recall(fact.workers, self.roster, self._out, fact.at)
@@ -155,6 +159,8 @@ class Recovering(Coordinating):
                 return
         if self.phase is Phase.CALIBRATING or (lost and not idle):
             self._go_on_without(fact.at)
+        elif self.phase is _TRAINING:
+            self._alive.paused = self._is_short(fact.at)
 
     @property
     def _forming(self) -> bool:
@@ -248,9 +254,13 @@ class Recovering(Coordinating):
         elif self.phase is Phase.CALIBRATING:
             self._is_short(now)
         elif self.phase is _TRAINING:
-            self._alive.paused = self._is_short(now)
-            self._alive.go_on_without(now)
-            self._go_on_from_reports(now)
+            self._go_on_with_the_rest(now)
+
+    def _go_on_with_the_rest(self, now: float) -> None:
+        """Start the rounds that are due now, unless too few workers are left."""
+        self._alive.paused = self._is_short(now)
+        self._alive.go_on_without(now)
+        self._go_on_from_reports(now)
 
     # --- peers without a server ---
 
