@@ -256,6 +256,7 @@ def disturbed(given: argparse.Namespace, cluster: Cluster, epochs: int) -> tuple
                     early = watch.now <= 20 * given.minutes  # a full disk at the end is another matter: exit 6
                     fault = draw.choice([each for each in faults if early or each is not fill])
                     end, seconds = fault(cluster, draw)
+                    seconds = min(seconds, 10 * given.minutes)  # a short run may be over sooner than it is reckoned
                     over.append((watch.now + seconds, end))
                     watch.faults.append((watch.now, fault.__name__))
                     print(f"{watch.now:7.0f} s  {fault.__name__}", flush=True)
