@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.common import PAUSE, TWO_CONVOLUTIONS, Configuration, in_fresh_process
 from benchmarks.runs import kept_in, machine, save
-from daskcnn.arrays import Device, cpu_count, single_threaded_blas
+from daskcnn.arrays import Device, cpu_count, keep_freed_memory, single_threaded_blas
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve
 from daskcnn.nn import StepPace
@@ -121,6 +121,7 @@ def speeds(c: Configuration, rounds: int) -> dict[str, float]:
         for _ in range(STEPS):
             replica.step(batch, StepPace(LR))
 
+    keep_freed_memory()  # as a worker does
     with single_threaded_blas():
         one, several = made(c.threads), [made(1) for _ in range(c.threads)]
         share([replica for replica, _ in several])
