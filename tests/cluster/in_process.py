@@ -304,7 +304,7 @@ class TaskBundle(Bundle):
 
 @dataclass
 class ClientOfTasks:
-    """What of a Dask client asks workers beside their tasks."""
+    """The part of a Dask client that asks workers beside their tasks."""
 
     loop: Any
     scheduler_comm: None = None

@@ -123,7 +123,7 @@ def test_a_worker_that_another_job_is_to_have_keeps_nothing_of_a_run_that_goes_o
         deadline = time.monotonic() + 10.0
         while client.run(sessions, workers=[address])[address]:
             assert time.monotonic() < deadline
-            time.sleep(0.05)
+            time.sleep(0.05)  # a worker tells nobody when it has freed a run
         kept.append(0)
 
     watch = Watch("round", recall)

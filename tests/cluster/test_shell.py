@@ -57,7 +57,7 @@ class Noting:
 
 
 class Turning(Noting):
-    """Orders no worker, and ends once it has been told of so many; else when time passes for the second time.
+    """A coordinator without orders. It ends when it knows a number of workers, at the latest with the second tick.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Turning(Noting):
 
 @contextmanager
 def run_of(*names: str) -> Iterator[tuple[RunContext, Any, list[tuple[str, str]]]]:
-    """A run of these workers; the client, of which tests change the workers; who is asked to forget which run."""
+    """A run of these workers, its client, and the calls that workers get. Tests change the client's workers."""
     with fake_client(there(*names)) as client:
         asked = list[tuple[str, str]]()
         client.before = lambda address, function: asked.append((address, function.__name__))
@@ -94,7 +94,7 @@ def wait_until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 5.0
     while not true():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(0.01)  # calls that are not waited for are made by another thread
 
 
 def test_a_worker_that_is_let_go_frees_what_it_has_of_the_run_and_is_watched() -> None:

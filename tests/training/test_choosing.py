@@ -234,7 +234,7 @@ def test_a_run_that_pauses_goes_on_with_a_worker_that_it_leaves_out() -> None:
 
 
 def left_out() -> Shell:
-    """A run of two workers, its least, of which one trains and the other was left out and measured again."""
+    """A run that needs two workers. One trains. The other was left out, and measures itself again."""
     shell = Shell(settings_of(("auto", {}), "idpa", least={"cpu": 2}, wanted={"cpu": 8}, wait=60.0))
     shell.links = {"cpu-0": FAST, "far-1": SLOW}
     for worker in shell.links:

@@ -207,6 +207,12 @@ def begin(client: Client, call: Awaitable[Any]) -> Pending[Any]:
         raise ConnectionError("the connection to the scheduler is closed") from error
 
 
+def tell(client: Client, address: str, function: Callable[..., Any], *args: Any) -> None:
+    """Have the worker at this address call this beside its tasks, and wait for no answer. Raises as `begin`."""
+    options: dict[str, Any] = {"workers": [address], "on_error": "return", "asynchronous": True}
+    begin(client, client.run(function, *args, **options))
+
+
 def _limit(client: Client, within: float) -> float:
     return min(within, LAST) if client in _GIVEN_UP else within
 

@@ -86,7 +86,7 @@ class Connection:
         deadline = time.monotonic() + SCHEDULER
         while self.client.status == "connecting" and time.monotonic() < deadline:  # again: the scheduler is there
             self.heed()
-            time.sleep(TURN)
+            time.sleep(TURN)  # Dask tells nobody when a client is connected again
         if self.client.status != "running":
             raise self._lost()
         self._scheduler = scheduler_of(self.client)

@@ -13,7 +13,7 @@ from distributed import Client, Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.link.allowed import AllowedWorkers
-from daskcnn.cluster.link.calls import CutOff, Unanswered, WorkersLost, answer_to, ask_workers, begin
+from daskcnn.cluster.link.calls import CutOff, Unanswered, WorkersLost, answer_to, ask_workers, tell
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.leases import Hold
 from daskcnn.cluster.link.members import Member, Members
@@ -323,10 +323,10 @@ class RunContext:
         self.workers.close()
         self.results.drop_cancelled()
         there = {member.address: name for name, member in self.workers.alive.items()}
-        addresses = connection.workers().keys() & there.keys()
-        for address in self.sessions.keys() & connection.workers().keys() - there.keys():
-            options: dict[str, Any] = {"workers": [address], "on_error": "return", "asynchronous": True}
-            begin(connection.client, connection.client.run(forget_run, self.name, **options))
+        present = connection.workers().keys()
+        addresses = present & there.keys()
+        for address in self.sessions.keys() & present - there.keys():
+            tell(connection.client, address, forget_run, self.name)
         limit = min(FREED, self.job.cluster.stall_timeout)
         answers = ask_workers(connection.client, forget_run, addresses, self.name, within=limit)
         reason = f"no answer within {limit:g} s, it may keep the run's memory"

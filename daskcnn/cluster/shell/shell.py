@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from distributed import Future
 
-from daskcnn.cluster.link.calls import CutOff, NotYet, ServerLost, WorkersLost, begin, cancel
+from daskcnn.cluster.link.calls import CutOff, NotYet, ServerLost, WorkersLost, cancel, tell
 from daskcnn.cluster.link.members import Member
 from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, submit_calibration, unfit
 from daskcnn.cluster.run.context import RunContext
@@ -251,7 +251,7 @@ class Shell:
                 self._act(order)
 
     def _act(self, order: Order) -> None:
-        """Carry out an order; from its begin where the connection is cut meanwhile."""
+        """Carry out an order. It is begun anew where the connection is cut meanwhile."""
         with self.losses_told():
             while True:
                 try:
@@ -302,10 +302,8 @@ class Shell:
 
     def ask(self, address: str, function: Callable[..., Any], *args: Any) -> None:
         """Have the worker at this address call this beside its tasks; its answer is not waited for. Raises Lost."""
-        client = self.context.dispatch.client
-        options: dict[str, Any] = {"workers": [address], "on_error": "return", "asynchronous": True}
         with self.context.connection.reached():
-            begin(client, client.run(function, self.context.name, *args, **options))
+            tell(self.context.dispatch.client, address, function, self.context.name, *args)
 
     def _give_up_calibrating(self, worker: str) -> None:
         if (future := self._calibrating.pop(worker, None)) is not None:
