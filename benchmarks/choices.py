@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import RULES_NETWORK, TWO_CONVOLUTIONS
-from benchmarks.runs import add_command, kept_of, load, machine, reached, save
+from benchmarks.runs import add_command, kept_of, load, machine, markdown, reached, save
 from daskcnn.errors import Diverged
 from daskcnn.events import StrategyChosen
 from daskcnn.job.resolve import resolve
@@ -259,12 +259,12 @@ def verdicts(asked: Sequence[Run], parts: Mapping[str, Any], below: float) -> It
 def table(found: Sequence[Verdict]) -> str:
     """All clusters, in Markdown."""
     head = ("network", "workers and links", "chosen", "s", "alone, s", "best fixed", "s", "of best", "of alone")
-    rows: list[tuple[str, ...]] = [head, ("---",) * len(head)]
+    rows: list[tuple[str, ...]] = []
     for each in found:
         seconds = [f"{value:.1f}" for value in (each.auto, each.alone, each.best)]
         ratios = f"{each.of_best:.2f}", f"{each.of_alone:.2f}"
         rows.append((each.network, each.room, each.chosen, *seconds[:2], each.side, seconds[2], *ratios))
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return markdown(head, rows)
 
 
 def bars(found: Sequence[Verdict], *, learnt: bool) -> Iterator[tuple[str, bool]]:

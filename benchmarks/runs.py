@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,14 @@ def show(page: str, path: Path | None) -> None:
         print(page)
     else:
         path.write_text(page, encoding="utf-8")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] | None = None) -> str:
+    """A table. left: columns that are aligned left, as others are aligned right; None: all."""
+    count = len(head)
+    kept = range(count) if left is None else {column % count for column in left}
+    lines = [head, ["---" if column in kept else "---:" for column in range(count)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def machine() -> dict[str, Any]:

@@ -112,13 +112,15 @@ def alone(at: TaskContext, seconds: float) -> list[float]:
 
 
 def alone_on(context: RunContext, workers: Sequence[str], seconds: float) -> list[float]:
-    """Steps a second of each of these workers, all at once; where they overlap."""
+    """Steps a second of each of these workers, all at once, while all are at work; parts of steps count."""
     tasks = {w: TaskContext(context.name, w, 0, 0, "float32") for w in workers}
     futures = {w: context.dispatch.submit("alone", alone, at, seconds, worker=w) for w, at in tasks.items()}
     ends = context.results.gather(futures)
     first, last = max(own[0] for own in ends.values()), min(own[-1] for own in ends.values())
-    inside = [[t for t in own if first <= t <= last] for own in ends.values()]
-    return [(len(own) - 1) / (own[-1] - own[0]) for own in inside]
+    if last <= first:
+        raise RuntimeError(f"{seconds:g} s: no two steps at the same time; give more")
+    made = [np.interp([first, last], own, range(len(own))) for own in ends.values()]
+    return [float(end - begin) / (last - first) for begin, end in made]
 
 
 class Sharded:

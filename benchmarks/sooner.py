@@ -55,7 +55,7 @@ from distributed import Client
 from benchmarks.common import LAYERS, RULES_NETWORK
 from benchmarks.network.netns import linked_cluster
 from benchmarks.network.simulated_workers import GIGABIT, cluster, simulated
-from benchmarks.runs import TUNED, add_command, load, machine, reached, run, save, throttle
+from benchmarks.runs import TUNED, add_command, load, machine, markdown, reached, run, save, throttle
 from daskcnn.cluster.link.connect import MEMORY, connect
 from daskcnn.errors import Diverged
 from daskcnn.job.dataset import usual_augment
@@ -413,7 +413,7 @@ def table(found: Mapping[Run, Median], targets: Sequence[float]) -> str:
     """Every side at its best, in Markdown."""
     heading = ["network", "workers", "side", "batch", "rate", "seeds"]
     heading += [*(f"s to {target:.0%}" for target in targets), "end", "after s", "of alone", "bar"]
-    rows = [heading, ["---"] * len(heading)]
+    rows: list[list[str]] = []
     for each, own in sorted(found.items(), key=lambda item: (item[0].network, item[0].limit or 0, item[0].place.order)):
         ratio, bar = of(own, found.get(alone(each))), bar_of(each)
         usual = own.batch is None or own.lr is None
@@ -431,7 +431,7 @@ def table(found: Mapping[Run, Median], targets: Sequence[float]) -> str:
                 "–" if bar is None else f"{bar:g}",
             ]
         )
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return markdown(heading, rows)
 
 
 def verdict(found: Mapping[Run, Median]) -> Iterator[tuple[str, bool]]:

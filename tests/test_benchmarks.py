@@ -6,7 +6,10 @@ import ast
 import json
 import math
 import re
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daskcnn.arrays import Device
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
+from daskcnn.nn import Context, Sequential
+from daskcnn.nn.layers.activations import ReLU
+from daskcnn.nn.layers.conv import Conv
+from daskcnn.nn.vector import leaves, map_leaves
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.stopwatch import Stopwatch
 from tests.toy_data import toy_dataset
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -233,6 +242,15 @@ def test_the_page_of_a_study_is_made_from_its_results(page: Path) -> None:
     assert page.read_text("utf-8") == study.page(json.loads(study.RESULTS.read_text("utf-8")))
 
 
+@pytest.mark.parametrize("file", [file for file in SCRIPTS if file.parent == STUDIES], ids=lambda f: f.stem)
+def test_a_study_has_a_page_or_its_tables_stand_on_the_page_of_all(file: Path) -> None:
+    study: Any = import_module(f"benchmarks.studies.{file.stem}")
+    tables = study.tables() if hasattr(study, "tables") else ()
+    page = (STUDIES / "README.md").read_text("utf-8")
+    assert [table for table in tables if table not in page] == []
+    assert tables or file.with_suffix(".md").exists()
+
+
 def test_each_sample_is_held_out_in_one_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study: Any = import_module("benchmarks.studies.folds")
     monkeypatch.setattr(study, "SAMPLES", 50)
@@ -257,3 +275,31 @@ def test_a_study_goes_on_from_a_file_of_this_machine_alone(tmp_path: Path) -> No
 def test_every_evaluation_of_the_tuned_rules_has_an_auc(tuned: Any) -> None:
     kept = tuned.load(tuned.RESULTS)
     assert all(look[4] is not None for found in kept["parts"].values() for look in found.get("looks", ()))
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["forth", "both ways"])
+def test_a_star_computes_what_its_master_would_alone(back: bool) -> None:
+    star: Any = import_module("benchmarks.star_steps")
+    ctx, watch = Context(Device(), training=True), Stopwatch(lambda: 0.0, lambda: None, 1.0, None)
+    model = Sequential((("conv1", Conv(4, 3, pad=1)), ("relu", ReLU()), ("conv2", Conv(5, 3))))
+    rng = np.random.default_rng(1)
+    params = map_leaves(np.float32, model.init(rng, (6, 6, 2))[0])
+    x, dy = (rng.standard_normal(shape, dtype=np.float32) for shape in ((6, 6, 3, 2), (4, 4, 3, 5)))
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(2) as slaves, ExitStack() as ends:
+        far = [star.Link(socket.create_connection(listening.getsockname())) for _ in range(2)]
+        near = [star.Link(listening.accept()[0]) for _ in far]
+        for link in (*near, *far):
+            ends.callback(link.close)
+        working = [slaves.submit(star.convolve, link, model, ctx, watch) for link in far]
+        hub = star.Star(near, {"conv1": (2, 1, 1), "conv2": (1, 3, 1)}, watch, back)
+        passes = []
+        for network in (model, star.shared_out(model, hub)):
+            y, _, residual = network.forward(params, {}, x, ctx)
+            dx, grads = network.backward(params, residual, dy, ctx)
+            passes.append(dict(leaves({"y": y, "dx": dx, **grads})))
+        for link, own in zip(near, working, strict=True):
+            link.send(star.OVER)
+            own.result(10)
+    alone, together = passes
+    for name, array in alone.items():
+        np.testing.assert_allclose(together[name], array, rtol=1e-5, atol=1e-5, err_msg=name)

@@ -1,12 +1,15 @@
 """Layer sharding over slow links: scheduler, workers and driver as hosts of their own, measured and predicted.
 
     sudo python -m benchmarks.network.cluster_netns --data data/cifar10.zarr [--models 50:500 …] [--batches 64 …]
-        [--bandwidths "5 MB/s" "100 Mb/s" "1 Gb/s" unlimited] [--wire float16] [--parts 2] [--workers 2] [--json FILE]
+        [--bandwidths "5 MB/s" "100 Mb/s" "1 Gb/s" unlimited] [--wire float16] [--parts 2] [--workers 2]
+        [--slower 4 2] [--star] [--json FILE]
 
 Every host is a network namespace whose link is limited both ways (`tc tbf`; needs root, `ip` and `tc`). Links of every
 speed have their turn in each round. What a step takes and moves is measured beside what the simulator says of the same
 kernels by the workers' calibration; what a step over the fastest link takes beyond that is the overhead of all of them.
-Exit 1 where a prediction over a limited link is more than 10 % off. All namespaces are gone afterwards, those of an
+--slower: how many times slower than a core each worker is. --star: steps of the papers' star too (`star_steps`), of
+which the first worker is the master, and steps of that worker by itself. Exit 1 where a prediction over a limited link
+is more than 10 % off. All namespaces are gone afterwards, those of an
 earlier broken run too.
 """
 
@@ -25,8 +28,11 @@ from typing import Any
 from distributed import Client
 
 from benchmarks.network.netns import FRAMING, Host, Network, network
-from benchmarks.sharded_steps import MODELS, Sharded, opened
+from benchmarks.runs import throttle
+from benchmarks.sharded_steps import MODELS, Sharded, alone_on, opened
+from benchmarks.star_steps import star_on
 from daskcnn.arrays import cpu_count, device_profile
+from daskcnn.cluster.run.context import RunContext
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.planning.simulate import scenario_of
@@ -53,6 +59,8 @@ def inside(given: argparse.Namespace) -> None:
     """Measure on the cluster at this address whenever a line says so; a line of figures each time."""
     with Client(given.inside, timeout=60) as client:
         client.wait_for_workers(given.workers, timeout=120)
+        for number, factor in enumerate(given.slower):
+            throttle(client, factor, f"cpu-{number}")
         for model in given.models:
             for batch in given.batches:
                 more = {"workers": given.workers, "parts": given.parts}
@@ -60,7 +68,7 @@ def inside(given: argparse.Namespace) -> None:
                     sharded = Sharded(context)
                     _say({"calibration": {name: asdict(own) for name, own in context.calibrations.items()}})
                     while sys.stdin.readline() == MEASURE:
-                        _say(_measured(client, sharded, given.seconds))
+                        _say(_measured(client, sharded, given.seconds) | (_star(context, given) if given.star else {}))
 
 
 MEASURE, NEXT = "measure\n", "next\n"
@@ -86,6 +94,12 @@ def _measured(client: Client, sharded: Sharded, seconds: float) -> dict[str, Any
         "down": {name: own.bytes_down / count for name, own in counters.items()},
         "link": {m.name: (ended[m.address][0] - begun[m.address][0]) / all_of_them for m in members},
     }
+
+
+def _star(context: RunContext, given: argparse.Namespace) -> dict[str, Any]:
+    alone = alone_on(context, sorted(context.workers.alive)[:1], given.seconds)[0]
+    found = {name: star_on(context, given.seconds, back=back) for name, back in (("forth", False), ("both", True))}
+    return {"first_alone": 1 / alone, "star": {name: step for name, (step, _) in found.items()}}
 
 
 # --- outside: hosts, and predictions ---
@@ -130,6 +144,7 @@ def measure(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def _command(given: argparse.Namespace, scheduler: str) -> list[str]:
     options = ["--data", given.data, "--wire", given.wire, "--seconds", f"{given.seconds}"]
+    options += ["--slower", *map(str, given.slower), *(["--star"] if given.star else [])]
     counts = ["--workers", f"{given.workers}", "--parts", f"{given.parts}", "--batches", *map(str, given.batches)]
     return [
         sys.executable,
@@ -216,6 +231,10 @@ def compare(job: Job, name: str, found: dict[str, Any]) -> None:
             f"on the links {sum(row['link'].values()) / 1e6:.2f}",
             flush=True,
         )
+        if "star" in row:
+            times = row["first_alone"], row["star"]["forth"], row["star"]["both"]
+            alone, forth, both = (f"{1e3 * each:.0f} ms" for each in times)
+            print(f"{name:14} {link:>9}: the first alone {alone}, star {forth}, both ways {both}", flush=True)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -226,6 +245,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--bandwidths", nargs="+", choices=list(BANDWIDTHS), default=list(BANDWIDTHS))
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--parts", type=int, default=1, help="sub-batches of a minibatch")
+    options.add_argument("--slower", nargs="*", type=float, default=[], help="factors of the workers, in their order")
+    options.add_argument("--star", action="store_true", help="steps as the papers send them too")
     options.add_argument("--wire", choices=("float32", "float16"), default="float32")
     options.add_argument("--rounds", type=int, default=3, help="in each of which all links have their turn")
     options.add_argument("--seconds", type=float, default=5.0, help="of each turn; four steps at least")
@@ -248,7 +269,8 @@ def main() -> int:
         model, batch = name.split()
         compare(job_of(given, model, int(batch)), name, found)
         good &= all(abs(row["off"]) <= CLOSE for link, row in found["rows"].items() if BANDWIDTHS[link])
-        kept["measured"][f"{name} {given.wire} {given.workers} workers, {given.parts} parts"] = found
+        slower = f", slower {' '.join(map('{:g}'.format, given.slower))}" if given.slower else ""
+        kept["measured"][f"{name} {given.wire} {given.workers} workers, {given.parts} parts{slower}"] = found
     if given.json:
         given.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print("every prediction is within 10 %" if good else "a prediction is more than 10 % off")

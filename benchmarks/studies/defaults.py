@@ -27,6 +27,7 @@ import numpy as np
 
 import daskcnn
 from benchmarks.conv_gemm import machine
+from benchmarks.runs import markdown
 from daskcnn.cluster.link.own_process import SHARED
 from daskcnn.errors import Diverged
 from daskcnn.events import EpochEnded, Event, Warned
@@ -275,7 +276,7 @@ def page(results: Mapping[str, Any]) -> str:
     for kind in OF_RULES if of_rules else ():
         ways = ["default", *TUNED_OF_RULES]
         rows = [[rule, *(_cell(found.get(f"rule {rule} {way}", {}).get(kind)) for way in ways)] for rule in of_rules]
-        parts.append(f"## {kind}, two workers 1 : 3\n\n{_markdown(['strategy', *ways], rows)}")
+        parts.append(f"## {kind}, two workers 1 : 3\n\n{markdown(['strategy', *ways], rows)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -299,7 +300,7 @@ def _table(found: Mapping[str, Any], kinds: Sequence[str], ways: Sequence[str]) 
         best = (max((_mean(found[way].get(kind)) for way in others), default=0.0) for kind in kinds)
         less = [_mean(found.get(own, {}).get(kind)) - most for kind, most in zip(kinds, best, strict=True)]
         rows.append([f"{own} less best", *(f"{100 * each:+.1f}" for each in less)])
-    return _markdown(["", *kinds], rows)
+    return markdown(["", *kinds], rows)
 
 
 def _mean(parts: Sequence[Mapping[str, Any]] | None) -> float:
@@ -312,10 +313,6 @@ def _cell(parts: Sequence[Mapping[str, Any]] | None) -> str:
     text = f"{100 * _mean(parts):.1f} ({100 * min(part.get('accuracy', 0.0) for part in parts):.1f})"
     lost, lowered = sum("diverged" in part for part in parts), sum("lowered" in part for part in parts)
     return text + (f", {lost} NaN" if lost else "") + (f", {lowered} lowered" if lowered else "")
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.network.simulated_workers import GIGABIT
-from benchmarks.runs import load, show
+from benchmarks.runs import load, markdown, show
 from benchmarks.sooner import THE_FASTEST, Place, Run, ending, make
 from benchmarks.studies import rules_simulated
-from benchmarks.studies.rules_simulated import OTHERS, PAPERS, RATIO, TARGETS, at_best, markdown, named, settings
+from benchmarks.studies.rules_simulated import OTHERS, PAPERS, RATIO, TARGETS, at_best, named, settings
 from daskcnn.store import open_dataset
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe

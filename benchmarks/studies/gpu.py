@@ -21,7 +21,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -32,7 +32,7 @@ from distributed import Client
 
 import daskcnn
 from benchmarks.common import PHOTOGRAPHS, Budget, Configuration, in_fresh_process, start, take_turns
-from benchmarks.runs import kept_in, save
+from benchmarks.runs import kept_in, load, markdown, save
 from benchmarks.sharded_steps import BATCHES, MODELS, Sharded, alone_on, opened
 from daskcnn.arrays import backend, cpu_count, device_profile
 from daskcnn.cluster.layers.measurements import fastest, measure_links
@@ -41,6 +41,7 @@ from daskcnn.cluster.link.members import advertised, present
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Cluster, Workers
 
+RESULTS = [Path(__file__).parent / "results" / name for name in ("gpu.json", "gpu_large.json")]
 WAYS = ("processors", "GPU", "both")
 LAYOUTS = ("eager", "channels_last")
 """PyTorch's, of which the faster one counts."""
@@ -203,12 +204,27 @@ def head() -> str:
 
 def row(model: str, batch: int, found: Mapping[str, Any]) -> str:
     """A line of it."""
-    seconds = (found.get(name) for name in COLUMNS)
-    plain = (each["step"] if isinstance(each, Mapping) else each for each in seconds)
-    cells = (f"{'–' if s is None else f'{1e3 * s:.1f}':>{_width(n)}}" for n, s in zip(COLUMNS, plain, strict=True))
+    cells = (f"{_digits(s):>{_width(n)}}" for n, s in zip(COLUMNS, _seconds(found), strict=True))
     both = found["both"]
     shares = ", ".join(f"{worker} {'/'.join(map(str, own.values()))}" for worker, own in both["kernels"].items())
     return f"{model:9} {batch:5}{''.join(cells)}  {both['bytes'] / 1e6:.1f}  {shares}"
+
+
+def tables() -> Iterator[str]:
+    """Yield that of the kept results, of the smaller networks and of the larger ones."""
+    measured = {key: found for file in RESULTS for key, found in load(file)["measured"].items()}
+    rows = [[f"`{key.split()[0]}`", *(_digits(step) for step in _seconds(found))] for key, found in measured.items()]
+    yield markdown(["network", *COLUMNS], rows, left=[0])
+
+
+def _digits(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1e3 * seconds:,.1f}"
+
+
+def _seconds(found: Mapping[str, Any]) -> Iterator[float | None]:
+    for name in COLUMNS:
+        each = found.get(name)
+        yield each["step"] if isinstance(each, Mapping) else each
 
 
 def _width(name: str) -> int:

@@ -19,7 +19,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import numpy as np
 
 from benchmarks.common import TWO_CONVOLUTIONS
 from benchmarks.network.simulated_workers import GIGABIT
+from benchmarks.runs import markdown
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
 from daskcnn.show.renderers.drawing import draw
@@ -42,7 +42,7 @@ VECTORS: Mapping[str, int] = {"138 kB": 34_538, "AlexNet's 244 MB": 60_965_224}
 LATENCY, EXCHANGE = 0.0002, 0.0008
 """Seconds of a message on the link and of its handling, as in sooner.py."""
 STEPS = 10, 30
-SERVER, TREE, ASA = "server, simulated", "tree of log k rounds, by the model", "ASA, simulated"
+SERVER, TREE, ASA = "server", "tree", "ASA"
 
 
 def kept(path: Path) -> Any:
@@ -88,7 +88,7 @@ def meetings_of_two() -> Iterator[list[str]]:
         if work == 0.0:
             yield ["a meeting of two, ms", *(f"{size / 1e3:,.0f} kB" for size in sizes)]
         modelled = {size: 2 * (max(0.0, latency) + slope * size) for size in sizes}
-        for name, own in (("the model", modelled), *((n, w) for n, w in ways.items() if n != "plain sockets")):
+        for name, own in (("2·log k·(L + p/B)", modelled), *((n, w) for n, w in ways.items() if n != "plain sockets")):
             yield [f"{name}, {cores}", *(f"{own[size]:.2f}" if size in own else "–" for size in sizes)]
 
 
@@ -161,8 +161,13 @@ def figures(curves: Mapping[str, Curves]) -> Iterator[Figure]:
 
 def table(rows: Iterator[list[str]]) -> str:
     """Rows in Markdown."""
-    head = next(rows)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in chain([head, ["---"] + ["---:"] * (len(head) - 1)], rows))
+    return markdown(next(rows), rows, left=[0])
+
+
+def tables() -> Iterator[str]:
+    """Yield the tables of meetings."""
+    yield table(meetings_of_two())
+    yield table(meetings_of_many({name: by_workers(numbers) for name, numbers in VECTORS.items()}))
 
 
 def main() -> None:

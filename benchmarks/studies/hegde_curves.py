@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks import conv_gemm
 from benchmarks.common import PAUSE, Work, in_fresh_process
-from benchmarks.runs import kept_in, save, show
+from benchmarks.runs import kept_in, markdown, save, show
 from benchmarks.studies.gpu import described, no_gpu
 from daskcnn.arrays import Array, Device, Workspace, cpu_count, keep_freed_memory, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
@@ -242,13 +242,13 @@ def table(kept: Mapping[str, Any], what: str) -> str:
     curves = curves_of(kept, what)
     sizes = sorted({size for curve in curves.values() for size in curve})
     last = "ms an image" if what == CONVOLUTION else "grows as n to the"
-    rows = [[what, *map(str, sizes), last], ["---", *["---:"] * (len(sizes) + 1)]]
+    rows = []
     for side, curve in curves.items():
         cells = (_milliseconds(curve[size]) if size in curve else "–" for size in sizes)
         whole = len(curve) > 1
         amount = (_milliseconds(slope(curve)) if what == CONVOLUTION else f"{power(curve):.2f}") if whole else "–"
         rows.append([side, *cells, amount])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return markdown([what, *map(str, sizes), last], rows, left=[0])
 
 
 def _milliseconds(seconds: float) -> str:

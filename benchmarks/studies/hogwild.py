@@ -1,6 +1,7 @@
 """Hogwild: threads that each make minibatches of their own, on one vector of weights and without locks.
 
     python -m benchmarks.studies.hogwild --data data/cifar10.zarr [--threads 2] [--rates 0.005 0.01 0.02] [--json FILE]
+    python -m benchmarks.studies.hogwild --data data/cifar10.zarr --timed [--rates 0.005] [--json FILE]
     python -m benchmarks.studies.hogwild --data data/cifar10.zarr --speed [--models rules quick lenet5] [--json FILE]
 
 Hegde and Usmani's section 2 has it as the second use of cores. Each thread is a replica with an optimizer's state of
@@ -8,7 +9,8 @@ its own. The weights of all are the same memory, which each reads while others w
 here, where threads share each minibatch, so that steps follow one another. Rates, the part of CIFAR-10, epochs and the
 batch are the same. Runs that FILE has are not made again.
 
---speed: images a second of steps alone, Hogwild's and the shared ones, in turns, on random images; medians count.
+--timed: the same trainings on two threads each, with the seconds of training up to the end of each epoch. --speed:
+images a second of steps alone, Hogwild's and the shared ones, in turns, on random images; medians count.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import argparse
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -25,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import PAUSE, TWO_CONVOLUTIONS, Configuration, in_fresh_process
-from benchmarks.runs import kept_in, machine, save
+from benchmarks.runs import kept_in, load, machine, markdown, reached, save
 from daskcnn.arrays import Device, cpu_count, keep_freed_memory, single_threaded_blas
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve
@@ -34,10 +36,12 @@ from daskcnn.store import Batch, open_dataset
 from daskcnn.training.replica import Replica
 from daskcnn.training.worker_calibration import tune_convolutions
 
+RESULTS = Path(__file__).parent / "results" / "hogwild.json"
 LIMIT, VALIDATION, EPOCHS, BATCH = 6000, 1500, 10, 32
 SHARED, HOGWILD = "threads share each step", "Hogwild"
 """The first has the same numbers with any number of threads; it is trained with one."""
 LR = 1e-5
+TARGETS = (0.4, 0.45, 0.5)
 STEPS = 10
 """Steps of a turn that is timed."""
 
@@ -71,8 +75,13 @@ def together(works: Sequence[Callable[[], Any]]) -> None:
 # --- accuracy ---
 
 
-def trained(way: str, threads: int, lr: float, seed: int, data: str) -> list[float]:
+def accuracies(way: str, threads: int, lr: float, seed: int, data: str) -> list[float]:
     """Accuracy on the validation samples after each epoch; shorter where it diverged."""
+    return [accuracy for _, accuracy in trained(way, threads, lr, seed, data)]
+
+
+def trained(way: str, threads: int, lr: float, seed: int, data: str) -> list[tuple[float, float]]:
+    """Seconds of training up to each epoch's end, and the accuracy there; shorter where it diverged."""
     job = resolve(
         {
             "data": {"name": "cifar10", "path": data, "limit": LIMIT, "validation": VALIDATION},
@@ -84,9 +93,12 @@ def trained(way: str, threads: int, lr: float, seed: int, data: str) -> list[flo
     devices = [Device.of("cpu", threads=threads // count) for _ in range(count)]
     replicas = [Replica(job, dataset, device, clock=time.perf_counter) for device in devices]
     share(replicas)
-    samples, found = LIMIT - VALIDATION, list[float]()
+    samples, found, taken = LIMIT - VALIDATION, list[tuple[float, float]](), 0.0
+    keep_freed_memory()  # as a worker does
     edges = [samples * i // count for i in range(count + 1)]
     with single_threaded_blas():
+        for replica in replicas:
+            tune_convolutions(replica)
         for epoch in range(EPOCHS):
             progress = epoch / EPOCHS, (epoch + 1) / EPOCHS
 
@@ -94,12 +106,14 @@ def trained(way: str, threads: int, lr: float, seed: int, data: str) -> list[flo
                 own = edges[i], edges[i + 1]
                 replicas[i].train((own,), own[1] - own[0], presentation=epoch, progress=progress)
 
+            begun = time.perf_counter()
             try:
                 together([lambda i=i, work=work: work(i) for i in range(count)])  # type: ignore[misc]
             except Diverged:
                 return found
+            taken += time.perf_counter() - begun
             score = replicas[0].evaluate(dataset.train, samples, LIMIT)
-            found.append(score.correct / score.samples)
+            found.append((taken, score.correct / score.samples))
     return found
 
 
@@ -142,6 +156,37 @@ def speeds(c: Configuration, rounds: int) -> dict[str, float]:
 # --- output ---
 
 
+def tables() -> Iterator[str]:
+    """Yield those of the kept results: accuracies by rate, seconds to an accuracy, images a second."""
+    kept = load(RESULTS)
+    ends: dict[str, dict[str, list[str]]] = {}
+    for name, found in kept["accuracy"].items():
+        way, rate, _ = name.rsplit(", ", 2)
+        ends.setdefault(rate.removeprefix("rate "), {}).setdefault(way, []).append(f"{100 * found[-1]:.1f}")
+    ways = list(dict.fromkeys(way for own in ends.values() for way in own))
+    cells = [[rate, *(f"{', '.join(own[way])} %" if way in own else "–" for way in ways)] for rate, own in ends.items()]
+    yield markdown(["rate", *ways], cells, left=[0])
+    timed: dict[str, list[Any]] = {}
+    for name, found in kept.get("timed", {}).items():
+        timed.setdefault(name.rpartition(", ")[0], []).append(found)
+    heading = ["two threads", "s of ten epochs", *(f"s to {target:.0%}" for target in TARGETS)]
+    if timed:
+        yield markdown(heading, [[name, *_seconds(runs)] for name, runs in timed.items()], left=[0])
+    speed = [
+        [words.split()[0], f"{own[SHARED]:,.0f}", f"{own[HOGWILD]:,.0f}", f"{own[HOGWILD] / own[SHARED]:.2f}"]
+        for words, own in kept["speed"].items()
+    ]
+    yield markdown(["steps of 64, images/s", SHARED, HOGWILD, "ratio"], speed, left=[0])
+
+
+def _seconds(runs: Sequence[Sequence[Sequence[float]]]) -> Iterator[str]:
+    """Yield the seconds of the trainings, and those to each target, in the order of the seeds."""
+    yield ", ".join(f"{own[-1][0]:.1f}" for own in runs)
+    looks = [{"looks": [[at, epoch, 0, accuracy] for epoch, (at, accuracy) in enumerate(own, 1)]} for own in runs]
+    for target in TARGETS:
+        yield ", ".join("never" if (at := reached(own, target)) is None else f"{at:.1f}" for own in looks)
+
+
 def main() -> None:
     """Train, or measure steps, and print a table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -149,6 +194,7 @@ def main() -> None:
     options.add_argument("--threads", nargs="+", type=int, default=[2, 4])
     options.add_argument("--rates", nargs="+", type=float, default=[0.005, 0.01, 0.02])
     options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--timed", action="store_true", help="seconds of the trainings too, of two threads each")
     options.add_argument("--speed", action="store_true", help="images a second of steps alone")
     options.add_argument("--models", nargs="+", default=["rules", "lenet5", "quick", "50:500"])
     options.add_argument("--batch", type=int, default=64, help="of --speed")
@@ -156,11 +202,12 @@ def main() -> None:
     options.add_argument("--json", type=Path, metavar="FILE", help="keep the figures in this file")
     given = options.parse_args()
     kept = kept_in(given.json, machine())
-    for name, work in (_speeds(given) if given.speed else _trainings(given)).items():
-        own = kept.setdefault("speed" if given.speed else "accuracy", {})
+    part = "speed" if given.speed else "timed" if given.timed else "accuracy"
+    for name, work in {"speed": _speeds, "timed": _timed, "accuracy": _trainings}[part](given).items():
+        own = kept.setdefault(part, {})
         if name not in own:
             own[name] = work()
-        print(name, own[name] if given.speed else [round(each, 3) for each in own[name]], flush=True)
+        print(name, own[name], flush=True)
         if given.json:
             save(given.json, kept)
 
@@ -174,7 +221,16 @@ def _trainings(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     ways = [(SHARED, 1), *((HOGWILD, threads) for threads in given.threads)]
     every = [(*way, lr, seed) for seed, lr, way in product(range(given.seeds), given.rates, ways)]
     names = [f"{w}{f', {k} threads' if w == HOGWILD else ''}, rate {lr:g}, seed {s}" for w, k, lr, s in every]
-    return {n: lambda e=e: in_fresh_process(trained, *e, given.data) for n, e in zip(names, every, strict=True)}  # type: ignore[misc]
+    return {n: lambda e=e: in_fresh_process(accuracies, *e, given.data) for n, e in zip(names, every, strict=True)}  # type: ignore[misc]
+
+
+def _timed(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    every = [(way, 2, lr, seed) for seed, lr, way in product(range(given.seeds), given.rates, (SHARED, HOGWILD))]
+    return {
+        f"{way}, rate {lr:g}, seed {seed}": lambda e=each: in_fresh_process(trained, *e, given.data)  # type: ignore[misc]
+        for each in every
+        for way, _, lr, seed in (each,)
+    }
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any, Self, TypeVar
 import psutil
 from distributed import Client
 
-from benchmarks.runs import THROTTLED, kept_in, machine, save, throttle
+from benchmarks.runs import THROTTLED, kept_in, load, machine, markdown, save, throttle
 from daskcnn.cluster.link.connect import connect
 from daskcnn.events import EpochEnded, Event, KernelsSharded, StepsEnded, WorkersCalibrated
 from daskcnn.job.resolve import resolve
@@ -185,6 +185,20 @@ def main() -> int:
                 f"{name:21} " + " ".join(f"{each:6.0f}" for each in quarters) + " MiB, quarter by quarter", flush=True
             )
     return int(missed)
+
+
+def tables() -> Iterator[str]:
+    """Yield those of the kept results."""
+    kept = load(RESULTS)
+    head = ["network, batch", "alone, ms", "together, ms", "of the ideal", "by the calibration", "moves"]
+    rows = []
+    for model, found in kept["unequal"].items():
+        together, alone = found["convolutions"], " and ".join(f"{1e3 * each:,.0f}" for each in found["alone"])
+        ratios = [f"{together / found[key]:.2f}" for key in ("ideal", "ideal_by_calibration")]
+        rows.append([f"`{model}`, {found['batch']}", alone, f"{1e3 * together:.0f}", *ratios, str(found["moves"])])
+    yield markdown(head, rows, left=[0])
+    memory = [[name, *(f"{each:.0f}" for each in quarters)] for name, quarters in kept["memory_mib"].items()]
+    yield markdown(["MiB", *(f"{which} quarter" for which in ("first", "second", "third", "last"))], memory, left=[0])
 
 
 def keep(path: Path | None, found: Mapping[str, Any]) -> None:

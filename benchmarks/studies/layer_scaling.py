@@ -13,15 +13,18 @@ FILE to more devices and other links, without measuring anew (`layer_study`), an
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from distributed import Client
 
-from benchmarks.runs import kept_in, load, machine, save, show
+from benchmarks.runs import kept_in, load, machine, markdown, save, show
 from benchmarks.sharded_steps import BATCHES, MODELS, Sharded, alone_on, opened
-from benchmarks.studies.layer_study import page, simulate
+from benchmarks.star_steps import star_on
+from benchmarks.studies.layer_study import PAPER_CPUS, page, simulate
 from daskcnn.cluster.link.connect import connect
 from daskcnn.job.tables import Cluster, Workers
 
@@ -42,13 +45,18 @@ def measure(
     rounds: int,
     seconds: float,
     wire: str,
+    star: bool = False,
     **more: Any,
 ) -> Any:
-    """One configuration: seconds of a step, and what they are made of. more: as of `opened`."""
+    """One configuration: seconds of a step, and what they are made of. more: as of `opened`.
+
+    star: steps as the papers send them too, with the way back on the master alone and on all.
+    """
     with opened(client, data, model, batch, wire, **more) as context:
         workers, sharded = sorted(context.workers.alive), Sharded(context)
         sharded.settle(seconds)
         one, last, both, together, busy, conv, moved = [], [], [], [], [], [], []
+        stars: dict[str, list[tuple[float, float]]] = {"star": [], "star, both ways": []} if star else {}
         for _ in range(rounds):
             one.append(alone_on(context, workers[:1], seconds)[0])
             last.append(alone_on(context, workers[-1:], seconds)[0])
@@ -58,6 +66,8 @@ def measure(
             busy.append(max(c.busy for c in counters.values()) / count)
             conv.append(max(sum(c.conv_seconds.values()) for c in counters.values()) / count)
             moved.append(sum(c.bytes_up for c in counters.values()) / count)
+            for name, own in stars.items():
+                own.append(star_on(context, seconds, back="both" in name))
         cut = sharded.shares.event()
         found: dict[str, Any] = {
             "one": 1 / median(one),
@@ -70,6 +80,8 @@ def measure(
             "kernels": cut.kernels,
             "divided": next(iter(cut.divided.values())),
         }
+        for name, own in stars.items():
+            found |= {name: median(step for step, _ in own), f"{name}, bytes": own[0][1]}
     return {**found, "speedup": found["one"] / found["step"]}
 
 
@@ -86,6 +98,22 @@ def line(model: str, batch: int, found: dict[str, Any]) -> str:
         f"{1e3 * found['busy']:.0f} ms, the rest {1e3 * (found['step'] - found['busy']):.0f} ms, "
         f"{found['bytes'] / 1e6:.1f} MB"
     )
+
+
+def tables() -> Iterator[str]:
+    """Yield that of the kept results in float32, undivided."""
+    head = ["network", "batch", "one, ms", "two, ms", "times faster", "ceiling", "bar", "papers'"]
+    head += ["busiest worker, ms", "all else, ms", "sent, MB"]
+    measured, rows = load(RESULTS)["measured"], []
+    for model, batch in product([*MODELS, TINY], BATCHES):
+        if found := measured.get(f"{model} {batch} float32"):
+            seconds = found["one"], found["step"], found["busy"], found["step"] - found["busy"]
+            one, two, busy, other = (f"{1e3 * each:,.0f}" for each in seconds)
+            least, papers = bar(model, found), PAPER_CPUS.get(model, {}).get(2)
+            times = f"**{found['speedup']:.2f}**" if found["speedup"] >= least else f"{found['speedup']:.2f}"
+            ratios = [times, f"{found['ceiling']:.2f}", f"{least:.2f}", f"{papers:.2f}"] if papers else ["–"] * 4
+            rows.append([f"`{model}`", str(batch), one, two, *ratios, busy, other, f"{found['bytes'] / 1e6:.0f}"])
+    yield markdown(head, rows, left=[0])
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.common import IMAGE, Images, seconds
 from benchmarks.conv_gemm import PAD2, SIDE, directions, sgemm
-from benchmarks.runs import load, save
+from benchmarks.runs import load, markdown, save
 from benchmarks.sharded_steps import BATCHES, MODELS
 from daskcnn.arrays import Device, device_profile, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
@@ -427,11 +427,6 @@ def page(results: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _measured_table(study: Study, models: Sequence[str]) -> str:
     head = ["network", "batch", "one, ms", "two, ms", "speed-up", "two at once", "simulated", "papers' 2", "MB a step"]
     rows = []
@@ -443,7 +438,7 @@ def _measured_table(study: Study, models: Sequence[str]) -> str:
             found = (f["speedup"], f["ceiling"], simulated, PAPER_CPUS[model][2])
             ratios = [f"{each:.2f}" for each in found]
             rows.append([model, str(batch), *times, *ratios, f"{f['bytes'] / 1e6:.1f}"])
-    return _table(head, rows)
+    return markdown(head, rows, left=[0])
 
 
 def _simulated_table(study: Study, kind: str, models: Sequence[str], papers: Mapping[str, Mapping[int, float]]) -> str:
@@ -456,7 +451,7 @@ def _simulated_table(study: Study, kind: str, models: Sequence[str], papers: Map
             rows.append([f"{model}, {name}", *(f"{value:.2f} ({batch})" for value, batch in found)])
         measured = (papers[model].get(devices) for devices in SHOWN)
         rows.append([f"{model}, the papers, measured", *(f"{each:.2f}" if each else "" for each in measured)])
-    return _table(head, rows)
+    return markdown(head, rows, left=[0])
 
 
 def _mobile_table(study: Study, models: Sequence[str]) -> str:
@@ -466,7 +461,7 @@ def _mobile_table(study: Study, models: Sequence[str]) -> str:
         for name, way in WAYS.items():
             found = (best(study, "mobile GPUs", model, devices, way) for devices in (8, 32, 128))
             rows.append([f"{model}, {name}", *(f"{value:.2f} ({batch})" for value, batch in found)])
-    return _table(head, rows)
+    return markdown(head, rows, left=[0])
 
 
 def _ends_table(study: Study, model: str) -> str:
@@ -493,7 +488,7 @@ def _ends_table(study: Study, model: str) -> str:
     serial = [_serial(study, kind, model, batch) for kind in COUNTS]
     rows.append(["1/f here", *(f"{ceiling(f):,.0f} ({100 * f:.2g} %)" for f in serial)])
     rows.append(["1/f of the papers", "7.76 (13 %)", "", ""])
-    return _table(head, rows)
+    return markdown(head, rows, left=[0])
 
 
 def _end(speedups: Sequence[float], counts: Sequence[int]) -> str:
@@ -520,7 +515,7 @@ def _roofline_table(stages: Mapping[str, Any], copy: float) -> str:
             f"{100 * work['gflops'] / roof:.0f} %",
         ]
         rows.append([layer, direction, stage, *rates])
-    return _table(head, rows)
+    return markdown(head, rows, left=[0])
 
 
 # --- all of it ---

@@ -6,8 +6,8 @@
 Workers have one thread each. `--slower` gives how many times slower than a core each is (DASKCNN_THROTTLE). One of
 factor 2 keeps half of a core busy, so that two cores carry four. Each network has its ReLU, and with `--no-relu` it has
 exactly the layers that the papers list. A step of the first worker by itself, one of the last, all at once each by
-itself (the machine's own ceiling), and sharded steps have their turns in each round; medians count. What --results has
-is not measured again.
+itself (the machine's own ceiling), sharded steps, and steps of the papers' star (`star_steps`) have their turns in each
+round; medians count. What --results has is not measured again.
 """
 
 from __future__ import annotations
@@ -18,47 +18,60 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import add_command, kept_in, machine, save, show, throttle
+from benchmarks.runs import add_command, kept_in, machine, markdown, save, show, throttle
 from benchmarks.sharded_steps import MODELS
 from benchmarks.studies.layer_scaling import measure
 from benchmarks.studies.layer_study import PAPER_CPUS
-from benchmarks.studies.rules_simulated import markdown
 from daskcnn.cluster.link.connect import connect
 from daskcnn.job.tables import Cluster, Workers
 
 RESULTS = Path(__file__).parent / "results" / "layer_unequal.json"
 SLOWER = (4.0, 3.0, 2.5, 2.0)
 PLAIN = " without ReLU"
+TIMES = {
+    "one": "slowest alone",
+    "last": "fastest alone",
+    "step": "together",
+    "star": "star",
+    "star, both ways": "star, both ways",
+}
+"""Seconds of a step in the results, and what the page calls them."""
+PARTS = ("together: convolutions", "other layers", "sending and waiting")
+"""Of the busiest worker, as in their fig. 6."""
 
 
 def page(results: Mapping[str, Any]) -> str:
     """The page: a row for each network, batch and set of workers."""
-    times_of = ("slowest, ms", "fastest, ms", "together, ms")
-    head = [
-        "network, batch",
-        "workers",
-        *times_of,
-        "of the slowest",
-        "each by itself",
-        "of the fastest",
-        "papers' best",
-    ]
-    rows = []
-    for name, found in sorted(results["measured"].items()):
+    times_of = [*TIMES.values(), *PARTS, "MB", "star, MB"]
+    speedups = ["together", "star", "star, both ways", "each by itself", "of the fastest", "papers' best"]
+    times, ratios = [], []
+    for name, found in sorted(results["measured"].items(), key=lambda each: MODELS.index(each[0].split()[0])):
         what, _, factors = name.partition(": ")
-        count = len(factors.split())
-        times = [f"{1e3 * found[key]:.0f}" for key in ("one", "last", "step")]
-        ratios = [f"{each:.2f}" for each in (found["speedup"], found["ceiling"], found["last"] / found["step"])]
-        rows.append([what, factors, *times, *ratios, f"{PAPER_CPUS[what.split()[0]][count]:.2f}"])
+        sent = [f"{found[key] / 1e6:.0f}" for key in ("bytes", "star, both ways, bytes")]
+        parts = found["shards"], found["busy"] - found["shards"], found["step"] - found["busy"]
+        times.append(
+            [what, factors, *(f"{1e3 * each:.0f}" for each in (*(found[key] for key in TIMES), *parts)), *sent]
+        )
+        by_slowest = (found["one"] / found[key] for key in ("step", "star", "star, both ways"))
+        own = [*by_slowest, found["ceiling"], found["last"] / found["step"]]
+        papers = PAPER_CPUS[what.split()[0]][len(factors.split())]
+        ratios.append([what, factors, *(f"{each:.2f}" for each in (*own, papers))])
+    first = ["network, batch", "workers"]
     return "\n\n".join(
         [
             "# Layer sharding on unequal workers",
             f"`benchmarks/studies/layer_unequal.py`, {results['machine']['processor']}, {results['machine']['cores']} "
-            'cores. Workers of one thread, by how many times slower than a core they are. "Of the slowest" is the '
-            'speed-up that the papers give: together against the first, slowest worker. "Each by itself" is what the '
-            'same workers make of this machine without sharding, on the same scale: the ceiling. "Of the fastest" '
-            "is what the others bring to the fastest of them.",
-            markdown(head, rows) + "\n",
+            'cores. Workers of one thread, by how many times slower than a core they are. "Together" is '
+            '`strategy = "layer"`. "Star" sends as the papers do: the slowest worker is the master, and inputs, '
+            "kernels and maps travel as doubles with each minibatch. The way back is left to the master, as "
+            'Algorithms 1 and 2 leave it, or made by all ("both ways").',
+            "## Times as fast",
+            '"Together" and "star" are against the slowest worker alone, as the papers have it. "Each by itself" is '
+            'what the same workers make of this machine without sharding, on the same scale: the ceiling. "Of the '
+            'fastest" is what "together" brings to the fastest of them.',
+            markdown([*first, *speedups], ratios),
+            "## Milliseconds of a step, and what it sends",
+            markdown([*first, *times_of], times) + "\n",
         ]
     )
 
@@ -90,7 +103,7 @@ def main() -> None:
                         throttle(client, factor, f"cpu-{number}")
                     how = {"rounds": given.rounds, "seconds": given.seconds, "workers": count}
                     measured[name] = measure(
-                        client, given.data, model, batch, wire="float32", relu=not given.no_relu, **how
+                        client, given.data, model, batch, wire="float32", relu=not given.no_relu, star=True, **how
                     )
                     save(given.results, results)
                     print(name, {key: value for key, value in measured[name].items() if key != "kernels"}, flush=True)

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.common import Images
 from benchmarks.few_samples import measure
-from benchmarks.runs import load, save, show
+from benchmarks.runs import load, markdown, save, show
 from benchmarks.sooner import (
     BATCHES,
     RATES,
@@ -152,9 +152,8 @@ def grid(medians: Sequence[Median], least: Median) -> str:
     """A row a batch, a column a rate."""
     cells = {(each.batch, each.lr): each for each in medians}
     batches, rates = sorted({batch for batch, _ in cells}), sorted({lr for _, lr in cells})
-    rows = [["batch", *(f"rate {lr:g}" for lr in rates)], ["---"] * (len(rates) + 1)]
-    rows += [[str(batch), *(_cell(cells.get((batch, lr)), least) for lr in rates)] for batch in batches]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    rows = [[str(batch), *(_cell(cells.get((batch, lr)), least) for lr in rates)] for batch in batches]
+    return markdown(["batch", *(f"rate {lr:g}" for lr in rates)], rows)
 
 
 def _cell(found: Median | None, least: Median) -> str:

@@ -24,11 +24,13 @@ from math import inf, prod
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runs import markdown
 from benchmarks.step import CLASSES, IMAGE
 from daskcnn.nn import build_model
 
 STEPS = Path(__file__).parents[1] / "results" / "step.json"
 SHARDED = Path(__file__).parent / "results" / "layer_scaling.json"
+WORKERS, LINKS = (2, 4), (1.25e8, inf)
 MICRO = (1, 2, 4, 8, 16, 32)
 MESSAGE = 0.001
 """Seconds of a message, as in hegde_costs.py."""
@@ -113,7 +115,7 @@ def sharded(model: str) -> str:
 
 
 def rows(workers: Sequence[int], links: Sequence[float]) -> Iterator[list[str]]:
-    """The table."""
+    """The table's head, and its rows."""
     places = [(k, link) for k in workers for link in links]
     names = ["no limit" if link == inf else f"{8 * link / 1e9:g} Gb/s" for _, link in places]
     yield [
@@ -123,27 +125,36 @@ def rows(workers: Sequence[int], links: Sequence[float]) -> Iterator[list[str]]:
         *(f"{k}, {name}" for (k, _), name in zip(places, names, strict=True)),
         "2, sharded kernels",
     ]
-    yield ["---", "---", *["---:"] * (len(places) + 2)]
     for each in json.loads(STEPS.read_text(encoding="utf-8"))["results"]:
         layers = layers_of(each)
         whole, longest = sum(own.seconds for own in layers.values()), max(layers, key=lambda name: layers[name].seconds)
         found = [best(list(layers.values()), k, link) for k, link in places]
         yield [
             f"`{each['model']}`",
-            f"`{longest}`, {layers[longest].seconds / whole:.0%}",
+            f"`{longest}`, {100 * layers[longest].seconds / whole:.0f} %",
             f"{whole / layers[longest].seconds:.2f}",
             *(f"{own.speedup:.2f} ({own.micro})" for own in found),
             sharded(each["model"]),
         ]
 
 
+def table(rows: Iterator[list[str]]) -> str:
+    """The same in Markdown."""
+    return markdown(next(rows), rows, left=[0, 1])
+
+
+def tables() -> Iterator[str]:
+    """Yield the table of the default workers and links."""
+    yield table(rows(WORKERS, LINKS))
+
+
 def main() -> None:
     """Print the table: times as fast as one worker, and micro-batches."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--workers", nargs="+", type=int, default=[2, 4])
-    options.add_argument("--links", nargs="+", type=float, default=[1.25e8, inf], help="bytes a second")
+    options.add_argument("--workers", nargs="+", type=int, default=WORKERS)
+    options.add_argument("--links", nargs="+", type=float, default=LINKS, help="bytes a second")
     given = options.parse_args()
-    print(*(f"| {' | '.join(cells)} |" for cells in rows(given.workers, given.links)), sep="\n")
+    print(table(rows(given.workers, given.links)))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Every update rule with both partitions on CIFAR-10, over a fast and a slow worker.
 
-    python -m benchmarks.studies.rules --data data/cifar10.zarr [--quick] [--only agwu] [--results FILE]
+    python -m benchmarks.studies.rules --data data/cifar10.zarr [--quick] [--only agwu] [--ratios] [--results FILE]
 
 The slower worker computes and then sleeps for 1.3 times as long (DASKCNN_THROTTLE=2.3). Where its caches are cold after
 every sleep it trains at a third of the other's speed, otherwise a little faster; the page gives the measured ratio.
 Beside both, the fast worker trains alone and meets nobody. Each part is a run of its own, kept in FILE when it has
 ended: a study that was broken off goes on with the parts that are missing.
+`--ratios` trains some of them on two equal workers, and with one that takes ten times as long as the other.
 `--tables` prints what FILE holds and trains nothing, `--page FILE` writes it to a page, `--plots FOLDER` draws it as
 well (`pip install 'daskcnn[plot]'`).
 """
@@ -21,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import TWO_CONVOLUTIONS
-from benchmarks.runs import BY_SGD, THROTTLED, TUNED, load, reached, run, save, show, throttle
+from benchmarks.runs import BY_SGD, THROTTLED, TUNED, load, machine, markdown, reached, run, save, show, throttle
 from daskcnn.cluster.link.connect import connect
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.ps import RULES
@@ -45,6 +46,7 @@ class Part:
     epochs: int = 8
     increments: int | None = None
     workers: int = 2
+    slower: float = THROTTLED
 
     @property
     def name(self) -> str:
@@ -52,6 +54,7 @@ class Part:
         if self.workers == 1:
             return f"fast worker alone seed={self.seed} {self.wire} epochs={self.epochs}"
         more = {**self.rule, **({} if self.increments is None else {"increments": self.increments})}
+        more |= {} if self.slower == THROTTLED else {"slower": f"{self.slower:g}"}
         rule = "".join(f" {key}={value}" for key, value in more.items())
         return f"{self.strategy} {self.partition} seed={self.seed}{rule} {self.wire} epochs={self.epochs}"
 
@@ -95,6 +98,13 @@ def parts(quick: bool) -> list[Part]:
     return list({part.name: part for part in every}.values())
 
 
+def ratios() -> list[Part]:
+    """The study's parts on workers of other ratios; equal parts for one of ten times would take its time."""
+    sides = [Part(s, p, rule=TUNED.get(s, {})) for s, p in (*KEY, ("bsp", "idpa"), ("local-sgd", "idpa"))]
+    slow = [replace(side, slower=factor) for factor in (1.0, 10.0) for side in sides]
+    return [ALONE, *(part for part in slow if part.slower == 1.0 or part.partition == "idpa")]
+
+
 KEY = (("agwu", "idpa"), ("sgwu", "udpa"), ("sgwu", "idpa"), ("agwu", "udpa"))
 ALONE = Part("bsp", "udpa", workers=1)
 """One worker meets nobody: it hands its weights in at the end of each epoch, to be judged and kept."""
@@ -134,11 +144,11 @@ def table(results: Mapping[str, Any], targets: Sequence[float] = TARGETS) -> str
     """All parts, in Markdown; those that differ in their seeds alone in one line."""
     seconds = (f"s to {target:.0%}" for target in targets)
     heading = ["run", "test", "AUC", "s", *seconds, "rounds", "waited s", "comm. s", "balance", "MB", "pushes"]
-    rows = [heading, ["---"] * len(heading)]
+    rows = []
     for name, runs in by_setting(results).items():
         cells = zip(*(row(name, kept, targets)[1:] for kept in runs), strict=True)
         rows.append([f"`{_short(name)}`", *(", ".join(each if len(set(each)) > 1 else each[:1]) for each in cells)])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return markdown(heading, rows)
 
 
 def by_setting(results: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
@@ -156,12 +166,12 @@ def _short(name: str) -> str:
 def table_1(results: Mapping[str, Any]) -> str:
     """BPT-CNN's table 1: epochs / seconds to each accuracy, medians of the seeds; –: most of them never get there."""
     heading = ["run", "seeds", *(f"{target:.2f}" for target in OF_TABLE_1)]
-    rows = [heading, ["---"] * len(heading)]
+    rows = []
     for name, runs in by_setting(results).items():
         if name.endswith(" float32 epochs=8"):
             cells = (" / ".join(_median(runs, target, column) for column in (1, 0)) for target in OF_TABLE_1)
             rows.append([f"`{_short(name)}`", str(len(runs)), *cells])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return markdown(heading, rows)
 
 
 def _median(runs: Sequence[Mapping[str, Any]], target: float, column: int) -> str:
@@ -192,7 +202,7 @@ def slowness(results: Mapping[str, Any]) -> float:
 def page(results: Mapping[str, Any]) -> str:
     """The tables, the bar, and BPT-CNN's table 1."""
     of = results["machine"]
-    return "\n\n".join(
+    parts = "\n\n".join(
         [
             "# Every rule on a fast and a slow worker",
             f"Made by `benchmarks/studies/rules.py` from `results/rules.json`: {len(results['parts'])} runs on "
@@ -206,9 +216,24 @@ def page(results: Mapping[str, Any]) -> str:
             "## BPT-CNN's table 1",
             "Epochs / seconds to an accuracy on the validation samples, medians of the seeds; –: most of them never "
             "get there. The paper's own columns are 0.65 to 0.80, on ImageNet.",
-            f"{table_1(results)}\n",
+            table_1(results),
+            *_ratios_of(results),
         ]
     )
+    return f"{parts}\n"
+
+
+def _ratios_of(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the paragraphs of what `--ratios` has found."""
+    if (found := results.get("ratios")) is None:
+        return
+    yield "## Two equal workers, and two of 1 : 10"
+    yield (
+        f"{found['machine']['processor']}, {found['machine']['cores']} cores, on another day than the first table: its "
+        "seconds compare with one another alone. `slower=1`: both are as fast; `slower=10`: the second one sleeps for "
+        "nine times as long as it computes."
+    )
+    yield table(found)
 
 
 # --- pictures ---
@@ -254,6 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--runs", type=Path, help="folder that keeps the run directories, for `daskcnn report` and others"
     )
+    parser.add_argument("--ratios", action="store_true", help="other workers: equal ones, and one ten times slower")
     parser.add_argument("--quick", action="store_true", help="two epochs of every rule with idpa")
     parser.add_argument("--only", nargs="+", default=[""], help="parts whose names contain one of these")
     parser.add_argument("--tables", action="store_true", help="print what there is")
@@ -261,15 +287,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw what there is, as SVG")
     given = parser.parse_args(arguments)
     results = load(given.results)
-    wanted = [p for p in parts(given.quick) if any(text in p.name for text in given.only)]
-    missing = [] if given.tables or given.page or given.plots else [p for p in wanted if p.name not in results["parts"]]
+    into = results.setdefault("ratios", {"machine": machine(), "parts": {}}) if given.ratios else results
+    wanted = [p for p in (ratios() if given.ratios else parts(given.quick)) if any(t in p.name for t in given.only)]
+    missing = [] if given.tables or given.page or given.plots else [p for p in wanted if p.name not in into["parts"]]
     if missing:
         with connect(Cluster(workers=Workers(cpu=2))) as client:
             client.wait_for_workers(3, timeout=60)
             for part in missing:
-                throttle(client, 1.0 if part.workers == 1 else THROTTLED)
+                throttle(client, 1.0 if part.workers == 1 else part.slower)
                 kept = {"part": asdict(part), **run(part.job(given.data), client, given.runs)}
-                results["parts"][part.name] = kept
+                into["parts"][part.name] = kept
                 save(given.results, results)
                 print(" | ".join(row(part.name, kept)), flush=True)
     show(page(results), given.page)

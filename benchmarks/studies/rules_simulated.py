@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.common import SMALLEST_NETWORK
 from benchmarks.network.simulated_workers import GIGABIT, cluster
-from benchmarks.runs import load, reached, save, show
+from benchmarks.runs import load, markdown, reached, save, show
 from benchmarks.sooner import EXCHANGE, FAST, THE_FASTEST, Median, Place, Run, best, by_setting, make, seconds_of
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
@@ -199,11 +199,6 @@ def every_rule(parts: Mapping[str, Any]) -> str:
             ]
         )
     return markdown(heading, rows)
-
-
-def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heading, ["---"] * len(heading), *rows))
 
 
 def page(results: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import pairwise
@@ -36,8 +36,9 @@ import numpy as np
 from distributed import Client, LocalCluster, wait
 
 import daskcnn
-from benchmarks.runs import machine
+from benchmarks.runs import load, machine, markdown
 
+RESULTS = Path(__file__).parent / "results" / "shuffle_bins.json"
 SHAPE, CLASSES = (32, 32, 3), 10
 SAMPLED = 200
 """Labels that each machine sends: d of the paper."""
@@ -193,20 +194,32 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     return {name: {**figures, "seconds": median(seconds[name])} for name, figures in found.items()}
 
 
-def rows(found: dict[str, Any]) -> Iterator[list[str]]:
-    """The table."""
-    yield ["shuffle", "classes of a machine", "largest difference", "samples of a machine", "MB moved", "seconds"]
-    yield ["---", *["---:"] * 5]
+def table(found: Mapping[str, Any]) -> str:
+    """A row for each shuffle, in Markdown."""
+    difference = "largest difference of a class's share"
+    head = ["shuffle", "classes of a machine", difference, "samples of a machine", "MB moved", "seconds"]
+    return markdown(head, _rows(found), left=[0])
+
+
+def tables() -> Iterator[str]:
+    """Yield that of the kept results."""
+    yield table(load(RESULTS)["shuffles"])
+
+
+def _rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
     for name, own in found.items():
-        least, most = own["classes"]
         yield [
             name,
-            f"{least} to {most}",
+            _between(own["classes"]),
             f"{100 * own['largest_difference']:.1f} points",
-            "{:,} to {:,}".format(*own["samples"]),
+            _between(own["samples"]),
             f"{own['bytes_moved'] / 1e6:.0f}",
             f"{own['seconds']:.1f}",
         ]
+
+
+def _between(edges: Sequence[int]) -> str:
+    return " to ".join(f"{each:,}" for each in dict.fromkeys(edges))
 
 
 def main() -> None:
@@ -218,7 +231,7 @@ def main() -> None:
     options.add_argument("--json", type=Path, metavar="FILE")
     given = options.parse_args()
     found = measured(given)
-    print(*(f"| {' | '.join(cells)} |" for cells in rows(found)), sep="\n")
+    print(table(found))
     if given.json:
         of = {"machine": machine(), "machines": given.machines, "samples": given.samples, "rounds": given.rounds}
         given.json.write_text(json.dumps({**of, "shuffles": found}, indent=1) + "\n")

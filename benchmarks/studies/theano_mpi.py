@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.common import TWO_CONVOLUTIONS
 from benchmarks.network.simulated_workers import GIGABIT
-from benchmarks.runs import load, save, show
+from benchmarks.runs import load, markdown, save, show
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
@@ -223,7 +223,7 @@ def table(results: Mapping[str, Any]) -> str:
         "speed-up",
         "the paper's row",
     ]
-    lines = [head, ["---", *["---:"] * (len(head) - 2), "---"]]
+    lines = []
     alone = {batch: kept_of(results, Setting(1, batch)) for batch in (LARGE, SMALL)}
     for setting in settings(["table"]):
         if kept := kept_of(results, setting):
@@ -234,16 +234,16 @@ def table(results: Mapping[str, Any]) -> str:
             theirs = PAPERS.get((setting.workers, setting.batch, setting.wire), "")
             rate = f"{best(results, setting.tuned_as):g}"
             lines.append([str(setting), rate, str(len(kept)), *errors, f"{seconds:.1f}", ratio, theirs])
-    return _markdown(lines)
+    return markdown(head, lines, left=[0, -1])
 
 
 def grid(results: Mapping[str, Any]) -> str:
     """Top-1 and top-5 error of EASGD by α and τ, and the best rate."""
-    lines = [["α", *(f"τ = {tau}" for tau in TAUS)], ["---"] * (len(TAUS) + 1)]
+    lines = []
     for alpha in ALPHAS:
         cells = (Setting(WORKERS[-1], LARGE, alpha=alpha, tau=tau) for tau in TAUS)
         lines.append([f"{alpha:g}", *(_cell(results, cell) for cell in cells)])
-    return _markdown(lines)
+    return markdown(["α", *(f"τ = {tau}" for tau in TAUS)], lines)
 
 
 def _cell(results: Mapping[str, Any], setting: Setting) -> str:
@@ -256,10 +256,6 @@ def _cell(results: Mapping[str, Any], setting: Setting) -> str:
 def _spread(errors: Sequence[float]) -> str:
     middle = f"{median(errors):.1%}"
     return middle if len(errors) == 1 else f"{middle} ({100 * min(errors):.1f} to {100 * max(errors):.1f})"
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def page(results: Mapping[str, Any]) -> str:

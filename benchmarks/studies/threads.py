@@ -18,13 +18,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.common import LR, Configuration, Results, configurations, in_fresh_process, parser, start
+from benchmarks.runs import load, markdown
 from daskcnn.arrays import Pool, single_threaded_blas
 from daskcnn.nn import StepPace
 
+RESULTS = Path(__file__).parent / "results" / "threads.json"
+SHARES = ("saving", "balance", "outside", "waits", "at_best")
 STEPS = 5
 """Steps before the first that counts."""
 
@@ -86,6 +90,17 @@ def measure(c: Configuration, seconds: float) -> dict[str, Any]:
     }
 
 
+def tables() -> Iterator[str]:
+    """Yield that of the kept results: steps on several threads."""
+    found = [each for each in load(RESULTS)["results"] if each["threads"] > 1]
+    head = ["network, batch", "threads", *SHARES]
+    rows = [
+        [f"`{each['model']}`, {each['batch']}", str(each["threads"]), *(f"{each[name]:.2f}" for name in SHARES)]
+        for each in found
+    ]
+    yield markdown(head, rows, left=[0]).replace("at_best", "at best")
+
+
 def main() -> int:
     """Print a line for each configuration."""
     options = parser(__doc__, seconds=6.0, what="a configuration").parse_args()
@@ -95,7 +110,7 @@ def main() -> int:
         figures = in_fresh_process(measure, c, options.seconds)
         one = alone.setdefault((c.model, c.batch), figures["seconds"] if c.threads == 1 else float("nan"))
         figures["saving"] = 1 - figures["seconds"] / one
-        shares = "".join(f"{figures[name]:10.2f}" for name in ("saving", "balance", "outside", "waits", "at_best"))
+        shares = "".join(f"{figures[name]:10.2f}" for name in SHARES)
         print(f"{c}{figures['seconds'] * 1e3:13.1f}{shares}", flush=True)
         results.add(asdict(c), figures)
     return 0

@@ -25,7 +25,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.common import TWO_CONVOLUTIONS
-from benchmarks.runs import add_command, kept_of, load, machine, save
+from benchmarks.runs import add_command, kept_of, load, machine, markdown, save
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import scenario_of, simulate
@@ -33,6 +33,7 @@ from daskcnn.sim.cluster import Costs, Server, SimulatedCluster, Worker
 
 RESULTS = Path(__file__).parent / "results" / "wires.json"
 STRATEGIES, WIRES = ("bsp", "local-sgd"), ("float32", "float16", "int8")
+LIMIT, EPOCHS, SEEDS = 9_000, 4, 3
 WORKERS, SPEED, LINK, EVERY = 2, 2400.0, 5e6, 8
 JUDGED = 3000  # samples that accuracies are of
 BELOW = 0.01
@@ -95,13 +96,28 @@ def rows(parts: Mapping[str, Any], asked: Sequence[Run]) -> Iterator[tuple[str, 
 
 def table(parts: Mapping[str, Any], asked: Sequence[Run]) -> str:
     """All strategies and wires, in Markdown."""
-    lines = [["strategy", "wire", "accuracy, by seed", "mean", "beyond float32", "MB", "simulated s"]]
-    lines.append(["---"] * len(lines[0]))
+    lines = []
     for strategy, wire, found, beyond in rows(parts, asked):
         seeds = ", ".join(f"{100 * own:.1f}" for own in found["accuracy"])
-        figures = f"{100 * mean(found['accuracy']):.1f} %", f"{100 * beyond:+.1f}", f"{mean(found['bytes']) / 1e6:.0f}"
+        figures = f"{100 * mean(found['accuracy']):.1f} %", _points(beyond), f"{mean(found['bytes']) / 1e6:.0f}"
         lines.append([f"`{strategy}`", f"`{wire}`", seeds, *figures, f"{mean(found['seconds']):.0f}"])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    head = ["strategy", "wire", "accuracy, by seed", "mean", "beyond float32", "MB", "simulated s"]
+    return markdown(head, lines, left=[0, 1])
+
+
+def _points(beyond: float) -> str:
+    return f"{100 * beyond:+.1f}".replace("+0.0", "0.0").replace("-", "−")
+
+
+def tables() -> Iterator[str]:
+    """Yield that of the kept results."""
+    yield table(load(RESULTS)["parts"], list(runs(STRATEGIES, WIRES, SEEDS, LIMIT, EPOCHS)))
+
+
+def runs(strategies: Sequence[str], wires: Sequence[str], seeds: int, limit: int, epochs: int) -> Iterator[Run]:
+    """Yield the run of every seed of each of them."""
+    for each in product(strategies, wires, range(seeds)):
+        yield Run(*each, limit, epochs)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -113,16 +129,14 @@ def main(words: Sequence[str] | None = None) -> int:
     options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
     options.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES, metavar="NAME")
     options.add_argument("--wires", nargs="+", default=WIRES, choices=WIRES, metavar="NAME")
-    options.add_argument("--limit", type=int, default=9_000, help="training samples; default %(default)s")
-    options.add_argument("--epochs", type=int, default=4, help="default %(default)s")
-    options.add_argument("--seeds", type=int, default=3, help="default %(default)s")
+    options.add_argument("--limit", type=int, default=LIMIT, help="training samples; default %(default)s")
+    options.add_argument("--epochs", type=int, default=EPOCHS, help="default %(default)s")
+    options.add_argument("--seeds", type=int, default=SEEDS, help="default %(default)s")
     options.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="keeps the runs")
     options.add_argument("--tables", action="store_true", help="print what there is, and simulate nothing")
     given = options.parse_args(words)
     results = load(given.results)
-    asked = [
-        Run(*each, given.limit, given.epochs) for each in product(given.strategies, given.wires, range(given.seeds))
-    ]
+    asked = list(runs(given.strategies, given.wires, given.seeds, given.limit, given.epochs))
     missing = [] if given.tables else [each for each in asked if each.name not in results["parts"]]
     if missing:
         results["machine"] = machine()
