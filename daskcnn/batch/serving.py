@@ -32,7 +32,7 @@ AGAIN = 3.0  # seconds between two attempts to reach the scheduler
 
 
 def serve(cluster: Cluster, folder: Path, *, runs: Path, say: Callable[[str], None]) -> None:
-    """Serve the queue in a folder on a cluster until SIGINT or SIGTERM. Drivers go on.
+    """Serve the queue in a folder on a cluster until SIGINT or SIGTERM. Drivers go on, but for those in a container.
 
     Raises SpoolError for a folder that cannot be used, and ClusterError for an address that can be none.
     runs: the folder of runs whose job names none.
@@ -40,7 +40,6 @@ def serve(cluster: Cluster, folder: Path, *, runs: Path, say: Callable[[str], No
     check_scheduler(cluster)
     with Signals().installed() as signals, Spool(folder) as spool:
         signals.polled = True
-        running = "nothing"
         try:
             with alone(spool.folder, signals.check, say):
                 with suppress(OSError):  # a full disk: jobs that are submitted here go to the folder noted before
@@ -48,10 +47,26 @@ def serve(cluster: Cluster, folder: Path, *, runs: Path, say: Callable[[str], No
                 say(f"queue in {spool.folder}; runs in {runs.absolute()}")
                 names = {key: getattr(cluster, key) for key in ("scheduler", "scheduler_file") if getattr(cluster, key)}
                 service = Service(spool, Drivers(spool.folder), cluster=names, runs=runs.absolute(), say=say)
-                Attending(service, cluster, signals.check, say).keep()
+                try:
+                    Attending(service, cluster, signals.check, say).keep()
+                except Interrupted:
+                    if os.getpid() == 1:  # the first of a container: the system kills all others of it at its end
+                        end_drivers(service, say)
+                    raise
         except Interrupted:
-            running = plural(len(spool.jobs(("running",))), "job")
-        say(f"the service ends; {running} of it goes on")
+            say(f"the service ends; {plural(len(spool.jobs(('running',))), 'job')} still running")
+
+
+def end_drivers(service: Service, say: Callable[[str], None]) -> None:
+    """Ask all drivers to save and end, and wait until they have. Note how they ended."""
+    running = service.spool.jobs(("running",))
+    asked = {job.id for job in running if job.signalled}  # asked again, a driver ends at once
+    if running:
+        say(f"waiting for {plural(len(running), 'job')} to be saved; a second signal ends all at once")
+    while alive := [job.id for job in running if service.drivers.lives(job.id)]:
+        asked |= {number for number in alive if number not in asked and service.drivers.tell_to_end(number)}
+        time.sleep(0.1)
+    service.turn(None)
 
 
 @contextmanager

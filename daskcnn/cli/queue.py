@@ -34,7 +34,8 @@ def serve(scheduler: str | None, scheduler_file: str | None, spool: str | None, 
     """Serve a queue of jobs on a Dask cluster, until it is ended. Jobs that run go on.
 
     Give jobs to it with `daskcnn submit`. Each job gets workers of its own, and its driver is a process on this
-    machine. A service that is killed is started again by the same command; it loses no job and starts none twice.
+    machine. A service that is killed is started again by the same command; it loses no job and starts none twice. In a
+    container, drivers cannot go on without it: a service that is to end waits until they have saved.
     """
     from daskcnn.batch.serving import serve as serve_queue
     from daskcnn.job.cluster_table import Cluster

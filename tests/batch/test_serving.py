@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +19,14 @@ from daskcnn.batch import asking, serving, submission
 from daskcnn.batch.asking import printed
 from daskcnn.batch.desk import QueueDesk, Unacknowledged, ask_service
 from daskcnn.batch.handle import JobFailed, SubmittedJob, submit
-from daskcnn.batch.serving import Attending, alone
+from daskcnn.batch.serving import Attending, alone, end_drivers
 from daskcnn.batch.spool import Spool
 from daskcnn.cluster.link import connect
 from daskcnn.errors import ClusterError, DataError, Interrupted, JobError
 from daskcnn.job.tables import Cluster
 from tests.batch.fake_queue import FakeQueue
 from tests.batch.queues import submission as job_of
+from tests.first_process import first_process, terminate
 
 
 @contextmanager
@@ -304,3 +306,48 @@ def test_the_spool_is_asked_on_the_machine_of_the_service(tmp_path: Path, monkey
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(ClusterError, match="give --scheduler ADDRESS, or --spool DIR"), asking.asking(None, {}):
         pass
+
+
+def test_drivers_that_are_to_end_with_their_service_are_asked_once_and_waited_for(tmp_path: Path) -> None:
+    queue = FakeQueue(tmp_path, "desk-1", "desk-2", "desk-3")
+    asked, ended, cancelled = (queue.add() for _ in range(3))
+    queue.turn()
+    queue.wait(lambda: all(map(queue.started, (asked, ended, cancelled))))
+    queue.end(ended, 5)
+    queue.spool.cancel(cancelled, queue.now)
+    queue.spool.signalled(cancelled, 1)  # asked before: a second time would end a driver without saving
+    ends = threading.Timer(0.3, lambda: (queue.drivers.folder(cancelled) / "end").write_text("130\n"))
+    ends.start()
+    end_drivers(queue.service, queue.said.append)
+    assert "waiting for 3 jobs to be saved; a second signal ends all at once" in queue.said
+    found = [(queue.job(number).state, queue.job(number).exit_code) for number in (asked, ended, cancelled)]
+    assert found == [("waiting", 143), ("waiting", 5), ("cancelled", 130)]
+    queue.close()
+
+
+SERVICE = """
+import sys
+from pathlib import Path
+from daskcnn.batch.serving import serve
+from daskcnn.job.tables import Cluster
+from tests.batch.fake_queue import FakeQueue
+
+folder = Path(sys.argv[1])
+queue = FakeQueue(folder, "desk-1")
+number = queue.add()
+queue.turn()
+queue.wait(lambda: queue.started(number))
+serve(Cluster(scheduler="tcp://127.0.0.1:1"), queue.spool.folder, runs=folder, say=lambda text: print(text, flush=True))
+"""
+
+
+def test_a_service_that_is_process_1_ends_behind_its_drivers(tmp_path: Path) -> None:
+    with first_process(sys.executable, "-c", SERVICE, str(tmp_path)) as started:
+        assert started.stdout is not None
+        while "queue in" not in (line := started.stdout.readline()):
+            assert line
+        terminate(started)
+        said, _ = started.communicate(timeout=20)
+    assert "the service ends; 0 jobs still running" in said
+    with Spool(tmp_path / "spool") as spool:
+        assert [(job.state, job.exit_code) for job in spool.jobs()] == [("waiting", 143)]

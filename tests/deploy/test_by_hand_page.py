@@ -22,6 +22,7 @@ from distributed.cli import dask_scheduler, dask_spec, dask_worker
 from daskcnn import cli, run
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import wait_for_members
+from daskcnn.cluster.run.admission import WRITE
 from daskcnn.job.resolve import parse_value
 from daskcnn.job.tables import Cluster, Workers
 from tests.command_lines import context_of
@@ -131,6 +132,17 @@ def test_the_training_unit_is_not_started_again_in_vain() -> None:
     assert options["Restart"] == "on-failure"
     assert options["RestartPreventExitStatus"].split() == ["2", "4", "6"]
     assert (flags["resume"], flags["name"], parse_value(flags["wait"])) == ("auto", "first", 600)
+
+
+@pytest.mark.parametrize("path", [path for path in UNITS if "scheduler" not in path.name], ids=lambda path: path.name)
+def test_workers_and_drivers_may_write_where_all_machines_see(path: Path) -> None:
+    """Workers prepare a data set beside its output; all of them are looked at, and all have to be able to write."""
+    shared = re.search(r"data prepare \S+ --out (/\w+)/", (DEPLOY / "README.md").read_text(encoding="utf-8"))
+    assert shared is not None
+    options = unit_options(path)
+    assert options["ProtectSystem"] == "strict"
+    assert options["ReadWritePaths"].split() == [f"-{shared[1]}"], "and a machine without it starts"
+    assert "ReadWritePaths" in WRITE, "the remedy says so"
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")

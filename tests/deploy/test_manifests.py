@@ -244,7 +244,7 @@ def _writable(pod: Pod, container: dict[str, Any], path: str) -> bool:
 
 def _written(params: dict[str, Any], variables: dict[str, str]) -> list[str]:
     """Where a command writes: temporary files and Dask's own settings at HOME, caches, and what its options say."""
-    caches = [variables[name] for name in ("DASKCNN_CACHE_DIR", "CUPY_CACHE_DIR") if name in variables]
+    caches = [variables[name] for name in ("DASKCNN_CACHE_DIR", "CUPY_CACHE_DIR", "TMPDIR") if name in variables]
     options = [params[name] for name in ("local_directory", "run_dir", "out") if params.get(name)]
     return [IMAGE_HOME, *caches, *options]
 

@@ -243,7 +243,10 @@ def require_same(where: str, found: Mapping[str, str]) -> None:
 
 
 READ = "give a folder on storage that every worker reaches, under the same path"
-WRITE = "give an output on storage that every worker can write to, under the same path"
+WRITE = (
+    "give an output on storage that every worker can write to, under the same path; "
+    "a worker that systemd starts needs it in ReadWritePaths"
+)
 
 
 def require_sight(client: Client, source: Path, target: str, check: Check = no_check, only: Sequence[str] = ()) -> None:
