@@ -111,10 +111,12 @@ class Drivers:
         """Start a driver, which inherits the lock. Raises OSError if the system has no room for it."""
         self._reap()
         folder = self.folder(number)
+        own = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(self._search_path(folder / SUBMITTED))}
         with open(folder / OUTPUT, "ab") as output:
             child = subprocess.Popen(
                 ["/bin/sh", "-c", KEEPER, "daskcnn-keeper", folder, *self._command, folder / SUBMITTED / JOB, *RESUME],
                 cwd=self._place,
+                env=os.environ | own,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -123,6 +125,13 @@ class Drivers:
             )
         child.returncode = 0  # it outlives this object; `_reap` waits for it
         self._children.append(child.pid)
+
+    def _search_path(self, submitted: Path) -> Iterator[str]:
+        """Yield the folders that a driver looks for modules in: those that were sent before any of the same name."""
+        yield str(submitted)
+        if not sys.flags.safe_path:  # as `python -m` has it first
+            yield str(self._place)
+        yield from filter(None, [os.environ.get("PYTHONPATH")])
 
     def lives(self, number: int) -> bool:
         """Return True if the job has a driver."""

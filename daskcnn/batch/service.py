@@ -118,7 +118,7 @@ class Service:
         named = self.spool.jobs((*ACTIVE, *ENDED), sweep=submission[0])
         jobs = {job.id: job for job in named if job.submission == submission}
         for number, end in self._sweeps.early(jobs.values()).items():
-            if (job := jobs[number]).state == "running" and not job.cancelling:
+            if (job := jobs[number]).state == "running" and job.stop and not job.cancelling:
                 self.spool.cancel(number, self.clock(), str(end))
                 self._say(f"job {number} ({job.name}): {end}")
 
@@ -238,8 +238,7 @@ class Service:
             own: dict[str, Any] = {"workers": numbers, "only": list(names)}
         else:
             numbers = {kind: _range(count) for kind, count in job.workers.items()}
-            own = {"workers": numbers} if numbers else {}
-            own |= {"only_from": str(self.drivers.list_of(job.id))}
+            own = {"workers": numbers, "only_from": str(self.drivers.list_of(job.id))}
         cluster = {**content.get("cluster", {}), **self._cluster, **own}
         cluster["adapt"] = False  # the queue says who has which workers
         run = {**content.get("run", {}), "name": job.name, "dir": str(Path(job.run).parent)}

@@ -232,7 +232,8 @@ class Spool:
     def release(self, number: int, now: float) -> QueuedJob:
         """Queue a job that is held or waits for another attempt, or one that has failed or was cancelled.
 
-        It waits for no job that it comes after and that was not done. Raises SpoolError for any other.
+        It waits for no job that it comes after and that was not done. One that was cancelled is not ended early by its
+        sweep again. Raises SpoolError for any other.
         """
         with self._change():
             job = self.job(number)
@@ -246,7 +247,8 @@ class Spool:
             # Its user has mended the cause. Only the last failure counts from now on.
             self._db.execute("UPDATE attempts SET progressed = 1 WHERE job = ? AND number = ?", (number, job.attempts))
             self._db.execute(
-                "UPDATE jobs SET after = ?, cancelling = 0, signalled = 0 WHERE id = ?", (json.dumps(after), number)
+                "UPDATE jobs SET after = ?, stop = ?, cancelling = 0, signalled = 0 WHERE id = ?",
+                (json.dumps(after), "" if job.state == "cancelled" else job.stop, number),
             )
         return self.job(number)
 

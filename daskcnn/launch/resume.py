@@ -13,18 +13,20 @@ import numpy as np
 
 from daskcnn.errors import DataError, JobError
 from daskcnn.events import StrategyChosen
-from daskcnn.job.checks import most_increments
+from daskcnn.job.checks import contradictions, most_increments
 from daskcnn.job.prepared import Prepared
 from daskcnn.job.resolve import resolve
-from daskcnn.job.tables import LAYER, Job, Run
+from daskcnn.job.tables import LAYER, Cluster, Job, Run
 from daskcnn.runs.checkpoint import Checkpoint, latest
-from daskcnn.runs.directory import RunDirectory, find_latest, kept_job, near
+from daskcnn.runs.directory import RunDirectory, find_latest, kept_job, near, without_archive
 from daskcnn.runs.state import check_of, facts_of, parse_record, replicas_of
 from daskcnn.show.renderers.terminal import say
 from daskcnn.training.coordinator.layer_records import REPLICA
 
-_PLACES = ("path", "images", "labels", "test_images", "test_labels", "labelling")
+_PLACES = ("path", "archive", "images", "labels", "test_images", "test_labels", "labelling")
 """Keys of `[data]` that may change when a run is resumed."""
+_ONE_OF = (("scheduler", "scheduler_file"), ("only", "only_from"))
+"""Keys of `[cluster]` of which a new one replaces the others."""
 _LONGEST = 160
 """Letters of a value in a message."""
 _ALIKE = 1e-6
@@ -61,7 +63,8 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
 
     A resumed run keeps its job, but for `[cluster]`, the places of its data, its time limit, and its epochs. Every
     other key that is given has to be as the run has it. `auto` keeps the job whatever is given, but for more epochs of
-    the same job. Strategy `auto` is that of a run that has chosen for itself.
+    the same job. Strategy `auto` is that of a run that has chosen for itself. Raises JobError for keys of `[cluster]`
+    that the kept job contradicts, too.
 
     own_data : whether `[data]` is that of arrays, of which the path alone counts for a resumed run.
     """
@@ -93,11 +96,22 @@ def job_to_run(raw: dict[str, Any], resume: str | None, *, own_data: bool = Fals
         kept_here = f"ignored, the run {path} keeps {_short(own)}; another run.name starts anew"
         say(f"warning: {key} = {_short(new)}: {kept_here}")
     data = kept.data.model_copy(update={key: getattr(asked.data, key) for key in _PLACES if key in raw.get("data", {})})
-    given = {key: getattr(asked.cluster, key) for key in asked.cluster.model_fields_set}
-    if given.keys() & {"scheduler", "scheduler_file"}:  # one replaces the other
-        given = {"scheduler": None, "scheduler_file": None} | given
     run = kept.run if asked.run.time_limit is None else kept.run.model_copy(update={"time_limit": asked.run.time_limit})
-    return kept.model_copy(update={"data": data, "cluster": kept.cluster.model_copy(update=given), "run": run}), earlier
+    job = kept.model_copy(update={"cluster": _cluster_of(kept, asked), "run": run})
+    if problems := [*contradictions(job, ())]:
+        raise JobError([f"{problem}; the run {path} keeps the rest of its job" for problem in problems])
+    return without_archive(job.model_copy(update={"data": data})), earlier
+
+
+def _cluster_of(kept: Job, asked: Job) -> Cluster:
+    """Return the machines of a run that goes on: its own, and over them the keys that are given."""
+    given = {key: getattr(asked.cluster, key) for key in asked.cluster.model_fields_set}
+    for keys in _ONE_OF:
+        if given.keys() & {*keys}:
+            given = dict.fromkeys(keys) | given
+    if given.keys() & {"workers", "scheduler", "scheduler_file"}:  # not the cluster or the range that it was told of
+        given = {"adapt": False} | given
+    return kept.cluster.model_copy(update=given)
 
 
 def _chooses(job: Job) -> bool:

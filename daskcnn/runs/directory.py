@@ -375,6 +375,11 @@ def kept_job(run: RunDirectory) -> Job:
         job = resolve(run.job())
     except JobError as error:
         raise JobError([f"{run.path / 'job.json'}: {problem}" for problem in error.problems]) from error
-    if Path(job.data.path or "").exists():  # the archive has done its work
+    return without_archive(job)
+
+
+def without_archive(job: Job) -> Job:
+    """Return the job without the archive of its data set where that is there: the archive has done its work."""
+    if Path(job.data.path or "").exists():
         return job.model_copy(update={"data": job.data.model_copy(update={"archive": None})})
     return job

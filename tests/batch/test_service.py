@@ -187,7 +187,7 @@ def test_every_wish_to_cancel_is_one_signal(queue: FakeQueue, monkeypatch: pytes
         ({"cpu": Count(1, 4)}, {"cpu": "1..4"}, {"cpu": "1..2"}),
         ({"cpu": Count(2, 4)}, {"cpu": "2..4"}, {"cpu": 2}),
         ({"cpu": Count(1, 1)}, {"cpu": 1}, {"cpu": 1}),
-        ({}, None, {"cpu": 2}),
+        ({}, {}, {"cpu": 2}),
     ],
 )
 @pytest.mark.parametrize("how", ["elastic", "reproducible", "without names"])
@@ -379,6 +379,12 @@ def test_runs_of_a_sweep_that_are_not_among_the_best_at_a_rung_end_early(queue: 
     assert (job.state, job.exit_code) == ("cancelled", 143)
     assert job.why == "ended at epoch 1 by --stop asha: place 3 of 3"
     assert queue.job(alone).state == "running"  # it has the worker now
+    queue.end(alone, 0)
+    queue.spool.release(numbers[2], queue.now)
+    queue.turn()
+    queue.turn()
+    job = queue.job(numbers[2])
+    assert (job.state, job.cancelling) == ("running", 0), "it goes on, whatever its place was"
 
 
 def _judged(run: Path, accuracy: float, at: float = 1.0) -> None:
