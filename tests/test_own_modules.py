@@ -6,7 +6,9 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,42 @@ def test_value_of_ones_own_passes_a_process_that_lacks_the_module_unread(here: P
         assert merged(rule) == [2.0]
         assert RULES["median"] is type(rule)
         assert call_with_values(merged, loads(passed_on)) == [2.0]
+
+
+def test_value_that_a_process_has_read_goes_on_with_its_modules(here: Path) -> None:
+    """One of Dask's workers hands it to the next."""
+    with forgotten():
+        message = dumps(Sent(resolve({"train": TRAIN, "run": {"imports": [NAME]}}).rule, [NAME]))
+    (here / f"{NAME}.py").unlink()
+    with forgotten():
+        opened = loads(message)
+        assert merged(opened.value) == [2.0]
+        handed_on = dumps(opened)
+    with forgotten():
+        assert merged(loads(handed_on).value) == [2.0]
+
+
+class ReadSlowly:
+    """A value that takes a while to read. `times` counts how often it was read."""
+
+    times = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _read_slowly, ()
+
+
+def _read_slowly() -> ReadSlowly:
+    ReadSlowly.times += 1
+    time.sleep(0.05)
+    return ReadSlowly()
+
+
+def test_threads_of_a_worker_share_one_value() -> None:
+    opened = loads(dumps(Sent(ReadSlowly())))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: opened.value, range(4)))
+    assert ReadSlowly.times == 1
+    assert len({id(each) for each in found}) == 1
 
 
 def test_worker_without_an_installed_module_refuses_the_task(here: Path) -> None:

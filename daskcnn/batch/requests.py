@@ -76,8 +76,10 @@ class Requests:
         """Queue jobs, all or none. Returns their numbers, and what this machine sees of their data."""
         if len(jobs) > _MOST_JOBS:
             raise SpoolError("submit", f"{len(jobs):,} jobs", f"submit at most {_MOST_JOBS:,} at once")
-        submissions = [_submission(each) for each in jobs]
-        seen = dict.fromkeys(text for each in submissions for text in _seen(each.content))
+        submissions, seen = list[Submission](), dict[str, None]()
+        for each in jobs:
+            submissions.append(_submission(each))
+            seen |= dict.fromkeys(_seen(submissions[-1].content, made=bool(each.get("makes_data"))))
         added = self._spool.add(submissions, self._runs, self._clock())
         return {"ids": [job.id for job in added], "seen": [*seen], "runs": [job.run for job in added]}
 
@@ -145,6 +147,9 @@ def _submission(sent: Mapping[str, Any]) -> Submission:
     for section in ("cluster", "run", "data"):
         if not isinstance(content.get(section, {}), Mapping):
             raise SpoolError(f"[{section}]", "it is no table", "write a table of keys")
+    made, usual = (values.pop(key, False) for key in ("makes_data", "usual_path"))
+    if made and usual and not Path(content["data"]["path"]).exists():  # the driver's own usual path counts
+        content["data"] = {key: value for key, value in content["data"].items() if key != "path"}
     size = len(tomli_w.dumps(content))
     if size > _MOST_JOB:
         raise SpoolError("job", f"{size:,} bytes, more than the {_MOST_JOB:,} allowed", "make it smaller")
@@ -175,10 +180,10 @@ def _check_source(path: str) -> None:
         raise SpoolError(f"module {path!r:.80}", "no path of a source within a folder", "name modules in run.imports")
 
 
-def _seen(content: Mapping[str, Any]) -> list[str]:
+def _seen(content: Mapping[str, Any], *, made: bool) -> list[str]:
     """Return what this machine sees of a job's data, in words. Raises DataError where it does not see what is named.
 
-    A data set that is not there is made by the run, if it has a name.
+    made : whether the run makes a data set that is not there.
     """
     data, host = content.get("data", {}), socket.gethostname()
     names = ("path", "archive", "images", "labels", "test_images", "test_labels")
@@ -186,7 +191,7 @@ def _seen(content: Mapping[str, Any]) -> list[str]:
     seen = []
     for key, place in places.items():
         there = Path(place).exists()
-        if not there and not (key == "path" and (data.get("name") or data.get("archive"))):
+        if not there and not (key == "path" and made):
             remedy = "give a path that this machine and the workers see, or serve the queue where it is seen"
             raise DataError(f"data.{key} = {place}", f"{host}, which starts the drivers, does not see it", remedy)
         seen.append(f"data.{key} {place}: {'seen by' if there else 'to be made by'} {host}")

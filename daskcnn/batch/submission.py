@@ -16,6 +16,7 @@ from daskcnn.job.own_members import interactive_names
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.modules import own_modules
+from daskcnn.store import DATASETS
 
 _SQLITE = "sqlite:///"
 _PLACES = ("path", "archive", "images", "labels", "test_images", "test_labels")
@@ -33,7 +34,8 @@ def message_of(
     """Return a job as the service takes it.
 
     The queue says which scheduler, workers and run it has; the tables that are sent say nothing of them. What is
-    submitted counts: a file that is changed later changes nothing.
+    submitted counts: a file that is changed later changes nothing. Data are looked for in this folder. A built-in data
+    set that the service does not see at its usual path here is made at that of the service's folder.
     Raises JobError for a job that cannot be run, and DataError for modules that are missing here or too large.
     """
     job = resolve(raw)
@@ -45,6 +47,8 @@ def message_of(
         "token": uuid4().hex,
         "user": user_name(),
         "content": _content(raw, job),
+        "makes_data": job.data.name in DATASETS,
+        "usual_path": raw.get("data", {}).get("path") is None,
         "folder": str(Path(job.run.dir).absolute()) if "dir" in job.run.model_fields_set else "",
         "name": job.run.name or "",
         "priority": priority,
@@ -67,8 +71,9 @@ def _content(raw: Mapping[str, Any], job: Job) -> dict[str, Any]:
         tables["run"]["imports"] = job.run.imports
     if job.run.mlflow is not None:
         tables["run"]["mlflow"] = _whole(job.run.mlflow)
-    if data := tables.get("data"):
-        data |= {key: getattr(job.data, key) for key in _PLACES if data.get(key) is not None}
+    data = tables.get("data", {})
+    places = {key: getattr(job.data, key) for key in _PLACES if key == "path" or data.get(key) is not None}
+    tables["data"] = data | places
     if job.model.from_ is not None:
         tables["model"]["from"] = job.model.from_
     content = _without_nothing(tables)

@@ -67,7 +67,8 @@ class Model(Options):
     """C1:C2 has a ReLU behind each convolution. The papers list none."""
     from_: Location | None = Field(None, alias="from")
     """Run directory, checkpoint or exported safetensors file whose trained weights the run starts from. Its network is
-    taken where the job names none. The last layer with weights is new where the classes differ."""
+    taken where the job names none. The last layer with weights, and that of each second head, is new where the classes
+    differ."""
     from_checkpoint: CheckpointChoice | None = None
     """Weights of the run in `from`: the `last`, or the `best` on its validation samples. Default: those that it hands
     back (its `train.restore_best`)."""

@@ -7,7 +7,7 @@ checkpoint, of step 0: resuming it does not read the other run again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from daskcnn.errors import DataError, JobError
 from daskcnn.job.network import initial_weights, network_of, reconstructs, whitened
 from daskcnn.job.prepared import Start
 from daskcnn.job.tables import Job
-from daskcnn.nn import Layout, leaves, walk
+from daskcnn.nn import Layout, Sequential, Shape, leaves, walk
+from daskcnn.nn.layers import Auxiliary
+from daskcnn.nn.spec import Spec
 from daskcnn.store import Dataset, Described
 from daskcnn.trained.place import FoundNetwork, find_network
 from daskcnn.training.trained_network import Classifier
@@ -35,9 +37,9 @@ def network_to_start_from(job: Job) -> FoundNetwork | None:
 
 
 def with_network(job: Job, trained: FoundNetwork, images: Described) -> Job:
-    """Return the job with the trained network where it names none, its last layer with an output for each class.
+    """Return the job with the trained network where it names none, with an output for each class.
 
-    Raises JobError where the last layer's outputs cannot be changed.
+    Raises JobError where a last layer's outputs cannot be changed.
     """
     if names_network(job):
         return job
@@ -48,26 +50,43 @@ def with_network(job: Job, trained: FoundNetwork, images: Described) -> Job:
     given = network.job.model
     update: dict[str, Any] = {"name": given.name, "relu": given.relu, "layers": given.layers}
     if given.layers is not None and not network.reconstructs and len(network.classes) != len(images.classes):
-        update["layers"] = _with_outputs(given.layers, trained, len(images.classes))
+        layers = _with_outputs(given.layers, network.model, network.facts.shape, len(images.classes))
+        if layers is None:
+            reason = f"{trained.source} ends in no layer whose outputs can be {len(images.classes)}; give model"
+            raise JobError([f"model.from: {reason}"])
+        update["layers"] = layers
     return job.model_copy(update={"model": job.model.model_copy(update=update)})
 
 
-def _with_outputs(layers: list[dict[str, Any]], trained: FoundNetwork, classes: int) -> list[dict[str, Any]]:
-    """Return the layers with this number of outputs in the last one that has weights."""
-    children = trained.classifier.model.children(trained.classifier.facts.shape)
-    weighted = [i for i, (_, each, shape) in enumerate(children) if each.numbers(shape)]
-    key = next((key for key in ("units", "kernels") if weighted and key in layers[weighted[-1]]), None)
+def _with_outputs(layers: Spec, network: Sequential, in_shape: Shape, classes: int) -> Spec | None:
+    """Return the network's layers with as many outputs, of second heads too; None where they cannot have them."""
+    changed, last = [*layers], -1
+    for i, (_, each, shape) in enumerate(network.children(in_shape)):
+        if isinstance(each, Auxiliary):
+            if (path := _with_outputs(layers[i]["path"], each.path, shape, classes)) is None:
+                return None
+            changed[i] = {**layers[i], "path": path}
+        elif each.numbers(shape):
+            last = i
+    key = next((key for key in ("units", "kernels") if last >= 0 and key in layers[last]), None)
     if key is None:
-        raise JobError([f"model.from: {trained.source} ends in no layer whose outputs can be {classes}; give model"])
-    changed = list(layers)
-    changed[weighted[-1]] = {**layers[weighted[-1]], key: classes}
+        return None
+    changed[last] = {**layers[last], key: classes}
     return changed
+
+
+def _ends(network: Sequential, in_shape: Shape, paths: Iterable[str]) -> set[str]:
+    """Return those of the layers with weights that make scores: the network's last one, and each second head's."""
+    heads = [f"{path}/" for path, layer, _ in walk(network, in_shape, composite=True) if isinstance(layer, Auxiliary)]
+    last = {max((head for head in heads if path.startswith(head)), key=len, default=""): path for path in paths}
+    return {*last.values()}
 
 
 def start_of(job: Job, trained: FoundNetwork, images: Described) -> Start:
     """Return the weights of the job's network: trained ones for layers of the same name, initial ones for others.
 
-    The last layer with weights starts anew where the classes differ, or one of the two networks reconstructs images.
+    The last layer with weights, and that of each second head, starts anew where the classes differ, or one of the two
+    networks reconstructs images.
 
     Raises
     ------
@@ -79,11 +98,13 @@ def start_of(job: Job, trained: FoundNetwork, images: Described) -> Start:
     for name, view in _by_name(layout, weights).items():
         ours.setdefault(name.rpartition("/")[0], {})[name] = view
     theirs = _by_name(trained.classifier.layout, trained.classifier.weights)
-    paths = [path for path, _, _ in walk(network_of(job, images), images.shape) if path in ours]
+    network = network_of(job, images)
+    paths = [path for path, _, _ in walk(network, images.shape) if path in ours]
+    ends = _ends(network, images.shape, paths)
     new, problems = dict[str, str](), list[str]()
     differs = _difference(trained.classifier, images, of_images=reconstructs(job))
     for layer, views in ours.items():
-        if layer == paths[-1] and differs:
+        if differs and layer in ends:
             new[layer] = differs
         elif not any(name in theirs for name in views):
             new[layer] = "there is none of this name"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,27 @@ def test_a_job_is_submitted_listed_and_changed() -> None:
     assert "geheim" not in listed
     assert call("cancel", "2").stdout == "job 2 (job-2): cancelled\n"
     assert call("logs", "1").stdout == ""
+
+
+def test_the_usual_path_of_a_data_set_is_made_whole_by_the_submitter_s_folder_too() -> None:
+    """The driver works in the service's folder, where there may be none of this name, or another one."""
+    at = Path.cwd() / "data"
+    refused = call("submit", "--set", "data.name=shapes")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    unseen = f"data.path = {at / 'shapes.zarr'}: {socket.gethostname()}, which starts the drivers, does not see it"
+    assert unseen in refused.stderr
+    assert call("submit", "--set", "data.name=synthetic").stdout == "1\n"
+    assert call("submit").stdout == "2\n"
+    for name in ("shapes", "synthetic"):
+        (at / f"{name}.zarr").mkdir(parents=True)
+        found = call("submit", "--set", f"data.name={name}")
+        assert found.stderr.startswith(f"data.path {at / name}.zarr: seen by ")
+    assert call("submit").stdout == "5\n"
+    with Spool(Path("spool")) as spool:
+        data = [spool.content(number)[0].get("data", {}) for number in range(1, 6)]
+    assert data[:2] == [{"name": "synthetic"}, {}], "the driver makes it in its own folder"
+    assert data[2:4] == [{"name": name, "path": str(at / f"{name}.zarr")} for name in ("shapes", "synthetic")]
+    assert data[4] == {"path": str(at / "synthetic.zarr")}
 
 
 def test_a_sweep_is_submitted_as_jobs_that_are_named_by_their_values() -> None:

@@ -69,6 +69,10 @@ def asked(name: str, **values: Any) -> dict[str, Any]:
         (asked("submit", jobs=[sent(modules=[("/etc/x.py", "")])]), "no path of a source within a folder"),
         (asked("submit", jobs=[sent(content={"run": 3})]), "[run]; it is no table"),
         (asked("submit", jobs=[sent(content={"data": {"path": "/none/x"}})]), "does not see it; give a path that"),
+        (
+            asked("submit", jobs=[sent(content={"data": {"path": "/none/x", "name": "shapes"}}, makes_data=False)]),
+            "does not see it; give a path that",
+        ),
         (asked("submit", jobs=[sent(content={"data": {"x": None}})]), "2 request; TypeError"),
         (asked("submit", jobs=[sent(state="done")]), "2 request; TypeError"),
         (asked("submit", jobs=[sent(only=3)]), "2 request; TypeError"),
@@ -94,7 +98,7 @@ def test_submit_says_what_the_services_machine_sees(queue: FakeQueue) -> None:
     there, made = str(queue.folder / "there"), str(queue.folder / "made.zarr")
     jobs = [
         sent(token="a", content={"data": {"path": there}}),
-        sent(token="b", content={"data": {"path": made, "name": "cifar10"}}),
+        sent(token="b", content={"data": {"path": made, "name": "cifar10"}}, makes_data=True),
         sent(token="c", content={"data": {"path": "s3://bucket/x.zarr"}}),
     ]
     seen = ask(queue, "submit", jobs=jobs)["seen"]

@@ -72,6 +72,12 @@ def test_a_worker_for_the_server_says_nothing_of_the_others() -> None:
     )
 
 
+def test_a_task_takes_all_of_a_worker_s_resource() -> None:
+    """With a part of it Dask would run several tasks at once, which share the worker's replica."""
+    found = advertised(there(a={"CPU": 4}, b={"GPU": 1, "CPU": 2}, s={"PS": 2.5}))
+    assert {member.name: member.resource for member in found} == {"a": {"CPU": 4}, "b": {"CPU": 2}, "s": {"PS": 2.5}}
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_workers_without_are_left_alone_where_others_advertise(kind: str) -> None:
     found = advertised(there(a={}, b={kind.upper(): 1}))

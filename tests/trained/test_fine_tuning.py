@@ -146,6 +146,33 @@ def test_a_network_by_name_ends_in_the_new_classes(tmp_path: Path, store: str) -
     assert prepared.start.loaded == ("conv1", "conv2")
 
 
+@pytest.mark.parametrize(
+    ("classes", "reason"),
+    [(("a", "b"), "2 classes instead of 10"), (CLASSES[::-1], "the classes have other names"), (CLASSES, "")],
+)
+def test_the_last_layers_of_heads_are_new_too(
+    tmp_path: Path, store: str, classes: tuple[str, ...], reason: str
+) -> None:
+    """A head has a head of its own here, and the network ends in one."""
+
+    def layers(count: int) -> list[dict[str, Any]]:
+        scores = {"layer": "dense", "units": count}
+        inner = {"layer": "auxiliary", "path": [{"layer": "dense", "units": 5}, scores]}
+        outer = {"layer": "auxiliary", "path": [{"layer": "dense", "units": 6}, inner, scores]}
+        return [{"layer": "conv", "kernels": 4, "size": 3}, outer, scores, {"layer": "auxiliary", "path": [scores]}]
+
+    raw = tiny_job(store) | {"model": {"layers": layers(10)}}
+    run, data = tiny_run(tmp_path / "headed", raw, random_state(resolve(raw))), data_of(tmp_path, classes)
+    prepared = prepared_from(run, data)
+    assert prepared.job.model.layers == layers(len(classes))
+    named = prepared_from(run, data, layers=layers(len(classes)))
+    ends = ["auxiliary1/path/auxiliary1/path/dense2", "auxiliary1/path/dense2", "auxiliary2/path/dense1", "dense1"]
+    for start in (prepared.start, named.start):
+        assert start is not None
+        assert start.new == (dict.fromkeys(ends, reason) if reason else {})
+        assert {"conv1", "auxiliary1/path/dense1"} <= {*start.loaded}
+
+
 def test_layers_of_the_jobs_own_network_are_matched_by_name(run: Path, store: str) -> None:
     """Those that the run does not have are new, and named."""
     layers = [*LAYERS[:-1], {"layer": "conv", "kernels": 5, "size": 1}, HEAD]

@@ -9,9 +9,11 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from daskcnn import load as daskcnn_load
+from daskcnn.arrays import Device
 from daskcnn.cli import main as daskcnn
 from daskcnn.compiled import warm
 from daskcnn.errors import DataError, Interrupted, Lost, installing
@@ -791,7 +794,25 @@ def test_a_worker_keeps_freed_memory_while_it_predicts(
     work = kept.PredictionTask(network, source.read)
     for part in source.parts:
         work.predict(part, "cpu", 1)
+    _sent(work)  # without its predictor
     assert told == ["keep"]
     del work
     gc.collect()
     assert told == ["keep", "release"]
+
+
+def test_threads_of_a_worker_predict_parts_of_one_task_as_one_thread_does() -> None:
+    """A worker that advertises no resource has two parts at once. It reads one while it computes the other."""
+    network, together = classifier({"name": "quick"}, facts((32, 32, 3))), Barrier(2, timeout=60)
+    images = np.random.default_rng(0).integers(0, 256, (12, 16, 32, 32, 3), dtype=np.uint8)
+    parts = [Part(i, "", 16 * i, 16 * i + 16) for i in range(len(images))]
+
+    def read(part: Part) -> sources.Samples:
+        together.wait()
+        return sources.Samples(images[part.index])
+
+    task, alone = kept.PredictionTask(network, read), network.on(Device(exact=network.job.train.exact))
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda part: task.predict(part, "cpu", 1).probabilities, parts))
+    for own, given in zip(found, images, strict=True):
+        np.testing.assert_array_equal(own, alone.probabilities(given))

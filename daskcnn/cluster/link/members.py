@@ -111,8 +111,9 @@ class Member:
     """A worker as the scheduler knows it.
 
     It counts as the first `kind` that it advertises; `also` holds the others. A `plain` one advertises none of our
-    resources and is taken as a CPU worker; only its address pins its tasks. Dask's own name for it (`called`) tells
-    that a worker is back. A `paused` one has no memory left, and begins no task for now.
+    resources and is taken as a CPU worker; only its address pins its tasks. `amount` is how much of its resource it
+    advertises. Dask's own name for it (`called`) tells that a worker is back. A `paused` one has no memory left, and
+    begins no task for now.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Member:
     plain: bool = False
     called: str = ""
     paused: bool = False
+    amount: float = 1
 
     @property
     def declared(self) -> str:
@@ -137,8 +139,8 @@ class Member:
 
     @property
     def resource(self) -> dict[str, float]:
-        """The resource that pins a task to the worker; empty for a plain one."""
-        return {} if self.plain else {RESOURCES[self.kind]: 1}
+        """The whole resource, which pins a task to the worker and keeps others out; empty for a plain one."""
+        return {} if self.plain else {RESOURCES[self.kind]: self.amount}
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def advertised(workers: Mapping[str, Mapping[str, Any]], *, plain: bool | None =
             name, host, threads = str(info.get("name", address)), str(info["host"]), int(info["nthreads"])
             limit = int(info.get("memory_limit") or 0)
             how: dict[str, Any] = {"plain": not kinds[address], "paused": info.get("status") == "paused"}
+            how["amount"] = (info.get("resources") or {}).get(RESOURCES[first], 1)
             found.append(Member(name, address, host, first, threads, limit, tuple(also), called=name, **how))
     found.sort(key=lambda m: (m.kind, _natural(m.name), m.address))
     names = unique_names([given_name(workers[m.address].get("name")) for m in found], [m.kind for m in found])

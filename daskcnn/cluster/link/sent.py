@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from threading import Lock
 from typing import Any, TypeVar
 
 from distributed import Client
@@ -30,16 +31,19 @@ class Sent:
 
     def __init__(self, value: Any, imports: Iterable[str] = ()) -> None:
         self._imports, self._value, self._content = tuple(imports), value, b""
+        self._opening = Lock()
 
     @property
     def value(self) -> Any:
-        """The value. Raises DataError where this process cannot import its modules."""
-        if self._content:
-            modules, inner = pickle.loads(self._content)
-            take_in(modules)
-            members, self._value = pickle.loads(inner)
-            register(members)
-            self._content = b""
+        """The value, the same for all threads. Raises DataError where this process cannot import its modules."""
+        with self._opening:
+            if self._content:
+                modules, inner = pickle.loads(self._content)
+                take_in(modules)
+                members, self._value = pickle.loads(inner)
+                register(members)
+                self._imports = tuple(each.name for each in modules)  # a worker hands it on to others
+                self._content = b""
         return self._value
 
     def __reduce__(self) -> tuple[Any, ...]:

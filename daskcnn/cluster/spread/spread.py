@@ -57,7 +57,8 @@ def spread(
     ----------
     client : of the cluster; None to call the function in this process, one part after the other
     settings : which workers to use, how long to wait for some, and after what silence one counts as lost
-    whole : let a part take a whole worker. The function is then given the worker's `kind` and `threads` too.
+    whole : let a part take a whole worker. The function is then given the worker's `kind` and `threads` too. A worker
+        that advertises no resource may be given two parts at once.
     submit : sends a part to a worker; `submit_part` if not given
     check : called repeatedly while it waits; may raise
     warn : is told about lost workers, and about runs that train on them

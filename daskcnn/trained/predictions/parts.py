@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 from weakref import finalize
 
@@ -179,15 +180,32 @@ _UNKNOWN = "has NaN or infinities, which a network trained without data.nodata d
 
 @dataclass(eq=False)
 class PredictionTask:
-    """The work on every part. A worker gets it once, and keeps in it all that depends on the weights alone."""
+    """The work on every part. A worker gets it once, and keeps in it all that depends on the weights alone.
+
+    Threads may predict parts at once, as those of a worker do whose tasks no resource limits. They read at once, and
+    compute one after the other, because a predictor has one scratch memory.
+    """
 
     classifier: Classifier
     read: Callable[[Part], Samples]
     _predictor: Predictor | None = field(default=None, init=False)
+    _turn: Lock = field(default_factory=Lock, init=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.classifier, self.read)
 
     def predict(self, part: Part, kind: DeviceKind, threads: int) -> Predicted:
         """Predict a part on this process's device. Raises DataError where its samples cannot be read."""
         samples = self.read(part)
+        with self._turn:
+            probabilities = self._predictor_on(kind, threads).probabilities(samples.images).astype(np.float32)
+        probabilities[[place for place, _ in samples.bad]] = np.nan
+        bad = dict(samples.bad)
+        unknown = np.flatnonzero(np.isnan(probabilities).any(axis=1)).tolist()
+        problems = tuple(bad.get(place) or f"{part.sample(place)}: {_UNKNOWN}" for place in unknown)
+        return Predicted(probabilities, samples.labels, problems)
+
+    def _predictor_on(self, kind: DeviceKind, threads: int) -> Predictor:
         if self._predictor is None:
             # Dask's workers return freed memory at once: every part would take fresh pages, for a quarter of its time
             keep_freed_memory()
@@ -196,9 +214,4 @@ class PredictionTask:
             limit = train.workspace_mib << 20
             device = Device.of(kind, threads=threads, workspace_limit=limit, exact=train.exact)
             self._predictor = self.classifier.on(device)
-        probabilities = self._predictor.probabilities(samples.images).astype(np.float32)
-        probabilities[[place for place, _ in samples.bad]] = np.nan
-        bad = dict(samples.bad)
-        unknown = np.flatnonzero(np.isnan(probabilities).any(axis=1)).tolist()
-        problems = tuple(bad.get(place) or f"{part.sample(place)}: {_UNKNOWN}" for place in unknown)
-        return Predicted(probabilities, samples.labels, problems)
+        return self._predictor
