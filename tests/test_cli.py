@@ -27,6 +27,7 @@ from PIL import Image
 from daskcnn import __version__
 from daskcnn.cli import main as daskcnn
 from daskcnn.cli.command import tell
+from daskcnn.cli.flags import FLAGS
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import jobs
@@ -136,9 +137,12 @@ def test_every_flag_reaches_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         "wait": "3",
         "scheduler": "tcp://a:1",
         "workers": "cpu=2,gpu=1",
+        "only": "desk-*",
         "name": "5",
         "run-dir": "elsewhere",
+        "time-limit": "3600",
     }
+    assert FLAGS.keys() - args.keys() == {"scheduler-file"}  # it stands in the place of the scheduler
     job = resolved(monkeypatch, *(f"--{flag}={value}" for flag, value in args.items()))
     data, train, cluster = job["data"], job["train"], job["cluster"]
     assert (data["name"], data["path"], data["archive"], job["model"]["name"]) == ("mnist", "/d.zarr", "/a", "6:9")
@@ -146,8 +150,9 @@ def test_every_flag_reaches_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         *("agwu", "udpa", 7, 9, 0.5, 11)
     ]
     assert (cluster["scheduler"], cluster["workers"], cluster["wait"]) == ("tcp://a:1", {"cpu": 2, "gpu": 1}, 3.0)
+    assert cluster["only"] == ["desk-*"]
     assert job["run"]["name"] == "5"  # a name, not a number
-    assert job["run"]["dir"] == "elsewhere"
+    assert (job["run"]["dir"], job["run"]["time_limit"]) == ("elsewhere", 3600.0)
     file = resolved(monkeypatch, "--scheduler-file", "s.json")["cluster"]
     assert (file["scheduler"], file["scheduler_file"]) == (None, "s.json")
 
