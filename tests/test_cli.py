@@ -180,6 +180,12 @@ def test_a_malformed_setting_is_shown_with_the_right_form(setting: str) -> None:
     assert "write section.key=value, for example train.epochs=5" in refused(2, run, "--set", setting)
 
 
+@pytest.mark.parametrize("setting", ["tr\udcffain.lr=1", "train.l\udcffr=1"])
+def test_a_setting_in_another_encoding_is_named(setting: str) -> None:
+    assert r"\udcff" in (told := refused(2, run, "--set", setting))
+    assert "is no text in UTF-8" in told
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

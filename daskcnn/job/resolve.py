@@ -157,8 +157,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
 
     What is refused by itself is left out, so that the rest of the job is checked too.
     """
-    if (most := _entries(raw)) > MOST_ENTRIES:
-        raise JobError([f"{most:,} keys and values: a job has at most {MOST_ENTRIES:,}; give a job file"])
+    _check_form(raw)
     _import_members(raw)
     problems: list[str] = []
     wrong: set[tuple[int | str, ...]] = set()
@@ -170,7 +169,10 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
             train = raw.get("train", {})
             strategy = train.get("strategy", Train().strategy) if isinstance(train, Mapping) else None
             problems += refusals(error, strategy if isinstance(strategy, str) else None)
-            wrong |= {item["loc"][:2] for item in error.errors()}
+            refused = {item["loc"][:2] for item in error.errors()}
+            if refused <= wrong:  # the pass before could not leave it out
+                raise JobError(problems) from error
+            wrong |= refused
             raw = _without(raw, wrong | ({("rule",)} if ("train", "strategy") in wrong else set()))
     problems += contradictions(job, wrong)
     if problems:
@@ -197,16 +199,27 @@ def _texts(raw: Mapping[str, Any], section: str, key: str) -> list[str]:
     return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
 
-def _entries(raw: Mapping[str, Any]) -> int:
-    """Count the keys and values of the tables, at all depths, up to the limit and one table more."""
+def _check_form(raw: Mapping[str, Any]) -> None:
+    """Raise JobError for keys that are no text, and for too many keys and values, at all depths."""
     waiting: list[Any] = [raw]
     found = 0
-    while waiting and found <= MOST_ENTRIES:
+    wrong: list[str] = []
+    while waiting:
         inner = waiting.pop()
-        inner = list(inner.values()) if isinstance(inner, Mapping) else inner
+        if isinstance(inner, Mapping):
+            wrong += [f"the key {key!a:.80} is no text in UTF-8; write a string" for key in inner if not _is_text(key)]
+            inner = list(inner.values())
         found += len(inner)
+        if found > MOST_ENTRIES:
+            raise JobError([f"{found:,} keys and values: a job has at most {MOST_ENTRIES:,}; give a job file"])
         waiting += [value for value in inner if isinstance(value, Mapping | list | tuple)]
-    return found
+    if wrong:
+        raise JobError(wrong)
+
+
+def _is_text(key: Any) -> bool:
+    """Return True for a string that UTF-8 has. An argument of another encoding is none."""
+    return isinstance(key, str) and not any("\ud800" <= character <= "\udfff" for character in key)
 
 
 def _without(raw: Mapping[str, Any], wrong: set[tuple[int | str, ...]]) -> dict[str, Any]:
