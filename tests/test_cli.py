@@ -486,10 +486,25 @@ def test_a_character_that_the_terminal_lacks_is_a_question_mark(monkeypatch: pyt
     assert there.getvalue().decode("latin-1") == "büro ? start it\n"
 
 
-def test_a_stream_that_was_closed_before_the_start_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has none then: `daskcnn runs >&-`."""
-    monkeypatch.setattr(sys, "stdout", None)
-    tell("a run")
+@pytest.mark.parametrize("end", ["stdout", "stderr"])
+def test_a_stream_that_was_closed_before_the_start_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str, end: str
+) -> None:
+    """Python has none then: `daskcnn run >&-`."""
+
+    def code(*args: str) -> Any:
+        monkeypatch.setattr(sys, end, None)
+        with pytest.raises(SystemExit) as ended:
+            run.main([*args])
+        return ended.value.code
+
+    assert code(*flags(tiny_job(path))) == 3, "as far as the cluster"
+    out, err = capsys.readouterr()
+    assert (out, "no cluster here" in err) == ("", end == "stdout")
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: {})
+    monkeypatch.setattr(import_module("daskcnn.cli.run"), "format_summary", lambda *_, **__: "trained")
+    assert not code("--quiet")
+    assert ("trained" in capsys.readouterr().out) == (end == "stderr")
 
 
 def test_a_run_that_is_done_is_trained_longer(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
