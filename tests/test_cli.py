@@ -27,6 +27,7 @@ from PIL import Image
 from daskcnn import __version__
 from daskcnn.cli import main as daskcnn
 from daskcnn.cli.command import tell
+from daskcnn.cli.flags import FLAGS
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import jobs
@@ -136,9 +137,12 @@ def test_every_flag_reaches_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         "wait": "3",
         "scheduler": "tcp://a:1",
         "workers": "cpu=2,gpu=1",
+        "only": "desk-*",
         "name": "5",
         "run-dir": "elsewhere",
+        "time-limit": "3600",
     }
+    assert FLAGS.keys() - args.keys() == {"scheduler-file"}  # it stands in the place of the scheduler
     job = resolved(monkeypatch, *(f"--{flag}={value}" for flag, value in args.items()))
     data, train, cluster = job["data"], job["train"], job["cluster"]
     assert (data["name"], data["path"], data["archive"], job["model"]["name"]) == ("mnist", "/d.zarr", "/a", "6:9")
@@ -146,8 +150,9 @@ def test_every_flag_reaches_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         *("agwu", "udpa", 7, 9, 0.5, 11)
     ]
     assert (cluster["scheduler"], cluster["workers"], cluster["wait"]) == ("tcp://a:1", {"cpu": 2, "gpu": 1}, 3.0)
+    assert cluster["only"] == ["desk-*"]
     assert job["run"]["name"] == "5"  # a name, not a number
-    assert job["run"]["dir"] == "elsewhere"
+    assert (job["run"]["dir"], job["run"]["time_limit"]) == ("elsewhere", 3600.0)
     file = resolved(monkeypatch, "--scheduler-file", "s.json")["cluster"]
     assert (file["scheduler"], file["scheduler_file"]) == (None, "s.json")
 
@@ -173,6 +178,12 @@ def test_all_problems_of_file_and_flags_come_at_once(nothing_starts: list[Any], 
 @pytest.mark.parametrize("setting", ["epochs=3", "train", "train.epochs", "=3"])
 def test_a_malformed_setting_is_shown_with_the_right_form(setting: str) -> None:
     assert "write section.key=value, for example train.epochs=5" in refused(2, run, "--set", setting)
+
+
+@pytest.mark.parametrize("setting", ["tr\udcffain.lr=1", "train.l\udcffr=1"])
+def test_a_setting_in_another_encoding_is_named(setting: str) -> None:
+    assert r"\udcff" in (told := refused(2, run, "--set", setting))
+    assert "is no text in UTF-8" in told
 
 
 @pytest.mark.parametrize(
@@ -475,10 +486,25 @@ def test_a_character_that_the_terminal_lacks_is_a_question_mark(monkeypatch: pyt
     assert there.getvalue().decode("latin-1") == "büro ? start it\n"
 
 
-def test_a_stream_that_was_closed_before_the_start_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has none then: `daskcnn runs >&-`."""
-    monkeypatch.setattr(sys, "stdout", None)
-    tell("a run")
+@pytest.mark.parametrize("end", ["stdout", "stderr"])
+def test_a_stream_that_was_closed_before_the_start_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str, end: str
+) -> None:
+    """Python has none then: `daskcnn run >&-`."""
+
+    def code(*args: str) -> Any:
+        monkeypatch.setattr(sys, end, None)
+        with pytest.raises(SystemExit) as ended:
+            run.main([*args])
+        return ended.value.code
+
+    assert code(*flags(tiny_job(path))) == 3, "as far as the cluster"
+    out, err = capsys.readouterr()
+    assert (out, "no cluster here" in err) == ("", end == "stdout")
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: {})
+    monkeypatch.setattr(import_module("daskcnn.cli.run"), "format_summary", lambda *_, **__: "trained")
+    assert not code("--quiet")
+    assert ("trained" in capsys.readouterr().out) == (end == "stderr")
 
 
 def test_a_run_that_is_done_is_trained_longer(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:

@@ -85,6 +85,7 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments. Raises UsageError, for an unknown option with the one that is meant."""
+        _fill_in_streams()
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -145,6 +146,15 @@ class CommandGroup(click.Group):
             formatter.write_dl(rows)
 
 
+def _fill_in_streams() -> None:
+    """Open the null device in place of each stream that was closed before the start (`>&-`), where Python has none."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, which is the stream's own
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
+
+
 def _say(message: str, verbose: Any) -> None:
     with suppress(OSError):  # the terminal is gone, and the exit code says how it ended
         if verbose:
@@ -159,7 +169,7 @@ def tell(text: object, *, nl: bool = True, err: bool = False) -> None:
     stream's encoding lacks is printed as `?`.
     """
     stream = sys.stderr if err else sys.stdout
-    encoding = getattr(stream, "encoding", None) or "utf-8"  # there is no stream where it was closed at the start
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         click.echo(plain(text).encode(encoding, "replace").decode(encoding), nl=nl, err=err)
     except BrokenPipeError as error:

@@ -33,6 +33,8 @@ FLAGS = {
     "time-limit": ("run.time_limit", "TIME"),
 }
 """The flags that stand for keys of the job, and what their values look like."""
+_NUMBERS = ("N", "RATE", "SECONDS", "TIME")
+"""Metavars of values that are, or may be, numbers. Others are text: a run may be named 5."""
 
 
 def job_flags(function: Any) -> Any:
@@ -72,7 +74,7 @@ def override_by_flags(raw: dict[str, Any], flags: Flags, settings: Iterable[str]
     for flag, text in flags.items():
         if isinstance(text, str):
             key, metavar = FLAGS[flag.replace("_", "-")]
-            override(raw, key, parse_value(text) if metavar in ("N", "RATE", "SECONDS") else text)
+            override(raw, key, parse_value(text) if metavar in _NUMBERS else text)
         elif text:
             override(raw, FLAGS[flag][0], ",".join(text))
     apply_settings(raw, settings)

@@ -126,16 +126,20 @@ def compare(
     found, is_sweep = _to_compare(runs, spool, scheduler_of(scheduler))
     if picture and not is_sweep:
         raise click.UsageError("--picture: is of a sweep; `daskcnn plot` draws runs")
-    if is_sweep and not html:
-        _compare_cells(found, picture, as_json)
-        return
     source = click.get_current_context().get_parameter_source("targets")
     reached = source is ParameterSource.DEFAULT  # nobody has asked for them
     if html:
         tell(f"page {reporting.write_comparison(found, targets, html, reached=reached)}")
-        return
-    result = reporting.compare(found, targets, reached=reached)
-    tell(dumps(result.to_dict(), indent=2) if as_json else format_comparison(result))
+    elif is_sweep:
+        table, _ = reporting.compare_cells(found)
+        tell(dumps(table.to_dict(), indent=2) if as_json else format_sweep(table))
+    else:
+        result = reporting.compare(found, targets, reached=reached)
+        tell(dumps(result.to_dict(), indent=2) if as_json else format_comparison(result))
+    if picture:
+        from daskcnn.reports.plot import draw_sweep  # it brings the simulator, and Dask with it
+
+        say(f"picture {draw_sweep(found, picture)}")
 
 
 def _to_compare(names: Sequence[str], spool: str | None, scheduler: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -145,15 +149,6 @@ def _to_compare(names: Sequence[str], spool: str | None, scheduler: Mapping[str,
             return runs_of(ask, names)
     sweep = reporting.sweep_runs(names[0]) if len(names) == 1 else []
     return sweep or [*names], bool(sweep)
-
-
-def _compare_cells(runs: list[str], picture: str | None, as_json: bool) -> None:
-    table, _ = reporting.compare_cells(runs)
-    tell(dumps(table.to_dict(), indent=2) if as_json else format_sweep(table))
-    if picture:
-        from daskcnn.reports.plot import draw_sweep
-
-        say(f"picture {draw_sweep(runs, picture)}")
 
 
 @click.command(cls=Command)

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from daskcnn.documents import parse_toml, reason_of
 from daskcnn.errors import DataError, JobError, all_known, similar
 from daskcnn.files import read_regular
-from daskcnn.job.checks import contradictions
+from daskcnn.job.checks import contradictions, most_increments
 from daskcnn.job.data_table import BUILT_IN, Data
 from daskcnn.job.dataset import USUAL_INCREMENTS, usual_augment
 from daskcnn.job.elsewhere import meant_key
@@ -28,7 +28,7 @@ from daskcnn.modules import import_modules, import_plugins, look_in
 from daskcnn.nn.metrics import module_of
 from daskcnn.nn.spec import expand
 from daskcnn.partition import PARTITIONERS
-from daskcnn.ps import RULES
+from daskcnn.ps import RULES, UpdateRule
 
 _MOST_BYTES = 128 << 10
 
@@ -157,8 +157,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
 
     What is refused by itself is left out, so that the rest of the job is checked too.
     """
-    if (most := _entries(raw)) > MOST_ENTRIES:
-        raise JobError([f"{most:,} keys and values: a job has at most {MOST_ENTRIES:,}; give a job file"])
+    _check_form(raw)
     _import_members(raw)
     problems: list[str] = []
     wrong: set[tuple[int | str, ...]] = set()
@@ -170,7 +169,10 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
             train = raw.get("train", {})
             strategy = train.get("strategy", Train().strategy) if isinstance(train, Mapping) else None
             problems += refusals(error, strategy if isinstance(strategy, str) else None)
-            wrong |= {item["loc"][:2] for item in error.errors()}
+            refused = {item["loc"][:2] for item in error.errors()}
+            if refused <= wrong:  # the pass before could not leave it out
+                raise JobError(problems) from error
+            wrong |= refused
             raw = _without(raw, wrong | ({("rule",)} if ("train", "strategy") in wrong else set()))
     problems += contradictions(job, wrong)
     if problems:
@@ -197,16 +199,27 @@ def _texts(raw: Mapping[str, Any], section: str, key: str) -> list[str]:
     return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
 
-def _entries(raw: Mapping[str, Any]) -> int:
-    """Count the keys and values of the tables, at all depths, up to the limit and one table more."""
+def _check_form(raw: Mapping[str, Any]) -> None:
+    """Raise JobError for keys that are no text, and for too many keys and values, at all depths."""
     waiting: list[Any] = [raw]
     found = 0
-    while waiting and found <= MOST_ENTRIES:
+    wrong: list[str] = []
+    while waiting:
         inner = waiting.pop()
-        inner = list(inner.values()) if isinstance(inner, Mapping) else inner
+        if isinstance(inner, Mapping):
+            wrong += [f"the key {key!a:.80} is no text in UTF-8; write a string" for key in inner if not _is_text(key)]
+            inner = list(inner.values())
         found += len(inner)
+        if found > MOST_ENTRIES:
+            raise JobError([f"{found:,} keys and values: a job has at most {MOST_ENTRIES:,}; give a job file"])
         waiting += [value for value in inner if isinstance(value, Mapping | list | tuple)]
-    return found
+    if wrong:
+        raise JobError(wrong)
+
+
+def _is_text(key: Any) -> bool:
+    """Return True for a string that UTF-8 has. An argument of another encoding is none."""
+    return isinstance(key, str) and not any("\ud800" <= character <= "\udfff" for character in key)
 
 
 def _without(raw: Mapping[str, Any], wrong: set[tuple[int | str, ...]]) -> dict[str, Any]:
@@ -268,11 +281,41 @@ def resolved_train(job: Job) -> Train:
     looks_ahead = train.nesterov and (train.momentum > 0 or train.optimizer.name != "sgd")
     update: dict[str, Any] = {} if looks_ahead else {"nesterov": False}
     if rule is not None:
-        partition = train.partition or "idpa"
-        at_once = PARTITIONERS[partition].at_once or rule.swaps  # increments would be rounds of their own
-        usual = 1 if at_once else min(USUAL_INCREMENTS, 2 * train.epochs - 1)
-        update |= {"partition": partition, "increments": train.increments or usual}
+        update |= {"partition": _partition(train), "increments": train.increments or _usual_increments(train, rule)}
     return train.model_copy(update=update)
+
+
+def _partition(train: Train) -> str:
+    return train.partition or "idpa"
+
+
+def _usual_increments(train: Train, rule: UpdateRule) -> int:
+    at_once = PARTITIONERS[_partition(train)].at_once or rule.swaps  # increments would be rounds of their own
+    return 1 if at_once else min(USUAL_INCREMENTS, most_increments(train.epochs))
+
+
+def changed(job: Job, **train: Any) -> dict[str, Any]:
+    """Return a resolved job's tables with these keys of `[train]`, without defaults that went with their old values.
+
+    The values are not checked.
+    """
+    tables = job.model_dump(mode="json")
+    before, filled_in = tables["train"], dict[str, Any]()
+    new = {key for key, value in train.items() if value != before[key]}
+    if "strategy" in new:
+        tables["rule"] = {}
+    elif "lr" in new:
+        tables["rule"].pop("lower_lr", None)
+    if train.get("strategy") == LAYER:  # every worker sees every sample
+        filled_in |= {"partition": None, "increments": None}
+    elif job.rule is not None and before["increments"] == _usual_increments(job.train, job.rule):
+        filled_in |= {"increments": None} if new & {"strategy", "partition", "epochs"} else {}
+    if train.get("momentum") == 0:
+        filled_in["nesterov"] = False
+    epochs, schedule = train.get("epochs"), before["schedule"]
+    if isinstance(epochs, int) and 0 < epochs <= schedule["warmup"]:
+        filled_in["schedule"] = {**schedule, "warmup": epochs / 4}
+    return {**tables, "train": {**before, **filled_in, **train}}
 
 
 def turned(job: Job, strategy: str, size: int) -> Job:
@@ -280,8 +323,4 @@ def turned(job: Job, strategy: str, size: int) -> Job:
 
     Raises JobError where the job has keys that do not go with it.
     """
-    tables = job.model_dump(mode="json")
-    train = tables["train"] | {"strategy": strategy, "replica_size": size}
-    if strategy == LAYER:  # every worker sees every sample
-        train |= {"partition": None, "increments": None}
-    return resolve({**{key: own for key, own in tables.items() if key != "rule"}, "train": train})
+    return resolve(changed(job, strategy=strategy, replica_size=size))

@@ -35,7 +35,7 @@ from daskcnn.runs.state import TrainingState, check_of, to_checkpoint, to_state
 from daskcnn.runs.summary import AloneSummary, Evaluated, Summary, Traffic, WorkerSummary
 from daskcnn.runs.totals import worker_totals
 from daskcnn.show.alone import alone_of
-from daskcnn.show.history import History
+from daskcnn.show.history import History, without_kernels
 from daskcnn.show.renderers.terminal import Progress
 from daskcnn.store.array_index import INDEX, write_index
 from daskcnn.training.coordinator.settings import Settings
@@ -281,6 +281,7 @@ class Recorder:
             weights=self.choice,
             weights_epoch=handed.epoch,
             alone=None if alone is None else AloneSummary(**asdict(alone)),
+            no_kernels=without_kernels(history.kernels),
         ).model_dump()
 
     def _complete(self, summary: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from daskcnn.errors import DataError, JobError
 from daskcnn.events import StrategyChosen
 from daskcnn.job.checks import contradictions, most_increments
 from daskcnn.job.prepared import Prepared
-from daskcnn.job.resolve import resolve
+from daskcnn.job.resolve import changed, resolve
 from daskcnn.job.tables import LAYER, Cluster, Job, Run
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory, find_latest, kept_job, near, without_archive
@@ -130,13 +130,8 @@ def _of_epochs(earlier: EarlierRun, epochs: int) -> Job:
     if epochs <= done:
         reason = f"the run has trained {done:.4g} epochs already; give more, or use its checkpoint {path} as it is"
         raise JobError([f"{_EPOCHS} = {epochs}: {reason}"])
-    tables = kept.model_dump(mode="json")
-    train, schedule = tables["train"], tables["train"]["schedule"]
-    if schedule["warmup"] >= epochs:  # of a run that is cut short: it may be a default
-        train["schedule"] = {**schedule, "warmup": epochs / 4}
-    if train["increments"] is not None:  # likewise
-        train["increments"] = min(train["increments"], most_increments(epochs))
-    return resolve({**tables, "train": {**train, "epochs": epochs}})
+    given = kept.train.increments  # a longer run has no more of them: all samples may be given already
+    return resolve(changed(kept, epochs=epochs, increments=given and min(given, most_increments(epochs))))
 
 
 def _differing(key: str, kept: Job, asked: Job) -> tuple[Any, Any] | None:

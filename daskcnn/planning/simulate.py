@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,11 +18,11 @@ from daskcnn.errors import ClusterError, DataError, JobError, Lost
 from daskcnn.events import CalibratedWorker, Event, RunStarted
 from daskcnn.job.dataset import on_data, opened
 from daskcnn.job.network import convolutions, layout_of, network_of
-from daskcnn.job.resolve import apply_settings, read_job_file, resolve, turned
+from daskcnn.job.resolve import apply_settings, changed, read_job_file, resolve, turned
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.ps.downpour import Downpour
 from daskcnn.ps.wire import numbers_of
-from daskcnn.runs.directory import RunDirectory, near
+from daskcnn.runs.directory import RunDirectory, kept_job, near
 from daskcnn.runs.log import read_events
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import Stage
@@ -43,6 +42,8 @@ from daskcnn.training.replica import Replica
 from daskcnn.training.sharded_prices import ShardedPrices
 
 _ANOTHER = "choose another folder with --keep"
+_WITH_DEFAULTS = ("strategy", "partition", "epochs", "lr", "momentum")
+"""Keys of `[train]` on which defaults of others depend."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,7 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
     """
     path = Path(job)
     what = f"a job file or a run{near(path)}"
-    raw = RunDirectory.open(path).job() if path.is_dir() else read_job_file(path, what=what)
-    if path.is_dir():
-        _forget_rule(raw, settings)
+    raw = _of_run(path, settings) if path.is_dir() else read_job_file(path, what=what)
     apply_settings(raw, settings)
     if cluster is None and not path.is_dir():
         raise JobError([f"{job}: a job file says nothing of the cluster; give --cluster with a cluster file or a run"])
@@ -177,15 +176,12 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
     return scenario_of(resolved, _cluster(source), source)
 
 
-def _forget_rule(kept: dict[str, Any], settings: Sequence[str]) -> None:
-    """Take out of a run's job what it says of its rule, where these settings give it another strategy or rate."""
-    changed = deepcopy(kept)
-    apply_settings(changed, settings)
-    before, after = kept.get("train", {}), changed["train"]
-    if after.get("strategy") != before.get("strategy"):
-        kept["rule"] = {}
-    elif after.get("lr") != before.get("lr"):
-        kept.get("rule", {}).pop("lower_lr", None)
+def _of_run(path: Path, settings: Sequence[str]) -> dict[str, Any]:
+    """Return the job's tables of a run, without the defaults that do not go with these settings."""
+    given = dict[str, Any]()
+    apply_settings(given, settings)
+    train = {key: value for key, value in given.get("train", {}).items() if key in _WITH_DEFAULTS}
+    return changed(kept_job(RunDirectory.open(path)), **train)
 
 
 def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:

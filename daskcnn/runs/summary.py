@@ -66,7 +66,7 @@ class Summary(_SummaryFields):
 
     test, validation: None if the network was not evaluated on them. reason: why the run ended before its last epoch.
     weights, weights_epoch: those that the run hands back, "last" or "best", and the epoch that they are of. test,
-    validation and checkpoint are theirs.
+    validation and checkpoint are theirs. no_kernels: workers of a network over all of them that have no part of it.
     """
 
     run: str
@@ -84,6 +84,7 @@ class Summary(_SummaryFields):
     weights: CheckpointTaken = "last"
     weights_epoch: float | None = None
     alone: AloneSummary | None = None
+    no_kernels: list[str] = []
 
 
 def checked_summary(summary: dict[str, Any], path: Path) -> dict[str, Any]:

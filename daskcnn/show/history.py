@@ -99,6 +99,11 @@ class EvaluationRow:
     step_samples: int | None = None
 
 
+def without_kernels(kernels: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return the workers that have no kernels, of all that a network is sharded over."""
+    return [name for name, own in kernels.items() if own and not any(own.values())]
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """Something out of the ordinary, at a time in seconds of the run."""

@@ -11,7 +11,7 @@ from daskcnn.events import Judged, RunStarted
 from daskcnn.show import text as texts
 from daskcnn.show.alone import LAYER
 from daskcnn.show.changes import WorkerChange
-from daskcnn.show.history import EvaluationRow, Note, RoundRow
+from daskcnn.show.history import EvaluationRow, Note, RoundRow, without_kernels
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
 from daskcnn.show.strategy_table import choice_table
 from daskcnn.show.text import Column, Section, clean, count, duration, number, percent, plural, size, text_table
@@ -90,17 +90,11 @@ def _heading(report: RunReport) -> Lines:
         ("training", f"{strategy_of(start)}, {epochs} in {duration(report.seconds)}{rate}"),
         ("rule", rule_of(start)),
         ("network", _network(start)),
-        ("no kernels", _unused(report)),
+        ("no kernels", texts.no_kernels(without_kernels(report.kernels))),
         ("test", _judged(report.test) if report.test else ""),
         ("brought", texts.brought(**asdict(report.alone)) if report.alone else ""),
         ("", "" if report.rounds else "no round has ended yet: there is nothing to compare"),
     )
-
-
-def _unused(report: RunReport) -> str:
-    """The workers without kernels: their rows would look like those of a defect."""
-    names = [clean(name) for name, own in report.kernels.items() if own and not any(own.values())]
-    return f"{', '.join(names)}: a part of the work there would cost more than it saves" if names else ""
 
 
 def _judged(test: Judged) -> str:

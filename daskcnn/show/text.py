@@ -79,6 +79,12 @@ def brought(*, worker: str, epoch: float, accuracy: float | None, seconds: float
     return f"this cluster {did} in {duration(seconds)}; {there}"
 
 
+def no_kernels(workers: Sequence[str]) -> str:
+    """Return the workers without kernels, with the reason: their rows would look like those of a defect."""
+    named = ", ".join(map(clean, workers))
+    return f"{named}: a part of the work there would cost more than it saves" if named else ""
+
+
 def checkpoint_text(place: str, choice: str | None, epoch: float | None) -> str:
     """Return a checkpoint with the choice that led to it: 'run/checkpoints/step-000000375 (best, epoch 3)'."""
     known = [*([] if choice is None else [choice]), *([] if epoch is None else [f"epoch {epoch:.4g}"])]

@@ -19,7 +19,7 @@ import pytest
 
 import daskcnn
 from daskcnn.errors import Interrupted, NotKept
-from daskcnn.events import EpochEnded, Warned, WorkersCalibrated
+from daskcnn.events import EpochEnded, KernelsSharded, Warned, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import prepare_job
@@ -296,6 +296,14 @@ def test_a_run_that_is_done_keeps_its_summary(recorder: Recorder, runs: Path) ->
     recorder.directory.close()
     with goes_on(recorder, runs) as again:
         assert again.directory.summary() == {"status": "done"}
+
+
+def test_the_summary_of_a_sharded_run_names_the_workers_without_kernels(recorder: Recorder) -> None:
+    state = random_state(recorder.prepared.job)
+    recorder.save(state)
+    for kernels in ({"w0": {"conv1": 0}, "w1": {"conv1": 8}}, {"w0": {"conv1": 8}, "w1": {"conv1": 0}}):
+        recorder.emit(KernelsSharded(home="w0", kernels=kernels))
+    assert recorder.finish("done", state, 1.0, None)["no_kernels"] == ["w1"]
 
 
 @contextmanager

@@ -139,6 +139,14 @@ def test_a_network_that_is_none_is_named_before_data_are_looked_at(model: dict[s
     assert words in problem
 
 
+@pytest.mark.parametrize("key", [None, 1.5, ("a", "b"), b"lr", "l\udcffr"])
+def test_a_key_that_is_no_text_is_refused(key: Any) -> None:
+    jobs: list[dict[Any, Any]] = [{key: {}}, {"train": {key: 3}}, {"model": {"layers": [{key: 3}]}}]
+    for job in jobs:
+        with pytest.raises(JobError, match=r"^the job has a problem:\n  the key .* is no text in UTF-8"):
+            daskcnn.dry_run(job)
+
+
 def test_a_built_in_data_set_takes_no_archive() -> None:
     with pytest.raises(JobError, match=r"data.archive = 'x': synthetic is built in; remove it"):
         resolve({"data": {"archive": "x"}})

@@ -114,6 +114,15 @@ def test_a_run_is_made_shorter_than_its_usual_increments(tmp_path: Path, path: s
     assert (going_on.train.epochs, going_on.train.increments) == (2, 3)
 
 
+def test_a_run_that_is_made_longer_gives_no_more_increments(tmp_path: Path, path: str) -> None:
+    """Its checkpoint says that every sample is given."""
+    job = asked(tmp_path, path)
+    job["train"] = {"epochs": 1, "strategy": "sgwu"}
+    made = kept_as(tmp_path / "it", job)
+    going_on, _ = resume.job_to_run(job | {"train": {"epochs": 10, "strategy": "sgwu"}}, str(made))
+    assert (going_on.train.epochs, going_on.train.increments) == (10, 1)
+
+
 def kept_as(run: Path, job: dict[str, Any]) -> Path:
     """A run of this job that has not trained yet, with every default that its data set brings."""
     prepared = prepare_job(resolve(job), progress=lambda *_: None, warn=pytest.fail)

@@ -40,6 +40,7 @@ def test_the_summary_has_the_documented_fields() -> None:
         "weights",
         "weights_epoch",
         "alone",
+        "no_kernels",
     ]
     assert built["images_per_second"] == pytest.approx(480_000 / 252)
     assert built["bytes"] == {"up": 12_345_678, "down": 950}
@@ -66,6 +67,13 @@ def test_the_summary_says_what_the_cluster_brought() -> None:
     told = format_summary(summary(alone=alone))
     line = "this cluster reached 60.0 % in 47.0 s; w1 alone would have taken about 1 min 00 s (estimated)"
     assert line in told
+
+
+def test_the_summary_says_which_workers_have_no_kernels() -> None:
+    lines = format_summary(summary(strategy="layer", no_kernels=["w1", "w\x1b2"])).splitlines()
+    told = "no kernels  w1, w\\x1b2: a part of the work there would cost more than it saves"
+    assert lines[lines.index(told) - 1].split()[0] == "w2", "the last row of the workers"
+    assert "no kernels" not in format_summary(summary())
 
 
 def test_the_summary_is_strict_json() -> None:

@@ -86,6 +86,11 @@ def test_compare_prints_and_draws_a_sweep(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "70.0 ± 0.0 %" in result.output
     assert "strategy=bsp" in picture.read_text()
+    page, beside = tmp_path / "sweep.html", tmp_path / "beside.svg"
+    both = ["compare", str(tmp_path / "lab"), "--html", str(page), "--picture", str(beside)]
+    assert CliRunner().invoke(daskcnn, both).output.splitlines() == [f"page {page}", f"picture {beside}"]
+    assert page.is_file()
+    assert beside.read_bytes() == picture.read_bytes()
     plain = json.loads(CliRunner().invoke(daskcnn, ["compare", str(tmp_path / "lab"), "--json"]).output)
     assert plain["cells"][1]["values"] == {"train.strategy": "sgwu"}
     runs = [str(tmp_path / f"lab-{strategy}-seed0") for strategy in ("bsp", "sgwu")]

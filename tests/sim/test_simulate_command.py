@@ -473,6 +473,40 @@ def test_what_a_run_filled_in_for_its_rule_goes_with_the_rule_and_the_rate() -> 
     assert rate_of_two("train.lr=0.02", "rule.lower_lr=true") == 0.5
 
 
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        (["strategy=layer"], (None, None, 1.0)),
+        (["strategy=parallel-sgd"], ("idpa", 1, 1.0)),
+        (["partition=udpa"], ("udpa", 1, 1.0)),
+        (["epochs=1"], ("idpa", 1, 0.25)),
+        (["epochs=20"], ("idpa", 4, 1.0)),
+        (["epochs=1", "schedule.warmup=0.5", "increments=1"], ("idpa", 1, 0.5)),
+    ],
+)
+def test_what_a_run_filled_in_for_its_training_goes_with_the_keys_that_it_depends_on(
+    settings: list[str], found: tuple[str | None, int | None, float]
+) -> None:
+    simulate("--keep", "runs/kept", "--set", "train.epochs=10")
+    kept = json.loads(Path("runs/kept/job.json").read_text())["train"]
+    assert (kept["partition"], kept["increments"], kept["schedule"]["warmup"]) == ("idpa", 4, 1.0)
+    train = scenario("runs/kept", None, [f"train.{setting}" for setting in settings]).job.train
+    assert (train.partition, train.increments, train.schedule.warmup) == found
+
+
+def test_what_was_given_is_still_refused_where_it_does_not_fit_the_keys_of_a_run() -> None:
+    simulate("--keep", "runs/kept", "--set", "train.epochs=10", "--set", "train.increments=8")
+    assert "train.increments = 8" in refused("simulate", "runs/kept", "--set", "train.epochs=4")
+    given = ["--set", "train.strategy=layer", "--set", "train.partition=udpa"]
+    assert "train.partition: strategy 'layer'" in refused("simulate", "runs/kept", *given)
+    assert "train.epochs = 'ten'" in refused("plan", "runs/kept", "--set", "train.epochs=ten")
+
+
+def test_a_run_by_momentum_is_simulated_without() -> None:
+    simulate("--keep", "runs/kept", "--set", "train.optimizer=sgd")
+    assert scenario("runs/kept", None, ["train.momentum=0"]).job.train.nesterov is False
+
+
 def test_a_run_that_trained_alone_is_compared_with_those_that_it_left_out() -> None:
     """Its log has their calibrations and links, but no round of theirs."""
     simulate("--keep", "runs/alone", "--set", "train.epochs=2")
