@@ -10,11 +10,12 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
-from math import prod
+from math import ceil, inf, prod
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -335,9 +336,33 @@ def _libc_function(name: str) -> Any:
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
-def cpu_count() -> int:
-    """Return the cores this process may use (its affinity, not the machine's total)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cpu_count(root: Path = Path("/")) -> int:
+    """Return the cores this process may use: those of its affinity, fewer where control groups limit its time.
+
+    A limit between two whole numbers is rounded up, as Dask does. root: of the file system that tells the limits.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ceil(min([cores, *map(_quota, _groups_of_time(root))]))
+
+
+def _groups_of_time(root: Path) -> Iterator[Path]:
+    """Yield the folders of the control groups, v1 or v2, that this process's time counts in, the innermost first."""
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "cpu" in controllers.split(","):
+                top, own = root / "sys/fs/cgroup" / ("cpu" if controllers else ""), Path(path.lstrip("/"))
+                yield from (top / group for group in (own, *own.parents))  # in a container its own may be the top
+
+
+def _quota(group: Path) -> float:
+    """Return the seconds of processor time a second that a control group allows; inf where it sets no limit."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # no such file, or no number: "max"
+            quota, period = map(int, " ".join((group / name).read_text(encoding="ascii") for name in names).split())
+            if quota > 0:
+                return quota / period
+    return inf
 
 
 # --- random numbers keyed by their purpose, so that they depend neither on the worker nor on the order of drawing ---

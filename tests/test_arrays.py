@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,14 +97,44 @@ def test_a_profile_describes_this_machine() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs processor affinity")
-def test_cores_are_those_the_process_may_use() -> None:
+def test_cores_are_those_the_process_may_use(tmp_path: Path) -> None:
     mine = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(mine)})
-        assert cpu_count() == 1
+        assert cpu_count(tmp_path) == 1
     finally:
         os.sched_setaffinity(0, mine)
-    assert cpu_count() == len(mine)
+    assert cpu_count(tmp_path) == len(mine)
+
+
+IN_POD, ON_HOST = "0::/", "0::/system.slice/worker.service"
+V1 = "3:cpuset:/\n2:cpu,cpuacct:/docker/abc\n0::/"
+
+
+@pytest.mark.parametrize(
+    ("cores", "own", "limits"),
+    [
+        (2, IN_POD, {"cpu.max": "200000 100000"}),
+        (2, IN_POD, {"cpu.max": "150000 100000"}),
+        (1, IN_POD, {"cpu.max": "5000 100000"}),
+        (64, IN_POD, {"cpu.max": "max 100000"}),
+        (64, IN_POD, {"cpu.max": "9900000 100000"}),
+        (64, IN_POD, {}),
+        (3, ON_HOST, {"system.slice/worker.service/cpu.max": "300000 100000", "system.slice/cpu.max": "max 100000"}),
+        (3, ON_HOST, {"system.slice/worker.service/cpu.max": "max 100000", "system.slice/cpu.max": "300000 100000"}),
+        (4, V1, {"cpu/docker/abc/cpu.cfs_quota_us": "400000", "cpu/docker/abc/cpu.cfs_period_us": "100000"}),
+        (4, V1, {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}),  # as a container sees it
+        (64, V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}),
+    ],
+)
+def test_cores_are_no_more_than_control_groups_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, own: str, limits: dict[str, str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    for name, text in {"proc/self/cgroup": own, **{f"sys/fs/cgroup/{k}": v for k, v in limits.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
+    assert cpu_count(tmp_path) == cores
 
 
 def test_blas_runs_one_thread_inside_and_as_many_as_before_outside() -> None:

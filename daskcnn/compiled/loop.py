@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from functools import update_wrapper
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir as ir
 from numba import carray
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
 from numba.core.cgutils import alloca_once, for_range, get_or_insert_function
 from numba.extending import intrinsic as intrinsic
 from numba.extending import overload as overload
@@ -41,6 +44,7 @@ Array: TypeAlias = npt.NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 Signature = Callable[[Any], tuple[Any, ...]]
 """The types of a loop's arguments, for a number type T: `lambda T: (T[:, ::1], T[::1], intp)`."""
+_logger = logging.getLogger("daskcnn")
 
 
 def fingerprint(*texts: str) -> str:
@@ -58,9 +62,9 @@ def cache_path() -> Path:
     """Return the folder where compiled loops are kept: Numba's own setting, or one in the cache of daskcnn.
 
     Each version has a folder of its own: Numba compiles a loop anew when its own module changes, but not when a module
-    changes whose functions it calls.
+    changes whose functions it calls. So has each kind of processor: unlike machines write no index of each other.
     """
-    return Path(numba.config.CACHE_DIR or cache_folder() / "compiled" / fingerprint(version()))
+    return Path(numba.config.CACHE_DIR or cache_folder() / "compiled" / fingerprint(version(), processor()))
 
 
 def processor() -> str:
@@ -86,18 +90,67 @@ FLOATS = {"float32": float32, "float64": float64}
 
 _OPTIONS: dict[str, Any] = {
     "nogil": True,
-    "cache": not UNCACHED,
     "error_model": "numpy",  # a division by zero gives inf, as in NumPy, without a test
 }
 _FREE = {"contract", "reassoc", "nsz"}
 """Sums may run in vectors, products into sums; NaN and inf stay what they are."""
-_INNER: dict[str, Any] = {**_OPTIONS, "cache": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """For functions that Python does not call: they compile in half the time."""
 
 
 def integers(kind: type[Any]) -> Any:
     """Return the type of a NamedTuple of integers."""
     return NamedUniTuple(intp, len(kind._fields), kind)
+
+
+TROUBLES: list[str] = []
+"""Faults of the cache that this process has met."""
+
+
+def trouble(message: str) -> None:
+    """Warn that the cache does not serve as it should, once for each message."""
+    if message not in TROUBLES:
+        TROUBLES.append(message)
+        _logger.warning(message)
+
+
+class _CachePlace(UserProvidedCacheLocator):  # type: ignore[misc]
+    """The cache's folder, also where no file can be made in it now: loops that are there can be read."""
+
+    @classmethod
+    def from_function(cls, function: Any, file: str) -> _CachePlace:
+        return cls(function, file)
+
+
+class _InCachePlace(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_CachePlace,)
+
+
+class _LoopCache(FunctionCache):  # type: ignore[misc]
+    """Numba's cache of one function, whose failures are no failures of the function."""
+
+    _impl_class = _InCachePlace
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Return what was kept for these types; None if there is nothing, or if a file is damaged."""
+        try:
+            return super().load_overload(signature, target)
+        except Exception as error:  # unpickling a damaged file raises any
+            trouble(f"{self.cache_path}: damaged files are removed, and their loops compiled anew ({_reason(error)})")
+            for file in Path(self.cache_path).glob(f"{self._impl.filename_base}.*nb[ci]"):  # index and data
+                with suppress(OSError):
+                    file.unlink()
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keep what was compiled for these types, if that is possible."""
+        try:
+            super().save_overload(signature, compiled)
+        except Exception as error:  # a full disk, or an index that is damaged and cannot be removed
+            trouble(f"{self.cache_path}: compiled loops cannot be kept ({_reason(error)}); set DASKCNN_CACHE_DIR")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
 class Loop:
@@ -138,6 +191,8 @@ def loop(signature: Signature, *, as_written: bool = False) -> Callable[[F], F]:
         # inlined before types are known: one function less to optimise, a quarter of the time of compiling all loops
         within = numba.njit(fastmath=fastmath, inline="always", **_INNER)(function)
         dispatcher = numba.njit(fastmath=fastmath, **_OPTIONS)(_by_turns(function, within))
+        if not UNCACHED:
+            dispatcher._cache = _LoopCache(dispatcher.py_func)
         LOOPS.append(Loop(dispatcher, signature, function))
         return dispatcher
 

@@ -1,29 +1,31 @@
 """Compile every loop before it is needed, once for a machine; later processes load what the first one compiled.
 
-Two processes that fill Numba's cache with the same function at once may crash (numba#4807). Processes of a machine
-therefore take turns by a lock, until a file beside the cache says that all loops are there.
+Two processes that fill Numba's cache with the same function at once may crash (numba#4807). Processes that share a
+folder, on one machine or several, therefore take turns by a lock, until a file in it says that all loops are there.
 """
 
 from __future__ import annotations
 
+import logging
 import pkgutil
-import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib import import_module
 from inspect import getsource
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Lock
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from daskcnn.compiled.loop import LOOPS, UNCACHED, cache_path, fingerprint, processor, version
+from daskcnn.compiled.loop import LOOPS, TROUBLES, UNCACHED, cache_path, fingerprint, processor, trouble, version
 
 Say = Callable[[int, int], None]
 """Called after each compilation with the number of loops that are ready and the number of all."""
 
+PATIENCE = 600.0
+"""Seconds that a process waits while another one compiles."""
 _WARM: set[str] = set()
 """The number types that this process has loaded."""
 _ONE = Lock()
@@ -42,10 +44,9 @@ def warm(dtype: str, say: Say = lambda done, of: None) -> int:
         if ready or UNCACHED:
             new = _compile(dtype, say)
         else:
-            with FileLock(_lock()):
+            with _turn():
                 new = _compile(dtype, say)
-                with suppress(OSError):
-                    _mark(dtype).touch()
+                _set_mark(dtype)
         _WARM.add(dtype)
         return new
 
@@ -53,7 +54,7 @@ def warm(dtype: str, say: Say = lambda done, of: None) -> int:
 def warm_module(module: str, dtype: str) -> None:
     """Load the loops of one module, for a process that needs no others. Compile those that are not in the cache."""
     import_module(f"{__package__}.{module}")
-    with _ONE, nullcontext() if UNCACHED or is_ready(dtype) else FileLock(_lock()):
+    with _ONE, nullcontext() if UNCACHED or is_ready(dtype) else _turn():
         for each in LOOPS:
             if each.name.startswith(f"{module}."):
                 each.compile(dtype)
@@ -64,22 +65,25 @@ def warm_in_processes(dtype: str, say: Say, processes: int) -> int:
     if UNCACHED or is_ready(dtype):
         return 0
     _import_all()
-    with FileLock(_lock()), ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+    with _turn(), ProcessPoolExecutor(processes, get_context("spawn"), logging.disable) as pool:
         new = 0
         # the longest first, so that the processes end together
         order = sorted(LOOPS, key=lambda loop: -len(getsource(loop.written)))
         for done, compiled in enumerate(as_completed([pool.submit(_compile_one, o.name, dtype) for o in order]), 1):
-            if compiled.result():
+            is_new, troubles = compiled.result()
+            for each in troubles:
+                trouble(each)
+            if is_new:
                 new += 1
                 say(done, len(LOOPS))
-        with suppress(OSError):
-            _mark(dtype).touch()
+        _set_mark(dtype)
     return new
 
 
-def _compile_one(name: str, dtype: str) -> bool:
+def _compile_one(name: str, dtype: str) -> tuple[bool, list[str]]:
+    """Compile a loop in a process of the pool. Return whether it is new, and what was wrong with the cache so far."""
     _import_all()
-    return next(loop for loop in LOOPS if loop.name == name).compile(dtype)
+    return next(loop for loop in LOOPS if loop.name == name).compile(dtype), TROUBLES
 
 
 def is_ready(dtype: str) -> bool:
@@ -105,8 +109,23 @@ def _modules() -> list[str]:
     return [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
 
 
-def _lock() -> Path:
-    return cache_path() / f"{platform.node()}.lock"
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Let processes that share the folder wait meanwhile. Where the lock cannot be had this one goes on without it."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(FileLock(cache_path() / "compile.lock", timeout=PATIENCE, fallback_to_soft=False))
+        except OSError as error:
+            reason = f"another process has held it for {PATIENCE:g} s" if isinstance(error, Timeout) else error
+            trouble(f"{cache_path()}: loops are compiled without a lock ({reason})")
+        yield
+
+
+def _set_mark(dtype: str) -> None:
+    """Say that all loops are there, unless something was wrong."""
+    if not TROUBLES:
+        with suppress(OSError):
+            _mark(dtype).touch()
 
 
 def _mark(dtype: str) -> Path:

@@ -39,6 +39,9 @@ def compiled_loops() -> Finding:
 
 def compile_loops(say: Callable[[str], None]) -> None:
     """Compile the loops for float32, which most networks have; `say` is told before, and of the progress."""
+    if compiled.loop.UNCACHED:
+        say(f"nothing is compiled: {compiled.loop.cache_path()} cannot be written, so no loop would be kept")
+        return
     if not compiled.warm.is_ready("float32"):
         say(f"compiling loops on {cpu_count()} cores: the longest come first, and take half a minute or more")
     new = compiled.warm.warm_in_processes("float32", lambda done, of: say(f"compiled loop {done} of {of}"), cpu_count())

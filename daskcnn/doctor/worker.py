@@ -14,13 +14,12 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from dask.system import cpu_count
 from distributed import Client, Future
 from distributed.system import memory_limit
 from distributed.worker import get_data_from_worker
 from threadpoolctl import threadpool_info
 
-from daskcnn.arrays import backend, single_threaded_blas
+from daskcnn.arrays import backend, cpu_count, single_threaded_blas
 from daskcnn.cluster.link.calls import ANSWER, ask_workers
 from daskcnn.cluster.link.members import Member
 from daskcnn.doctor.findings import in_short

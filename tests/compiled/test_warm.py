@@ -26,16 +26,27 @@ assert (params == 0.5).all(), params
 print(new, warm.is_ready("float32"), warm.UNCACHED)
 """
 
+IN_PROCESSES = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+import daskcnn.compiled.warm as warm
+warm._import_all()
+warm.LOOPS[:] = [loop for loop in warm.LOOPS if loop.name in {"updates.sgd", "updates.add_scaled"}]
+new = warm.warm_in_processes("float32", lambda done, of: None, 2)
+print(new, warm.is_ready("float32"), warm.UNCACHED)
+"""
+"""Needs them on a disk that has room for short files only."""
+
 NEW = 2
 """Loops of the script, none of them compiled yet."""
 
 
-def start(cache: Path, **variables: str) -> subprocess.Popen[str]:
+def start(cache: Path, script: str = SCRIPT, **variables: str) -> subprocess.Popen[str]:
     """A process that needs the loops, with its cache there."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA")}
     env |= {"DASKCNN_CACHE_DIR": str(cache), **variables}
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", SCRIPT], env=env, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen([sys.executable, "-c", script], env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def printed(process: subprocess.Popen[str]) -> list[str]:
@@ -65,6 +76,14 @@ def test_a_cache_is_shared_with_a_processor_without_avx2(tmp_path: Path) -> None
 def test_without_a_folder_to_write_every_process_compiles(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert printed(start(tmp_path / "file" / "cache")) == [str(NEW), "False", "True"]
+
+
+@pytest.mark.slow
+def test_processes_that_compile_together_tell_once_that_nothing_is_kept(tmp_path: Path) -> None:
+    process = start(tmp_path, IN_PROCESSES)
+    out, err = process.communicate(timeout=240)
+    assert out.split() == [str(NEW), "False", "False"], err
+    assert err.count("compiled loops cannot be kept") == 1
 
 
 def test_what_does_not_compute_loads_neither_numba_nor_arrays_of_dask() -> None:

@@ -149,6 +149,14 @@ def test_compiling_says_so_before_the_first_loop_is_done(monkeypatch: pytest.Mon
     assert told[1:] == ["compiled loop 1 of 2", "compiled 1 loops anew"]
 
 
+def test_nothing_is_compiled_ahead_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+    monkeypatch.setattr(loop, "UNCACHED", True)
+    compile_loops(told.append)
+    assert len(told) == 1
+    assert f"{loop.cache_path()} cannot be written" in told[0]
+
+
 def test_loops_to_compile_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "is_ready", lambda _: False)
     assert finding("compiled loops").ok
