@@ -491,7 +491,7 @@ def test_a_disk_that_is_full_of_blocks_is_told(tmp_path: Path, monkeypatch: pyte
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer.fsspec, "open", full)
+    monkeypatch.setattr("fsspec.open", full)
     words = r"\.x\.zarr\..*\.buckets: a block cannot be written \(No space left on device\); choose another place"
     with pytest.raises(DataError, match=words):
         prepare(da.from_array(IMAGES, chunks=60), LABELS, tmp_path / "x.zarr")
