@@ -110,7 +110,7 @@ def numbered(
 
 
 def _no_label(labels: npt.NDArray[Any]) -> str:
-    """What is no label among these; of Python's own objects the first of another kind than those before."""
+    """Return words on labels that are none: of objects the first that is no text or integer, or not like sample 0."""
     values = labels.tolist()
     if labels.dtype.kind not in "OT":
         return f"{labels.dtype} such as {values[:1]!r:.60}"
