@@ -83,6 +83,9 @@ def samples_of(
             kinds = [f"{s.dtype} {s.shape[1:]}" for s in (other, source)]
             reason = f"images of {kinds[0]}, those for training are {kinds[1]}"
             raise DataError("test", reason, "give images of one kind")
+        if other.nodata != source.nodata:
+            reason = f"{other.nodata:g} stands for no data once it is decoded, {source.nodata:g} in those for training"
+            raise DataError("test", reason, "give images of one coding")
         train = GivenSamples(source, found.values, np.zeros(len(source), bool))
         given: tuple[GivenSamples, ...] = (train, GivenSamples(other, answers.values, np.ones(len(other), bool)))
     else:
@@ -90,7 +93,7 @@ def samples_of(
         if not given[0].mask.any():
             raise DataError("images", f"{len(source)} samples, none can be spared for testing", "give more samples")
     own = [own_nodata(part.images.what, part.images.dtype) for part in given]
-    known = nodata if nodata is not None else next((each for each in own if each is not None), None)
+    known = source.nodata if nodata is not None else next((each for each in own if each is not None), None)
     given = tuple(replace(part, images=replace(part.images, nodata=known, own=nodata is None)) for part in given)
     return ArraySamples(given, found.classes, _weights(weights, given[0], images))
 

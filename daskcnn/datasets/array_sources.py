@@ -16,7 +16,7 @@ import zarr
 from dask.base import is_dask_collection
 from zarr.storage import FsspecStore, LocalStore
 
-from daskcnn.datasets.given_arrays import as_array, is_dask_array, read_stored, unwrapped
+from daskcnn.datasets.given_arrays import as_array, is_dask_array, meant, read_stored, unwrapped
 from daskcnn.errors import DataError
 from daskcnn.files import check_regular
 from daskcnn.store.foreign.array import Layout
@@ -156,7 +156,7 @@ class ImageSource:
         dtype = _kept(np.dtype(what.dtype))
         if min(shape) < 1 or int(np.prod(shape[1:])) * dtype.itemsize > MAX_CHUNK_BYTES:
             raise DataError("images", f"an array of shape {shape}", f"an image has 1 to {MAX_CHUNK_BYTES:,} bytes")
-        return cls(what, shape, dtype, layout)
+        return cls(what, shape, dtype, layout, meant(images, nodata))
 
     def __len__(self) -> int:
         return self.shape[0]

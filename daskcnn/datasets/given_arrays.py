@@ -101,6 +101,15 @@ def unwrapped(
     return images
 
 
+def meant(images: Any, nodata: float | None) -> float | None:
+    """Return the number that stands for no data once the images are decoded. nodata: as stored, for `unwrapped`."""
+    if nodata is None or not isinstance(images, zarr.Array) or np.dtype(images.dtype).kind not in "biuf":
+        return nodata
+    coding = _coding(images)
+    found = coding.marking(nodata).nodata if coding.packed else None
+    return nodata if found is None else found
+
+
 def _stored(images: zarr.Array[Any], nodata: float | None, decoded: bool) -> Any:
     """A Zarr array as it is where its attributes change nothing. Raises DataError where chunks are not stored."""
     if np.dtype(images.dtype).kind not in "biuf":
@@ -232,15 +241,19 @@ def _undecoded(images: Any) -> Coding:
 
     Raises DataError for factors, which operations of xarray keep: its numbers may be decoded, or not.
     """
-    known = {
-        key: value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-        for key, value in images.attrs.items()
-    }
-    coding = coding_of(known, images.dtype, "images")
+    coding = _coding_of_xarray(images, "images")
     if coding.packed:
         remedy = "decode it (open it with mask_and_scale=True); if its numbers are decoded: images.drop_attrs()"
         raise DataError("images", f"a DataArray with the attributes of numbers to be decoded ({coding})", remedy)
     return coding
+
+
+def _coding_of_xarray(array: Any, what: str) -> Coding:
+    known = {
+        key: value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        for key, value in array.attrs.items()
+    }
+    return coding_of(known, array.dtype, what)
 
 
 def _of_xarray(images: Any) -> bool:
@@ -274,9 +287,11 @@ def labels_of(labels: Any, what: str = "labels", images: Any = None) -> npt.NDAr
     """Return labels or weights as an array in memory, whatever they are in.
 
     Where they and the images, of xarray, have coordinates of the samples, they are in the order of the images. Raises
-    DataError where they are no array, are masked, or are those of other samples.
+    DataError where they are no array, are masked, stand for no data by their attributes, or are those of other samples.
     """
     inside = labels.data if _of_xarray(labels) else getattr(labels, "values", labels)
+    if callable(inside):  # PyTorch's tensors and mappings have a method of this name
+        inside = labels
     if is_dask_collection(labels):
         inside = (inside if is_dask_collection(inside) else labels).compute()
     found = as_array(what, _stored_labels(inside, what) if isinstance(inside, zarr.Array) else inside)
@@ -285,6 +300,8 @@ def labels_of(labels: Any, what: str = "labels", images: Any = None) -> npt.NDAr
         remedy = f"leave such samples out: keep those of ~numpy.ma.getmaskarray({what})"
         raise DataError(what, f"sample {sample} is masked", remedy)
     found = np.asarray(found)
+    if _of_xarray(labels) and found.dtype.kind in "iuf":
+        check_labels(what, found, _coding_of_xarray(labels, what))
     places = _places(labels, what, images)
     return found if places is None else found[places]
 

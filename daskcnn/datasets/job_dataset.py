@@ -100,12 +100,7 @@ def outlined(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
 
 def to_be_made(data: Data) -> bool:
     """Return True if `outlined` would write a data set."""
-    if data.in_place or data.path is None or not must_be_made(data):
-        return False
-    try:
-        return is_missing(data) or Files.at(data.path).is_empty()
-    except NotADirectoryError:  # a file, which is refused in place of a data set
-        return False
+    return not data.in_place and must_be_made(data) and is_vacant(data)
 
 
 def expected(data: Data) -> tuple[Dataset, str]:
@@ -147,6 +142,16 @@ def must_be_made(data: Data) -> bool:
 def is_missing(data: Data) -> bool:
     """Return True if nothing is at the data set's path. A URL counts as present: it has to be read first."""
     return data.path is not None and "://" not in data.path and not Path(data.path).exists()
+
+
+def is_vacant(data: Data) -> bool:
+    """Return True if nothing is stored at the data set's path. A URL is looked at."""
+    if data.path is None:
+        return False
+    try:
+        return is_missing(data) or Files.at(data.path).is_empty()
+    except NotADirectoryError:  # a file, which is refused in place of a data set
+        return False
 
 
 def _opened(data: Data, path: str) -> Dataset:

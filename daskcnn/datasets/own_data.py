@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from distributed import Client
 
-from daskcnn.datasets.job_dataset import is_missing
+from daskcnn.datasets.job_dataset import is_missing, is_vacant
 from daskcnn.datasets.prepare_arrays import prepare
 from daskcnn.errors import ClusterError, DataError, DataUnseen, JobError
 from daskcnn.job.data_table import Data
+from daskcnn.job.tables import Job
 from daskcnn.store import DATASETS
 from daskcnn.store.making.writer import remove
 from daskcnn.store.manifest import silent
@@ -27,8 +28,8 @@ NAME = "arrays"
 _STORE = "arrays.zarr"
 _SMALL = 1 << 20
 """Bytes of images that are one chunk: of a small data set most time would go into files."""
-_READING = ("layout", "nodata", "labelling", "test", "order")
-"""Keys of a job's `data` that are options of `prepare` too."""
+_READING = ("layout", "nodata", "labelling", "test")
+"""Keys of a job's `data` that are options of `prepare`, and of arrays in place; `data.given` keeps them."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,17 @@ def check_kept(data: Data, run: str | Path) -> None:
 
     A folder that a killed run has left is there as long as this process goes on, or the next run removes it.
     """
-    place = Path(data.path or "")
-    inherit(place.parent)
-    if place.name == _STORE and place.parent.name.startswith(PREFIX) and is_missing(data):
+    inherit(Path(data.path or "").parent)
+    if _is_temporary(data) and is_missing(data):
         images = "data=(images, labels) again, the path of a data set of the same images"
         reason = "it was trained on arrays that were kept only while it went on"
         raise DataError(run, reason, f"give {images}, or data.path at the start")
+
+
+def _is_temporary(data: Data) -> bool:
+    """Return True if the data set is kept only while its run goes on."""
+    place = Path(data.path or "")
+    return place.name == _STORE and place.parent.name.startswith(PREFIX)
 
 
 def new_path(folder: str) -> str:
@@ -98,26 +104,40 @@ def stored(data: OwnData, path: str, *, seed: int, client: Client | None, place:
 @contextmanager
 def with_own_data(
     tables: Mapping[str, Any], data: tuple[Any, Any] | None, client: Client | None
-) -> Iterator[tuple[dict[str, Any], Callable[[], None]]]:
+) -> Iterator[tuple[dict[str, Any], Callable[..., Job]]]:
     """Yield the tables of a job on images and labels, and a function that writes these as its data set.
 
-    The data set stays at the job's `data.path`. Without one it lies in a temporary folder as long as the context lasts.
+    The function takes the resolved job, and the job that a run has kept which goes on: its data set is not written
+    again where it still is, and elsewhere is made of the arrays as at first. It returns the job with the place of the
+    data set. That stays at the job's `data.path`. Without one it lies in a temporary folder as long as the context
+    lasts.
     """
     section = tables.get("data") or {}
     if data is None or not isinstance(section, Mapping):  # what is no table is refused with the job
-        yield dict(tables), lambda: None
+        yield dict(tables), lambda job, kept=None: job
         return
     images, labels = data
     reading = {key: section[key] for key in _READING if section.get(key) is not None}
+    plain = {key: value for key, value in reading.items() if isinstance(value, str | int | float)}
+    others = {key: value for key, value in reading.items() if key not in plain}  # such as arrays for testing
     with OwnFolder() as folder:
         own = {"path": f"{folder}/{_STORE}"} | {key: section[key] for key in section if key not in _READING}
+        if isinstance(known := own.get("given") or {}, Mapping):
+            own["given"] = {**plain, **known}  # the job of an earlier run has some
 
-        def write() -> None:
-            if own.get("name") in DATASETS:
+        def write(job: Job, kept: Job | None = None) -> Job:
+            if job.data.name in DATASETS:
                 reason = "is a data set of its own, and the images are given"
-                raise JobError([f"data.name = {own['name']!r}: {reason}; remove it, or give another name"])
-            how = {"seed": (tables.get("train") or {}).get("seed", 0), "name": own.get("name", NAME), **reading}
-            prepare(images, labels, own["path"], client=client, **how)
+                raise JobError([f"data.name = {job.data.name!r}: {reason}; remove it, or give another name"])
+            if kept is not None:
+                before = job.data if "path" in section else kept.data
+                if not _is_temporary(before) and not is_vacant(before):
+                    return job.model_copy(update={"data": job.data.model_copy(update={"path": before.path})})
+            assert job.data.path is not None, "resolved"
+            first: Any = plain if job.data.given is None else job.data.given
+            how = {**first, **others, "name": job.data.name or NAME, "order": job.data.order, "seed": job.train.seed}
+            prepare(images, labels, job.data.path, client=client, **how)
+            return job
 
         with nullcontext() if "path" in section else _seen_nowhere_else("data.path of the job"):
             yield {**tables, "data": own}, write

@@ -158,6 +158,14 @@ def _write_block(work: _BlockWork, data: Any = None) -> None:
     writer.write_block(work.folder, work.number, images, work.places)
 
 
+def _unreadable(work: _BlockWork, error: Exception) -> None:
+    """Raise DataError for an error of the images' storage; that of the blocks has told of its own."""
+    if isinstance(error, OSError):
+        block, remedy = work.block, "see to it that every process that reads them can, or correct what makes the array"
+        reason = f"samples {block.lo} to {block.hi - 1} cannot be read ({str(error) or type(error).__name__})"
+        raise DataError("images", reason, remedy) from error
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _BucketWork:
     """Pass 2 of a bucket: its chunks, with their labels and weights."""
@@ -257,7 +265,8 @@ class _ArrayWriter:
                 mine = places[block.lo : block.hi]
                 works.append(_BlockWork(total, block, part.images, mine, folder, self._plan.nodata))
                 total += 1
-        results = spread(client, _write_block, works, submit=_submit_block, check=self._check, warn=self._warn)
+        told: dict[str, Any] = {"check": self._check, "warn": self._warn, "failed": _unreadable}
+        results = spread(client, _write_block, works, submit=_submit_block, **told)
         for done, _ in enumerate(results):
             self._progress("read images", done + 1, total)
         return [work.places for work in works]

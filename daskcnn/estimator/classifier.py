@@ -21,7 +21,7 @@ from daskcnn.cluster.link.client import checked_client
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.own_process import SHARED, apart_from_tasks
 from daskcnn.datasets.array_sources import channels_elsewhere
-from daskcnn.datasets.given_arrays import array_of, labels_of, with_coordinates
+from daskcnn.datasets.given_arrays import array_of, labels_of, meant, with_coordinates
 from daskcnn.datasets.own_data import OwnData, new_path, stored
 from daskcnn.errors import JobError, NotInstalled, installing
 from daskcnn.estimator.fit_job import FIXED, PARAMETERS, fit_job, merged, network_tables, seed_of, weights_by_name
@@ -246,7 +246,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         given, X = X, array_of(X, self.nodata)
         if suspected := channels_elsewhere(given, "NHWC", "numpy.moveaxis(X, 1, -1)"):
             warnings.warn(suspected, stacklevel=3)
-        nodata = self.model_.classifier.facts.nodata if goes_on and self.nodata is None else self.nodata
+        nodata = self.model_.classifier.facts.nodata if goes_on and self.nodata is None else meant(given, self.nodata)
         if not is_dask_collection(X):
             if nodata is None and isinstance(X, np.ma.MaskedArray):
                 nodata = own_nodata(X, stored_dtype(X.dtype))

@@ -104,7 +104,7 @@ def _unknown_names(job: Job) -> Iterator[str]:
 
 
 _OF_ARRAYS = ("labels", "test", "test_images", "test_labels", "layout", "nodata", "labelling", "seed")
-_OF_STORES = ("path", "archive", "order")
+_OF_STORES = ("path", "archive", "order", "given")
 
 
 def _of_arrays(data: Data) -> Iterator[str]:

@@ -61,6 +61,9 @@ class Data(Options):
     labelling: Literal["classes", "several"] | None = None
     """Meaning of rows of `labels`: `classes` if the one 1 of each row is its class, `several` if columns are labels of
     their own. Default: `several`; rows that all have exactly one 1 are refused then."""
+    given: dict[Literal["layout", "nodata", "labelling", "test"], str | int | float] | None = None
+    """Options of `daskcnn.prepare` by which the arrays that `daskcnn.train` was given became the data set at `path`. It
+    sets them, and takes them from here when the run goes on."""
     scale: Scale | None = None
     """Mean and deviation of every channel. Default: those of the training part."""
     seed: int = Field(0, ge=0, lt=2**63)

@@ -91,7 +91,7 @@ def train(
     data : images and labels to train on, in place of a data set: arrays as `daskcnn.prepare` takes them. They are
         written to the job's `data.path`, or to a folder for temporary files while the run lasts; workers on other
         machines must see it. The job's `data.nodata`, `layout`, `labelling`, `test` and `order` say how, as options of
-        `prepare`. A run that goes on is given the arrays again.
+        `prepare`. A run that goes on is given the arrays again, and reads them as at first.
     on_event : a function that is told every event of the run as it is written (`daskcnn.events`). Where it raises
         `daskcnn.Stop`, the run keeps its state and ends with status "stopped". Any other exception ends the run too,
         and is raised here; the run can be resumed.
@@ -130,7 +130,7 @@ def train(
         if client is None:
             check_scheduler(resolved.cluster)
         check_scalable(resolved.cluster, client)
-        write()
+        resolved = write(resolved, earlier and earlier.kept)
         if earlier:
             check_kept(resolved.data, earlier.directory.path)
         how: Any = {"progress": progress_from_python(), "say": say_warnings}
@@ -216,7 +216,7 @@ def dry_run(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None
         if client is None:
             check_scheduler(resolved.cluster)
         check_scalable(resolved.cluster, client)
-        write()
+        write(resolved)
         prepared, told = planned(resolved, progress=shown(lambda _: None))
         if path is not None:
             at_path = prepared.job.data.model_copy(update={"path": str(path)})

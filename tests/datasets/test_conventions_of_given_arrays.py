@@ -14,7 +14,11 @@ from zarr.storage import MemoryStore
 from daskcnn import CNNClassifier
 from daskcnn.datasets.prepare_arrays import prepare
 from daskcnn.errors import DataError
+from daskcnn.store.image_facts import Facts
+from daskcnn.trained.predictions.sources import source_of
+from daskcnn.trained.trained_model import TrainedModel
 from tests.datasets.test_given_arrays import HOLES, IMAGES, LABELS, model, pixels
+from tests.export.networks import classifier
 
 STORED = np.where(HOLES, -9999, IMAGES * 10).astype(np.int16)
 CODING = {"_FillValue": -9999, "scale_factor": 0.5, "add_offset": 2.0}
@@ -72,6 +76,49 @@ def test_the_estimator_decodes_a_zarr_array(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         np.asarray(mine.predict_proba(images)), wanted.predict_proba(MEANT), rtol=1e-4, atol=1e-6
     )
+
+
+FACTORS = {"scale_factor": 1e-4, "add_offset": -0.1}
+SPARSE = np.where(HOLES | (np.arange(len(HOLES)) < 7)[:, None, None, None], 0, (IMAGES * 200).astype(np.int16))
+"""Stored numbers of which 0 is no data; the first chunk is not stored. 1000 is decoded to 0.0, which is data."""
+SPARSE[10, 0, 0, 0] = 1000
+MEANT_BY_FACTORS = np.where(SPARSE == 0, np.nan, SPARSE * 1e-4 - 0.1)
+
+
+@pytest.mark.parametrize("place", ["files", "memory"])
+def test_a_stored_number_for_no_data_is_decoded_with_the_array(tmp_path: Path, place: str) -> None:
+    images = zarr_array(places(tmp_path)[place], SPARSE.astype(np.int16), FACTORS)
+    found = prepare(images, LABELS, tmp_path / "out.zarr", order="stored", nodata=0)
+    assert found.nodata == -0.1
+    assert np.isnan(pixels(found)).sum() == np.isnan(MEANT_BY_FACTORS).sum()
+    network = TrainedModel(classifier({"layers": [{"layer": "dense", "units": 2}]}, Facts.of(found)))
+    wanted = network.predict(MEANT_BY_FACTORS)
+    np.testing.assert_allclose(np.asarray(network.predict(images)), wanted, rtol=1e-5)
+    if place == "files":
+        source = source_of([str(tmp_path / "x.zarr")], None, Facts.of(found), skip_bad=False)
+        read = np.concatenate([source.read(part).images for part in source.parts])
+        np.testing.assert_allclose(network.predict(read), wanted, rtol=1e-5)
+
+
+def test_the_estimator_decodes_the_number_for_no_data(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    images = zarr_array(tmp_path / "x.zarr", SPARSE.astype(np.int16), FACTORS)
+    how: dict[str, Any] = {"model": [{"layer": "dense"}], "epochs": 1}
+    mine, wanted = (
+        CNNClassifier(nodata=mark, **how).fit(X, LABELS) for mark, X in ((0, images), (-0.1, MEANT_BY_FACTORS))
+    )
+    assert mine.model_.classifier.facts.nodata == -0.1
+    proba = wanted.predict_proba(MEANT_BY_FACTORS)
+    np.testing.assert_allclose(np.asarray(mine.predict_proba(images)), proba, rtol=1e-4, atol=1e-6)
+
+
+def test_images_for_testing_of_another_coding_are_refused(tmp_path: Path) -> None:
+    train, test = (
+        zarr_array(tmp_path / f"{offset}.zarr", SPARSE.astype(np.int16), FACTORS | {"add_offset": offset})
+        for offset in (-0.1, -0.2)
+    )
+    with pytest.raises(DataError, match=r"test: -0\.2 stands for no data once it is decoded, -0\.1 in those for tr"):
+        prepare(train, LABELS, tmp_path / "out.zarr", test=(test, LABELS), nodata=0)
 
 
 @pytest.mark.parametrize("lazy", ["memory", "dask", "disk"])
@@ -133,3 +180,19 @@ def test_labels_in_a_zarr_array_are_all_stored_and_mean_themselves(tmp_path: Pat
     marked = zarr_array(tmp_path / "z.zarr", LABELS + 1, {"_FillValue": 2})
     with pytest.raises(DataError, match=r"labels: 20 labels stand for no data"):
         prepare(IMAGES, marked, tmp_path / "out.zarr")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_labels_in_a_data_array_mean_themselves(tmp_path: Path, lazy: bool) -> None:
+    xarray = pytest.importorskip("xarray")
+    labels = xarray.DataArray(np.where(np.arange(len(LABELS)) == 5, 255, LABELS).astype(np.uint8), dims="tile")
+    labels = labels.chunk(tile=7) if lazy else labels
+    marked = labels.assign_attrs(_FillValue=np.uint8(255))
+    with pytest.raises(
+        DataError, match=r"labels: 1 labels stand for no data by its attributes .* first one of sample 5"
+    ):
+        prepare(IMAGES, marked, tmp_path / "out.zarr")
+    with pytest.raises(DataError, match=r"labels: labels that its attributes change \(scale_factor = 2\)"):
+        prepare(IMAGES, labels.assign_attrs(scale_factor=2.0), tmp_path / "out.zarr")
+    found = prepare(IMAGES, labels.assign_attrs(_FillValue=np.uint8(254)), tmp_path / "out.zarr", test=0.5)
+    assert found.classes == ("0", "1", "255")

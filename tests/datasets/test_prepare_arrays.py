@@ -109,19 +109,23 @@ def test_channels_that_seem_to_come_first_are_told_of(tmp_path: Path) -> None:
 
 
 class Tensor:
-    """An array of a library with number types of its own."""
+    """An array of a library with number types of its own. As in PyTorch `values` is a method, of sparse ones."""
 
-    def __init__(self, values: Any) -> None:
-        self.values, self.shape, self.dtype = values, values.shape, "torch.float32"
+    def __init__(self, numbers: Any) -> None:
+        self.numbers, self.shape, self.dtype = numbers, numbers.shape, "torch.float32"
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return np.asarray(self.values, dtype)
+        return np.asarray(self.numbers, dtype)
+
+    def values(self) -> Any:
+        raise RuntimeError("values expected sparse tensor layout but got Strided")
 
 
 def test_tensors_of_other_libraries_are_arrays(tmp_path: Path) -> None:
     images = np.random.default_rng(0).normal(size=(40, 8, 8, 3)).astype(np.float32)
-    found = prepare(Tensor(images), np.arange(40) % 2, tmp_path / "a.zarr", order="stored")
-    assert (found.dtype, found.shape) == (np.dtype("float32"), (8, 8, 3))
+    how: dict[str, Any] = {"order": "stored", "weights": Tensor(np.ones(40))}
+    found = prepare(Tensor(images), Tensor(np.arange(40) % 2), tmp_path / "a.zarr", **how)
+    assert (found.dtype, found.shape, found.classes) == (np.dtype("float32"), (8, 8, 3), ("0", "1"))
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -422,6 +426,13 @@ BAD: dict[str, tuple[Callable[[], tuple[Any, Any]], dict[str, Any], str]] = {
     ),
     "an array of another type": (lambda: (_other_than_said("type"), LABELS), {}, "are float64 .* says uint16"),
     "layout": (lambda: (IMAGES, LABELS), {"layout": "CHWN"}, "layout='CHWN'"),
+    "a missing name": (
+        lambda: (IMAGES, np.array(["a", "b", "a", np.nan] + ["b"] * 226, object)),
+        {},
+        "labels: sample 3 has nan; give one integer or string for each image",
+    ),
+    "names and numbers": (lambda: (IMAGES, np.array(["a", 7] * 115, object)), {}, "labels: sample 1 has 7; give one"),
+    "dates": (lambda: (IMAGES, LABELS.astype("M8[D]")), {}, r"labels: datetime64\[D\] such as \[datetime.date"),
     "weights' length": (lambda: (IMAGES, LABELS), {"weights": [1.0]}, "weights: 1 for 230 images"),
     "weights' shape": (
         lambda: (IMAGES, LABELS),
@@ -459,6 +470,32 @@ def test_labels_are_judged_before_an_image_is_read(tmp_path: Path) -> None:
         prepare(unreadable, LABELS * 0, tmp_path / "x.zarr")
     with pytest.raises(DataError, match="the test part has samples of 3, the training part has none"):
         prepare(unreadable, np.minimum(LABELS, 2), tmp_path / "x.zarr", test=(unreadable, LABELS), classes="0123")
+
+
+@pytest.mark.parametrize("where", ["here", "workers"])
+def test_an_error_of_the_images_storage_is_no_error_of_the_output(tmp_path: Path, client: Client, where: str) -> None:
+    images = da.from_array(IMAGES, chunks=(60, 5, 6, 3)).map_blocks(_gone, dtype=IMAGES.dtype, meta=IMAGES[:0])
+    words = r"images: samples 120 to 179 cannot be read \(.*No such file or directory: '/data/scene_17\.tif'\); see to"
+    with pytest.raises(DataError, match=words):
+        prepare(images, LABELS, tmp_path / "x.zarr", client=client if where == "workers" else None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _gone(block: Any, block_info: Any = None) -> Any:
+    if block_info and block_info[None]["chunk-location"][0] == 2:
+        raise FileNotFoundError(2, "No such file or directory", "/data/scene_17.tif")
+    return block
+
+
+def test_a_disk_that_is_full_of_blocks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fsspec.open", full)
+    words = r"\.x\.zarr\..*\.buckets: a block cannot be written \(No space left on device\); choose another place"
+    with pytest.raises(DataError, match=words):
+        prepare(da.from_array(IMAGES, chunks=60), LABELS, tmp_path / "x.zarr")
+    assert list(tmp_path.iterdir()) == []
 
 
 def _fail(block: Any) -> Any:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import daskcnn
 from daskcnn.datasets.own_data import with_own_data
 from daskcnn.errors import UserError
+from daskcnn.job.resolve import resolve
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.manifest import Dtype
 from daskcnn.trained.trained_model import TrainedModel
@@ -136,8 +137,8 @@ def _prepared(case: Given, folder: Path) -> Dataset:
 
 def _trained(case: Given, folder: Path) -> Dataset:
     data = {"layout": case.layout, "nodata": case.nodata, "path": str(folder / "x.zarr")}
-    with with_own_data({"data": data}, (case.made, _labels(len(case.plain))), None) as (_, write):
-        write()
+    with with_own_data({"data": data}, (case.made, _labels(len(case.plain))), None) as (tables, write):
+        write(resolve(tables))
     return open_dataset(f"{folder}/x.zarr")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -444,6 +445,44 @@ def test_a_run_on_arrays_goes_on_where_they_are_given_again(
     job |= {"data": {}, "train": {"epochs": 30}, "model": {"layers": [{"layer": "dense", "units": 2}]}}
     stopped = daskcnn.train(client, job, data=(own, labels), on_event=stop_after(1, daskcnn.Stop()))
     assert daskcnn.train(client, resume=stopped.run, data=(own, labels)).summary["status"] == "done"
+
+
+def test_the_order_of_the_arrays_may_be_kept(
+    client: Client, small: dict[str, Any], own: np.ndarray, labels: np.ndarray, tmp_path: Path
+) -> None:
+    small["data"] = {"path": str(tmp_path / "own.zarr"), "order": "stored"}
+    assert daskcnn.train(client, small, data=(own, labels)).summary["status"] == "done"
+    found = open_dataset(str(tmp_path / "own.zarr"))
+    assert found.order == "stored"
+    assert np.isin(found.train.read(0, 1)[0], own[:5]).all()
+
+
+def test_auto_goes_on_with_the_data_set_that_is_at_its_path(
+    client: Client, small: dict[str, Any], own: np.ndarray, labels: np.ndarray, tmp_path: Path
+) -> None:
+    small |= {"data": {"path": str(tmp_path / "own.zarr")}, "train": {"epochs": 30}}
+    stopped = daskcnn.train(client, small, data=(own, labels), resume="auto", on_event=stop_after(1, daskcnn.Stop()))
+    assert stopped.summary["status"] == "stopped"
+    done = daskcnn.train(client, small, data=(own, labels), resume="auto")
+    assert (done.run, done.summary["status"]) == (stopped.run, "done")
+    longer = daskcnn.train(client, {"train": {"epochs": 31}}, resume=done.run, data=(own, labels))
+    assert longer.model.job.data.path == str(tmp_path / "own.zarr"), "not written to a temporary folder"
+
+
+@pytest.mark.parametrize("test", [0.5, 20, "pair"])
+def test_a_run_that_goes_on_reads_the_arrays_as_at_first(
+    client: Client, small: dict[str, Any], clouded: tuple[np.ndarray, np.ndarray], tmp_path: Path, test: Any
+) -> None:
+    first, again = tmp_path / "first.zarr", tmp_path / "again.zarr"
+    tests = {"test": clouded if test == "pair" else test}
+    small["data"] = {"path": str(first), "name": "tiles", "layout": "NCHW", "nodata": -9999, "order": "stored"} | tests
+    small["train"] = {"epochs": 30, "seed": 7}
+    stopped = daskcnn.train(client, small, data=clouded, on_event=stop_after(1, daskcnn.Stop()))
+    wanted = open_dataset(str(first)).fingerprint
+    shutil.rmtree(first)
+    place = {"data": {"path": str(again)} | (tests if test == "pair" else {})}
+    assert daskcnn.train(client, place, resume=stopped.run, data=clouded).summary["status"] == "done"
+    assert open_dataset(str(again)).fingerprint == wanted
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def spread(
     submit: Submit | None = None,
     check: Check = no_check,
     warn: Callable[[str], None] = lambda _: None,
+    failed: Callable[[Any, Exception], None] = lambda part, error: None,
 ) -> Iterator[tuple[T, Any]]:
     """Yield each part with `function(part)`, in the order in which they are done.
 
@@ -62,15 +63,22 @@ def spread(
     submit : sends a part to a worker; `submit_part` if not given
     check : called repeatedly while it waits; may raise
     warn : is told about lost workers, and about runs that train on them
+    failed : is told the part over which the function, or what made the part, raised an error; may raise another one
     """
     if client is None:
         for part in parts:
             check()
-            yield part, function(part)
+            try:
+                found = function(part)
+            except Exception as error:
+                failed(part, error)
+                raise
+            yield part, found
         return
     settings = settings or Cluster()
     queue = PartQueue(parts, settings.workers.given, whole=whole)
-    yield from _Spread(Connection(client, check), settings, function, queue, whole, submit or submit_part, warn).over()
+    connection, submit = Connection(client, check), submit or submit_part
+    yield from _Spread(connection, settings, function, queue, whole, submit, warn, failed).over()
 
 
 def submit_part(client: Client, function: Future, part: Any, key: str, worker: str, **options: Any) -> Future:
@@ -100,6 +108,7 @@ class _Spread:
     whole: bool
     submit: Submit
     warn: Callable[[str], None]
+    failed: Callable[[Any, Exception], None]
     name: str = field(default_factory=lambda: uuid4().hex)
     workers: dict[str, _SpreadWorker] = field(default_factory=dict)
     ended: SimpleQueue[tuple[str, str, Pending[Any] | Future]] = field(default_factory=SimpleQueue)
@@ -209,6 +218,8 @@ class _Spread:
         if future.status == "error":
             error = future.exception()
             if type(error).__module__.partition(".")[0] != "distributed":
+                number, _ = self.workers[address].futures[future.key]
+                self.failed(self.queue.done(address, number, time.monotonic()), error)
                 raise error
             self._lose(address, type(error).__name__)  # one of Dask's own means that the worker is gone
         elif future.status != "finished":

@@ -73,9 +73,13 @@ def plain(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return labels (N,) of Python's own texts or integers as NumPy's, others as they are."""
     if labels.dtype.kind in "OT" and all(isinstance(value, str) for value in labels.tolist()):
         return labels.astype(object).astype(str)  # NumPy's own texts (kind T) have no width to cast by
-    if labels.dtype.kind == "O" and all(type(value) is int and -_MOST <= value <= _MOST for value in labels.tolist()):
+    if labels.dtype.kind == "O" and all(map(_is_whole, labels.tolist())):
         return labels.astype(np.int64)
     return labels
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and -_MOST <= value <= _MOST
 
 
 def numbered(
@@ -101,8 +105,18 @@ def numbered(
     if labels.dtype.kind == "f":
         labels = whole(labels)
     if labels.dtype.kind not in "iubU":
-        raise DataError("labels", f"{labels.dtype} such as {labels[:1].tolist()!r:.60}", _REMEDY)
+        raise DataError("labels", _no_label(labels), _REMEDY)
     return _by_name(labels, classes) if classes is not None else _by_value(labels)
+
+
+def _no_label(labels: npt.NDArray[Any]) -> str:
+    """Return words on labels that are none: of objects the first that is no text or integer, or not like sample 0."""
+    values = labels.tolist()
+    if labels.dtype.kind not in "OT":
+        return f"{labels.dtype} such as {values[:1]!r:.60}"
+    kinds = [str if isinstance(value, str) else int if _is_whole(value) else None for value in values]
+    sample = next(i for i, kind in enumerate(kinds) if kind is None or kind is not kinds[0])
+    return f"sample {sample} has {values[sample]!r:.60}"
 
 
 def whole(labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -83,7 +83,7 @@ def write_block(folder: str, block: int, samples: npt.NDArray[Any], places: Plac
     """Write a block's samples (n, …) in the order of their places (n,).
 
     A local folder has to be there: a task that ends after a failure must not make it again. Raises DataError, which
-    Dask logs without a traceback, where it is not.
+    Dask logs without a traceback, where it is not, and where the block cannot be written.
     """
     rows = np.ascontiguousarray(samples[np.argsort(places, kind="stable")])
     try:
@@ -92,6 +92,9 @@ def write_block(folder: str, block: int, samples: npt.NDArray[Any], places: Plac
     except FileNotFoundError:
         remedy = "the data set is no longer prepared, or this worker does not see the folder: give one that all see"
         raise DataError(folder, "this folder for blocks is not there", remedy) from None
+    except OSError as error:
+        reason = f"a block cannot be written ({error.strerror or error})"
+        raise DataError(folder, reason, "choose another place (--out)") from error
 
 
 def read_bucket(folder: str, bucket: Bucket, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -182,6 +182,8 @@ def _of_array(path: str, found: ImageArray, facts: Facts) -> PredictedSource:
     found = open_images(path, "NHWC", nodata)
     if found.shape != facts.shape and (other := open_images(path, "NCHW", nodata)).shape == facts.shape:
         found = other
+    if found.coding.packed and found.nodata is None:  # the network's own is a number that is meant
+        found = replace(found, nodata=facts.nodata)
     _check_images(path, found, facts, "give an array (N, H, W, C) or (N, C, H, W) like those of training")
     check_axes(axes_of(found.stored), found.layout, option=None, what=path)
     fingerprint = f"{found.path} {found.digest} {found.layout} {storage_version(found.files)}"
