@@ -82,7 +82,7 @@ class Sessions:
             running.heard = now
 
     def heard_before(self, seconds: Mapping[str, float], now: float) -> None:
-        """Note that these replicas gave a sign of life so many seconds ago, if none came later."""
+        """Note the last sign of life of these replicas, in seconds before now, if none came later."""
         for replica, running in self.running.items():
             running.heard = max(running.heard, now - seconds.get(replica, math.inf))
 
