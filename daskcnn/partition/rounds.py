@@ -301,9 +301,9 @@ class Rounds:
             self.allocation = self.partitioner.allocate(self.allocation, self._like_rounds(), increment=increment)
         elif self.swaps:
             self.allocation = swap_halves(self.allocation, max(self.numbers.values()) - 1)
-        if self.shares_steps and self.batch_size is not None:  # else one very slow worker would make all steps larger
-            whole = -(-self.allocation.given // self.batch_size)
-            self.allocation = self.partitioner.with_a_sample_each(self.allocation, whole)
+        if self.batch_size is not None and self._meetings is None:  # else one very slow worker would make steps larger
+            least = -(-self.allocation.given // self._whole_step(self.allocation.sizes(), self.batch_size))
+            self.allocation = self.partitioner.with_a_sample_each(self.allocation, least)
         done = self.done
         sizes, self.budget = self.budget.round({w: self.passes * n for w, n in self.allocation.sizes().items()})
         sizes, presented = {w: n for w, n in sizes.items() if n}, sum(sizes.values())
@@ -322,14 +322,18 @@ class Rounds:
         if batch is None:
             return {}, None
         if self._meetings is None:
-            whole = batch * (1 if self.shares_steps else len(sizes))
-            return dict.fromkeys(sizes, max(1, min(-(-presented // whole), *sizes.values()))), None
+            number = min(-(-presented // self._whole_step(sizes, batch)), *sizes.values())
+            return dict.fromkeys(sizes, max(1, number)), None
         steps = {worker: -(-size // batch) for worker, size in sizes.items()}
         fastest = max(steps, key=steps.__getitem__)
         exchange = None if self.partitioner.even else max(self._exchanges.values(), default=None)
         step = min(batch, sizes[fastest]) * self._like_rounds()[fastest]
         meetings = min(self._meetings(steps[fastest], step, exchange), *sizes.values())
         return {w: max(number, meetings) for w, number in steps.items()} if meetings > 1 else {}, meetings
+
+    def _whole_step(self, sizes: Mapping[str, int], batch: int) -> int:
+        """Return the samples of a step of all workers that have samples."""
+        return batch * (1 if self.shares_steps else max(1, sum(size > 0 for size in sizes.values())))
 
     def _alone(self) -> list[Round]:
         idle = list(self._idle) if len(self._idle) == 1 else [w for w in self.workers if w in self._idle]

@@ -28,9 +28,9 @@ class BSP(UpdateRule):
     whatever optimizer; "average" takes the mean of the weights after descent; "sum" adds up the updates, which carry
     momentum and weight decay. A replica counts by the samples it trained on, so that unequal minibatches make the
     gradient of all samples. batch: with "step" the replicas share the samples of a step by their speed. With "worker"
-    each has as many, as in Theano-MPI, and the learning rate is multiplied by the number of replicas. exchange: how
-    they meet. "allreduce" goes through the server. With "asa" each worker sums one part of the vector and hands it to
-    the others, peer to peer; "asa16" sends float16 and sums in float32.
+    each has as many on average, as in Theano-MPI, and the learning rate is multiplied by the number of replicas.
+    exchange: how they meet. "allreduce" goes through the server. With "asa" each worker sums one part of the vector and
+    hands it to the others, peer to peer; "asa16" sends float16 and sums in float32.
     """
 
     barrier: ClassVar[bool] = True
@@ -48,8 +48,8 @@ class BSP(UpdateRule):
     batch: Literal["step", "worker"] | None = Field(
         None,
         description='What `train.batch_size` counts: the samples of a "step" of all workers, shared by speed, or of '
-        'each "worker", with the learning rate times the number of workers. Default: of a step where workers meet '
-        "after every one, else of a worker.",
+        'each "worker" on average, with the learning rate times the number of workers. Default: of a step where '
+        "workers meet after every one, else of a worker.",
     )
     exchange: Literal["allreduce", "asa", "asa16"] = Field(
         "allreduce",

@@ -26,7 +26,8 @@ from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.server_hosts import Hosted, host_server
 from daskcnn.cluster.server.actor import ServerActor
 from daskcnn.errors import Diverged, Interrupted
-from daskcnn.job.tables import Cluster, Job, Model, Workers
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Job
 from daskcnn.launch.training import Result
 from daskcnn.ps import RULES, ParameterServer, Request, Snapshot
 from daskcnn.ps.bsp import BSP
@@ -219,11 +220,12 @@ def test_new_split_server_goes_on_when_the_host_of_a_range_is_killed(
 @contextmanager
 def hosted(client: Client, parts: int, size: int) -> Iterator[Hosted]:
     """A Downpour server of zeros, on a cluster of three workers and one for the server."""
-    cluster = Cluster(workers=Workers(cpu=3), ps_shards=parts)
-    members = wait_for_members(client, cluster.workers, 60.0)
+    cluster, train = {"workers": {"cpu": 3}, "ps_shards": parts}, {"strategy": "downpour"}
+    job = resolve({"cluster": cluster, "train": train, "model": {"name": "quick"}})
+    members = wait_for_members(client, job.cluster.workers, 60.0)
     none: Any = None
-    images: Any = SimpleNamespace(shape=(32, 32, 3), classes=range(10))  # of a network without running statistics
-    job = Job(cluster=cluster, model=Model(name="quick"))
+    # of a network without running statistics
+    images: Any = SimpleNamespace(shape=(32, 32, 3), classes=range(10), train=range(50_000))
     context = RunContext.of(client, "hosted", job, images, members, emit=none, save=none)
     server = host_server(context, RULES["downpour"](), Snapshot(np.zeros(size, np.float32)), life=1)
     yield server

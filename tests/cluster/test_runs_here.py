@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from daskcnn.cluster.link.streams import Refused
 from daskcnn.cluster.run import exchange
 from daskcnn.cluster.run import workers as run_workers
 from daskcnn.cluster.run.server_hosts import Hosted, host_server
+from daskcnn.cluster.server import actor as server_actor
 from daskcnn.errors import DataError, Diverged, Interrupted
 from daskcnn.events import (
     EpochEnded,
@@ -32,11 +34,14 @@ from daskcnn.events import (
 from daskcnn.job.network import layout_of, optimizer_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job, Schedule
-from daskcnn.ps import RULES, Join, Leave, Local, ParameterServer, Pull, Push
+from daskcnn.partition.step_shares import LAG, Change
+from daskcnn.ps import RULES, Join, Leave, Local, ParameterServer, Pull, Push, Snapshot
 from daskcnn.ps.gradient_noise import NOISE
 from daskcnn.ps.vectors import cast
 from daskcnn.ps.wire import Feedback, bytes_of
 from daskcnn.runs.state import to_checkpoint, to_state
+from daskcnn.sim.simulation import Simulation
+from daskcnn.sim.workload import Workload
 from daskcnn.store import Dataset
 from daskcnn.training import judging
 from daskcnn.training.cadence import steps_of_round
@@ -50,6 +55,7 @@ from tests.cluster.references import trained_in_rounds
 from tests.cluster.run_here import RunHere, assert_same
 from tests.cluster.sharded_networks import NORMALISED
 from tests.replays import assert_played, assert_replayed
+from tests.sim.sim_cases import cluster
 from tests.toy_data import toy_dataset
 
 LAYERS = [
@@ -112,6 +118,64 @@ def pushes(run: RunHere) -> int:
 
 def presented(run: RunHere) -> int:
     return sum(event.samples or 0 for event in run.of(RoundEnded))
+
+
+# --- minibatches that follow speeds ---
+
+
+def following(strategy: str, rule: dict[str, Any]) -> Job:
+    """A run whose shares go by speed, of a dozen steps a round."""
+    return job_of(strategy, rule=rule, train={"partition": "idpa", "increments": 1, "batch_size": 4})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule"),
+    [*((name, SEVERAL_MEETINGS.get(name, {})) for name in RULES), ("bsp", {}), ("bsp", {"batch": "worker"})],
+)
+def test_minibatches_follow_speeds_on_a_cluster_where_the_coordinator_and_the_simulator_take_them_to(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, strategy: str, rule: dict[str, Any]
+) -> None:
+    job, context, simulated = following(strategy, rule), MagicMock(), Mock()
+    assert job.rule is not None
+    settings = Settings.of(job, SAMPLES)
+    context.configure_mock(job=job, dataset=dataset, samples=SAMPLES, calibrations={})
+    context.workers.members.server.address = "here"
+    context.results.gather.return_value = {0: "the actor"}
+    host_server(context, job.rule, Snapshot(np.zeros(layout_of(job, dataset).size)), life=1)
+    monkeypatch.setattr("daskcnn.sim.simulation.StepShares", simulated)
+    Simulation(Workload.of_job(job, samples=SAMPLES, numbers=10), cluster(1.0, 1.0))
+    told = "step_fixed" in context.dispatch.submit_actor.call_args.kwargs
+    assert (told, simulated.called) == (settings.resizes_steps,) * 2
+
+
+class OneMoves:
+    """Moves a sample of each step, early in every round, from the worker that has the most."""
+
+    def __init__(self, fixed: Any) -> None:
+        self._step = 99
+
+    def met(self, step: int, samples: dict[str, int], seconds: dict[str, float]) -> Change | None:
+        begins, self._step = step < self._step, step
+        if not begins or len(samples) < 2:
+            return None
+        least, *_, most = sorted(samples, key=samples.__getitem__)
+        return Change(step + LAG, dict.fromkeys(samples, 0) | {most: -1, least: 1})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule"),
+    [("bsp", {}), ("bsp", {"batch": "worker"}), ("bsp", {"every": 2}), ("admm", {"every": 2, "rho": 0.1})],
+)
+def test_replicas_follow_minibatches_that_the_server_changes(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, strategy: str, rule: dict[str, Any]
+) -> None:
+    """Every presentation is made, and every push stands for the samples behind it."""
+    monkeypatch.setattr(server_actor, "StepShares", OneMoves)
+    _, run = trained(following(strategy, rule), dataset, 2)
+    reports = [fact.report for fact, _ in run.heard if isinstance(fact, RoundDone)]
+    assert any(report.sizes is not None and report.sizes.changed for report in reports)
+    assert presented(run) == EPOCHS * SAMPLES
+    assert sum(each.n_samples for each in run.requests if isinstance(each, Push)) == EPOCHS * SAMPLES
 
 
 # --- every rule ---

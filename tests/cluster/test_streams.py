@@ -14,7 +14,7 @@ from itertools import pairwise
 from secrets import token_hex
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock, call
+from unittest.mock import ANY, Mock, call
 from weakref import ref
 
 import numpy as np
@@ -34,6 +34,7 @@ from daskcnn.nn.optimizers.center import CenterDescent
 from daskcnn.nn.optimizers.descent import Descent, Span, Treatment
 from daskcnn.nn.optimizers.steps import SGD
 from daskcnn.ps import RULES, Code, Join, Leave, NoiseScale, Pull, Push, PushPart, Reply, Snapshot
+from daskcnn.training.coordinator.facts import Waits
 from daskcnn.training.replica import Stopped
 
 LENGTH = 50_000
@@ -121,6 +122,24 @@ def test_the_average_of_the_center_is_pulled_when_it_is_asked_for(workers: list[
     average = link.call(Pull(1, "a", 1, averaged=True)).weights
     np.testing.assert_allclose(average, np.full(LENGTH, 9.0), rtol=1e-6)  # after a merge it keeps 2/11 of itself
     np.testing.assert_array_equal(link.call(Pull(1, "a", 1)).weights, np.full(LENGTH, 11.0))
+
+
+def test_the_server_tells_who_waits_and_when_it_heard_of_each_or_answered_it(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is at its next push, or on its way, does not wait. That it was heard of shows that it lives."""
+    clock = Mock(return_value=100.0)
+    monkeypatch.setattr("daskcnn.cluster.server.actor.time", Mock(monotonic=clock))
+    here = Hosting(workers, "bsp")
+    for name in "ab":
+        here.join(name)
+    clock.return_value = 110.0
+    here.server.serve(here.push("a", 1, 1.0), Mock())
+    clock.return_value = 115.0
+    assert asyncio.run(here.server.waiting()) == (["a"], {"a": 5.0, "b": 15.0})
+    here.server.serve(here.push("b", 1, 1.0), Mock())
+    clock.return_value = 116.0
+    assert asyncio.run(here.server.waiting()) == ([], {"a": 1.0, "b": 1.0})
 
 
 def test_float16_travels_as_such(workers: list[Worker]) -> None:
@@ -534,6 +553,16 @@ def test_a_host_of_a_range_that_hangs_is_given_up_before_any_worker() -> None:
     with pytest.raises(ServerLost):
         exchange.waiting(["cpu-0", "cpu-1"])
     assert context.workers.require_answers.call_args == call({"tcp://a", "tcp://b"})
+
+
+def test_the_coordinator_is_told_when_the_server_heard_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas, heard = Mock(stuck=lambda replica: (replica,)), {"cpu-0": 9.0, "cpu-1": 0.5}
+    monkeypatch.setattr("daskcnn.cluster.run.exchange.answer_of_actor", Mock(return_value=(["cpu-0"], heard)))
+    context = Mock()
+    context.job.cluster.stall_timeout, context.workers.members.server_alone = 300.0, False
+    exchange = ServerExchange(context, RULES["bsp"](), replicas, Mock())
+    exchange._hosted = Mock()
+    assert exchange.waiting(["cpu-0", "cpu-1"]) == Waits(frozenset({"cpu-0"}), ANY, {"cpu-1": ("cpu-1",)}, heard=heard)
 
 
 def test_all_are_told_before_any_thread_is_woken_up(workers: list[Worker]) -> None:

@@ -520,10 +520,13 @@ def test_behind_a_barrier_all_make_the_same_number_of_steps(
 
 
 @pytest.mark.parametrize(("increments", "joins"), [(1, False), (4, False), (1, True)])
-def test_a_worker_that_is_too_slow_for_a_sample_a_step_does_not_make_steps_larger(increments: int, joins: bool) -> None:
+@pytest.mark.parametrize(("batch", "shares"), [(128, True), (64, False)])
+def test_a_worker_that_is_too_slow_for_a_sample_a_step_does_not_make_steps_larger(
+    increments: int, joins: bool, batch: int, shares: bool
+) -> None:
     seconds = {"fast": 1e-4, "slow": 0.03}
     at_first = {"fast": 1e-4} if joins else seconds
-    options: dict[str, Any] = {"batch_size": 128, "shares_steps": True, "resizes_steps": True}
+    options: dict[str, Any] = {"batch_size": batch, "shares_steps": shares, "resizes_steps": True}
     rounds = Rounds(PARTITIONERS["idpa"](increments), 45_000, at_first, epochs=9, barrier=True, **options)
     if joins:
         rounds.join("slow", seconds["slow"])

@@ -152,6 +152,18 @@ def test_a_peer_that_stands_still_is_given_up_and_the_round_begins_again() -> No
     assert shell.finish().status == "done"
 
 
+def test_a_worker_whose_pushes_keep_coming_is_given_up_only_once_they_do_not() -> None:
+    """Exchanges may take most of a round, and the worker may be sending as the server is asked."""
+    shell, limit = training("bsp"), 33.0
+    assert shell.tell(facts.Tick(500.0)) == [orders.AskWaiting(("cpu-0", "cpu-1"))]
+    assert shell.tell(facts.Waits(frozenset(), 500.0, heard={"cpu-0": 1.0, "cpu-1": 2.0, "cpu-9": 0.0})) == []
+    assert shell.tell(facts.Tick(498.0 + limit)) == [], "the clock of each begins anew"
+    assert shell.tell(facts.Tick(498.5 + limit)) == [orders.AskWaiting(("cpu-1",))]
+    found = shell.tell(facts.Waits(frozenset({"cpu-0"}), 498.5 + limit, heard={"cpu-0": 400.0, "cpu-1": limit + 0.5}))
+    assert lost("cpu-1", 30, f"no report for {limit:.0f} s") in found
+    assert shell.finish().status == "done"
+
+
 def test_peers_that_all_wait_for_each_other_end_the_run() -> None:
     shell = training(PEERS)
     shell.tell(facts.Tick(500.0))

@@ -113,14 +113,14 @@ class PeerExchange:
     def leave(self, order: orders.Leave) -> None:
         """A worker that sits out has no place that others wait at."""
 
-    def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+    def waiting(self, overdue: Sequence[str]) -> facts.Waits:
         """Return the overdue replicas that wait for others: those that say so, or have made their round.
 
         Where they have met since the workers were asked last, the round goes on: that is told first.
         """
         alive, round_ = self._context.workers.alive, self._round
         if round_ is None:
-            return frozenset(overdue), {}
+            return facts.Waits(frozenset(overdue), time.monotonic())
         late = {alive[name].address: name for name in round_.late() if name in alive}
         client, heed = self._context.dispatch.client, self._context.connection.heed
         asked = ask_workers(client, meeting_tasks.at_meeting, late, self._context.name, check=heed)
@@ -129,7 +129,7 @@ class PeerExchange:
                 self._tell(fact)
         silent = [late[address] for address in (*asked.silent, *asked.failed)]
         at_work = [late[address] for address, (waits, _) in asked.given.items() if not waits]
-        return frozenset(overdue) - frozenset(silent or at_work), {}
+        return facts.Waits(frozenset(overdue) - frozenset(silent or at_work), time.monotonic())
 
     # --- the center ---
 

@@ -5,6 +5,7 @@ Here are the usual ones: a replica is a worker, and merges travel through a para
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
@@ -78,7 +79,7 @@ class Exchange(Protocol):
     def leave(self, order: orders.Leave) -> None:
         """Free a replica's place. Raises ServerLost."""
 
-    def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+    def waiting(self, overdue: Sequence[str]) -> facts.Waits:
         """Replicas that wait for others, and the workers that an overdue replica waits for. Raises ServerLost."""
 
     def snapshot(self) -> Snapshot:
@@ -185,12 +186,13 @@ class ServerExchange:
         """Free a replica's place at the server's barrier. Raises ServerLost."""
         self._call("leave", order.replica, order.session)
 
-    def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+    def waiting(self, overdue: Sequence[str]) -> facts.Waits:
         """Replicas that wait at the server, and the workers that an overdue replica waits for. Raises ServerLost."""
         if self._hosted is not None:  # nobody gets past a range whose host hangs
             self._context.workers.require_answers(self._hosted.hosts)
-        waiting = frozenset(self._call("waiting"))
-        return waiting, {replica: self._replicas.stuck(replica) for replica in overdue if replica not in waiting}
+        waiting, heard = self._call("waiting")
+        stuck = {replica: self._replicas.stuck(replica) for replica in overdue if replica not in waiting}
+        return facts.Waits(frozenset(waiting), time.monotonic(), stuck, heard=heard)
 
     def snapshot(self) -> Snapshot:
         """The server's center and rule state. Raises ServerLost."""

@@ -94,7 +94,7 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, li
     options |= {"life": life, "secret": secret, "run": context.name} | (
         {} if ranges else _of_center(context, rule, 0, len(snapshot.center))
     )
-    if rule.shares_steps and Settings.of(context.job, context.samples).resizes_steps:
+    if replace(Settings.of(context.job, context.samples), rule=rule).resizes_steps:
         batch, measured = context.job.train.batch_size, context.calibrations.items()
         options["step_fixed"] = {w: fixed_samples(c.step_fixed, c.seconds_per_sample, batch) for w, c in measured}
     known = sent(rule, context.job)

@@ -222,18 +222,24 @@ Key = tuple[str, int, int]
 
 
 class Callers:
-    """Those who wait for the answer to a request. lost: why no answer will come any more."""
+    """Those who wait for the answer to a request. lost: why no answer will come any more.
+
+    heard: the time of each worker's last request, or of the answer to it.
+    """
 
     def __init__(self) -> None:
         self.waiting: dict[Key, list[Tell]] = {}
+        self.heard: dict[str, float] = {}
         self.lost: ConnectionError | None = None
 
     def expect(self, request: ps.Request, tell: Tell) -> None:
         """Note who waits: a repeated request gets the answer to the first."""
         self.waiting.setdefault(_key(request), []).append(tell)
+        self.heard[request.worker] = request.at
 
-    def taken(self, instruction: ps.Instruction) -> list[Tell]:
+    def taken(self, instruction: ps.Instruction, at: float) -> list[Tell]:
         """Return those who are to be told what the instruction stands for; they do not wait any longer."""
+        self.heard[instruction.worker] = at
         return self.waiting.pop(_key(instruction), [])
 
     def lose(self, error: Exception) -> None:
@@ -348,9 +354,10 @@ class ServerActor:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, taken)
 
-    async def waiting(self) -> list[str]:
-        """Workers that wait for an answer now, one entry a request."""
-        return [worker for worker, _, _ in [*self._callers.waiting]]
+    async def waiting(self) -> tuple[list[str], dict[str, float]]:
+        """Workers that wait for an answer now, one entry a request; seconds since each last asked or was answered."""
+        now, heard = time.monotonic(), self._callers.heard.copy()
+        return [worker for worker, _, _ in [*self._callers.waiting]], {each: now - at for each, at in heard.items()}
 
     def serve(self, request: ps.Request, tell: Tell | None = None) -> None:
         """Carry out a request, on any thread, in its turn. All whose answers are there now are told them.
@@ -362,7 +369,7 @@ class ServerActor:
             if tell is not None:
                 self._callers.expect(request, tell)
             try:
-                told = [(self._callers.taken(each), answer) for each, answer in self._handle(request)]
+                told = [(self._callers.taken(each, request.at), answer) for each, answer in self._handle(request)]
             except ConnectionError as error:
                 self._callers.lose(error)
                 raise

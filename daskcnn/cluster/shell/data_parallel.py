@@ -187,8 +187,7 @@ class DataParallel:
         self._shell.work.update(self._exchange.rounds(started))
 
     def _ask_waiting(self, order: orders.AskWaiting) -> None:
-        waiting, stuck = self._exchange.waiting(order.overdue)
-        self._shell.tell(facts.Waits(waiting, self._shell.now, stuck))
+        self._shell.tell(self._exchange.waiting(order.overdue))
 
     def _snapshot(self) -> Snapshot | None:
         """Return the center; None, and told, where it is lost with a worker."""

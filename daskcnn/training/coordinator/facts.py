@@ -186,13 +186,14 @@ class Waits(Fact):
 
     waiting: replicas that wait for others; they are not to blame. stuck: the workers that a replica waits for, by
     replica, if that is known; else its own members. silent: workers of a layer-sharded run that the scheduler has not
-    heard of meanwhile.
+    heard of meanwhile. heard: seconds since replicas last asked the server, or were answered.
     """
 
     waiting: frozenset[str]
     at: float
     stuck: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
+    heard: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ Replicas. A replica is a worker, or a group of workers with a name of its own. A
 with it; the replica's samples go to the others.
 
 Silence. A replica may take `PATIENCE` times what was expected, and the stall timeout on top. Then the coordinator asks
-which replicas wait for others, and gives up those that do not.
+which replicas wait for others, and when the server heard of each. It gives up those that do not wait and were not heard
+of for as long: what is expected is the time of computing, and exchanges may take longer.
 
 Without a server (`Settings.peers`) replicas meet each other. When one is lost the round under way is given up, and a
 new life begins from the last center that one of the others has.
@@ -325,6 +326,7 @@ class Recovering(Coordinating):
             return
         sessions, members = self._alive.sessions, self._alive.teams.members
         sessions.asked, limit = False, sessions.limit(self.settings.stall_timeout)
+        sessions.heard_before(fact.heard, fact.at)
         overdue = sessions.silent(fact.at, limit)
         late = {name: fact.stuck.get(name, members[name]) for name in overdue if name not in fact.waiting}
         if late:

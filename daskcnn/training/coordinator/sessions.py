@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from daskcnn.partition.rounds import Round
@@ -78,6 +80,11 @@ class Sessions:
         running = self.running.get(replica)
         if running is not None and running.session == session:
             running.heard = now
+
+    def heard_before(self, seconds: Mapping[str, float], now: float) -> None:
+        """Note the last sign of life of these replicas, in seconds before now, if none came later."""
+        for replica, running in self.running.items():
+            running.heard = max(running.heard, now - seconds.get(replica, math.inf))
 
     def limit(self, stall_timeout: float) -> float:
         """Return the seconds without a sign of life after which a replica is overdue."""
