@@ -20,6 +20,7 @@ class RoundOrder:
     life, session : the server's number in the run; the number of the worker's session
     score : validation samples to judge the merged center on afterwards
     q : those to judge the own weights on before a push
+    optimizer : the optimizer's state to begin with; of a round None: the replica's own
     scale : factor of the learning rate
     rule : by which it trains, where that is not the job's own
     rest : what the replica's pushes in int8 have lost so far, coded

@@ -18,6 +18,7 @@ from daskcnn.nn import walk
 from daskcnn.nn.layers import Auxiliary, BatchNorm
 from daskcnn.nn.losses import USUAL
 from daskcnn.nn.metrics import measured
+from daskcnn.ps.wire import Wire
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.stages import samples_first
 from daskcnn.store import Dataset, verify
@@ -105,8 +106,10 @@ def _failing_metrics(job: Job, dataset: Dataset) -> Iterator[str]:
 
 def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:
     """Cuts that the network does not allow: of its numbers over shards, of a minibatch, of a layer's samples."""
-    if numbers < job.cluster.ps_shards:
-        yield f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {numbers} numbers; lower it"
+    unit = 1 if job.rule is None else Wire.of(job.cluster.wire, job.rule).unit
+    if (most := -(-numbers // unit)) < job.cluster.ps_shards:
+        has = f"{numbers} numbers" if unit == 1 else f"{numbers} numbers, in int8 {most} blocks of {unit}"
+        yield f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {has}; lower it"
     network = network_of(job, dataset)
     inside = list(walk(network, dataset.shape, composite=True))
     if heads := [path for path, layer, _ in inside if job.train.shards_kernels and isinstance(layer, Auxiliary)]:

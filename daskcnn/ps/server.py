@@ -169,6 +169,10 @@ class CenterRange(Vectors):
     def kept(self) -> tuple[Vector, RuleState]:
         return self._center, {name: vector for name, vector in self._state.items() if not name.startswith(PAST)}
 
+    def go_on_with(self, state: RuleState) -> None:
+        """Take over these vectors of the state, which a worker that was alone has brought forward. They are copied."""
+        self._state = self._state | _all_sealed({name: vector.copy() for name, vector in state.items()})
+
     def validate(self) -> None:
         assert all_finite(self._center)
         assert not self._center.flags.writeable
@@ -205,7 +209,10 @@ def _normed(merge: Merge, pushes: Sequence[Push], view: View, parameters: int) -
 
 
 def _stepped(center: Vector, state: RuleState, merge: Merge, steps: Steps) -> Merge:
-    """The merge after a step by the gradient that it has found. Weights that others trained begin anew."""
+    """The merge after a step by the gradient that it has found. Weights that others trained begin anew.
+
+    The optimizer's state that belongs to those is brought before the next step (`CenterRange.go_on_with`).
+    """
     if merge.pace is None:
         return replace(merge, state={**merge.state, **_all_sealed(steps.begin(merge.center))})
     new, own = steps.step(center, state, merge.center, merge.pace)
@@ -246,6 +253,11 @@ class ParameterServer(Sequencer):
         copied = {name: vector.copy() for name, vector in (state or {}).items()}
         held = CenterRange(rule, center.copy(), copied, kept, ema, steps, besides, coded=coded)
         super().__init__(rule, held, life=life, version=version, sharing=sharing)
+        self._held = held
+
+    def go_on_with(self, state: RuleState) -> None:
+        """Take over these vectors of the state, between two merges. They are copied."""
+        self._held.go_on_with(state)
 
     @classmethod
     def restore(

@@ -338,6 +338,10 @@ class OrderedRange:
             raise LookupError(f"snapshot {number}: a later one took its place; ask for another")
         return self._kept[1]
 
+    def go_on_with(self, state: RuleState) -> None:
+        """Take over these vectors of this range's state, once all orders so far were carried out. They are copied."""
+        self._range.go_on_with(state)
+
     def validate(self) -> None:
         """Assert that orders are carried out in turn."""
         self._range.validate()

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from daskcnn.job.network import center_descent_of
 from daskcnn.nn import OptimizerState
+from daskcnn.nn.optimizers import CenterDescent
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.partition.step_shares import StepSizes
 from daskcnn.ps import Local, RuleState, Snapshot, UpdateRule, Vector
-from daskcnn.ps.server import Steps
 from daskcnn.runs.state import TrainingState, for_rule
 from daskcnn.store import Dataset, Scattered
 from daskcnn.store.manifest import Labelling
@@ -102,14 +102,28 @@ class Learner(Protocol):
 
     weights: Vector
     frozen: tuple[slice, ...]
-    steps: Steps | None
+    steps: CenterDescent | None
     besides: tuple[slice, ...]
+
+    @property
+    def optimizer(self) -> OptimizerState | None:
+        """A copy of the optimizer's state of its own; None where it has none, or the server has it."""
 
     def use(self, rule: UpdateRule) -> None:
         """Train by this rule from now on."""
 
-    def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
-        """Take up a round. scale: of the learning rate. sizes: of its minibatches, if they may change."""
+    def begin(
+        self,
+        round_: Round,
+        local: Local,
+        scale: float,
+        sizes: StepSizes | None = None,
+        optimizer: OptimizerState | None = None,
+    ) -> None:
+        """Take up a round. scale: of the learning rate. sizes: of its minibatches, if they may change.
+
+        optimizer: the state to begin with; None: its own.
+        """
 
     def train(self, steps: int) -> Learnt:
         """Go on to this step of the round."""
@@ -127,13 +141,21 @@ class TimingOnly:
     def __init__(self) -> None:
         self.weights = np.zeros(1, np.float32)
         self.frozen: tuple[slice, ...] = ()
-        self.steps: Steps | None = None
+        self.steps: CenterDescent | None = None
         self.besides: tuple[slice, ...] = ()
+        self.optimizer: OptimizerState | None = None
 
     def use(self, rule: UpdateRule) -> None:
         """Do nothing."""
 
-    def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
+    def begin(
+        self,
+        round_: Round,
+        local: Local,
+        scale: float,
+        sizes: StepSizes | None = None,
+        optimizer: OptimizerState | None = None,
+    ) -> None:
         """Do nothing."""
 
     def train(self, steps: int) -> Learnt:
@@ -152,8 +174,9 @@ class Training:
         self.replica, self._rule = replica, rule
         self.weights: Vector = replica.weights
         self.frozen, self.besides = replica.frozen, replica.layout.besides
-        self.steps: Steps | None = center_descent_of(replica.job, replica.layout, replica.model.frozen)
+        self.steps = center_descent_of(replica.job, replica.layout, replica.model.frozen)
         self._steps: Generator[Trained, None, None] | None = None
+        self._descends = False
         self._taken = self._samples = 0
         self._sizes: StepSizes | None = None
         self._learnt = NOTHING
@@ -165,13 +188,22 @@ class Training:
 
     @property
     def optimizer(self) -> OptimizerState | None:
-        """The optimizer's state of its own; None where it has not trained by this rule, or the server has it."""
-        return None if self._steps is None or self._rule.merges_gradients else self.replica.host_optimizer()
+        """A copy of the state of its own; None where it has not trained by this rule, or the server makes the steps."""
+        return self.replica.host_optimizer() if self._steps is not None and self._descends else None
 
-    def begin(self, round_: Round, local: Local, scale: float, sizes: StepSizes | None = None) -> None:
+    def begin(
+        self,
+        round_: Round,
+        local: Local,
+        scale: float,
+        sizes: StepSizes | None = None,
+        optimizer: OptimizerState | None = None,
+    ) -> None:
         """Take up a round; the one before ends."""
         self.close()
-        self._steps = steps_of_round(self.replica, self._rule, round_, local, scale=scale, sizes=sizes)
+        how: dict[str, Any] = {"scale": scale, "sizes": sizes, "optimizer": optimizer}
+        self._steps = steps_of_round(self.replica, self._rule, round_, local, **how)
+        self._descends = round_.alone or not self._rule.merges_gradients
         self._taken, self._samples, self._sizes = 0, round_.samples, sizes
 
     def train(self, steps: int) -> Learnt:

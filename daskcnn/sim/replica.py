@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from daskcnn.nn import OptimizerState
 from daskcnn.ps import Local, Reply
 from daskcnn.ps.wire import Feedback
 from daskcnn.sim.cluster import Worker
@@ -97,14 +98,19 @@ class SimulatedReplica:
 
     # --- a round ---
 
-    def start(self, order: StartRound, reported: Callable[[RoundDone], None]) -> None:
-        """Train the ordered round from now on; `reported` is called with its report."""
+    def start(
+        self, order: StartRound, reported: Callable[[RoundDone], None], optimizer: OptimizerState | None = None
+    ) -> None:
+        """Train the ordered round from now on; `reported` is called with its report.
+
+        optimizer: the state that it begins with; None: its own.
+        """
         self._order, self._reported = order, reported
         if self._early is not None and self._early != (order.session, order.round.number):
             self._early = None
         self._busy, self.sent, self.received = 0.0, 0, 0
         first = self._exchange.begin(order.round, order.score, order.q)
-        self.learner.begin(order.round, self.local, order.scale, self._exchange.sizes)
+        self.learner.begin(order.round, self.local, order.scale, self._exchange.sizes, optimizer)
         self._train(first)
 
     def end_early(self, order: EndRound) -> None:
@@ -144,7 +150,8 @@ class SimulatedReplica:
         order = self._order
         assert order is not None
         assert self._reported is not None
-        report = self._exchange.report(bytes_up=self.sent, bytes_down=self.received)
+        own = self.learner.optimizer if order.round.alone else None
+        report = self._exchange.report(bytes_up=self.sent, bytes_down=self.received, optimizer=own)
         self._reported(RoundDone(self.name, order.life, order.session, report, self._agenda.now))
 
     # --- steps and evaluations ---

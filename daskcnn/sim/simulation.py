@@ -33,6 +33,7 @@ from daskcnn.training.coordinator.departures import FAR
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.replicas import Coordinator
+from daskcnn.training.lone_optimizer import LoneOptimizer
 
 GRACE = 6.0
 """Seconds that a worker has, from the moment when it is asked to leave, to push what it has."""
@@ -100,9 +101,11 @@ class Simulation:
     def _compose(self, center: Vector, version: int = 0, state: RuleState | None = None) -> None:
         """Make the server, from this center and what it keeps besides, and the workers' sides, for the present rule."""
         workload, one = self.workload, self._learners[0]
+        steps = one.steps if self.rule.merges_gradients else None
+        self._lone = LoneOptimizer(steps)
         of_center: dict[str, Any] = {
             "kept": one.frozen,
-            "steps": one.steps if self.rule.merges_gradients else None,
+            "steps": steps,
             "ema": workload.ema,
             "besides": one.besides,
             # a run that is only timed has a vector of one number, which is not coded
@@ -153,7 +156,7 @@ class Simulation:
         assert self.end is not None, "nobody goes on"
         if self.end.error is not None:
             raise self.end.error
-        snapshot = self.server.snapshot()
+        snapshot = self._snapshot()
         if self.end.turn is not None:
             return snapshot
         counted = {"merged": snapshot.merged, "repeated": snapshot.repeated, "refused": dict(snapshot.refused)}
@@ -262,7 +265,7 @@ class Simulation:
 
     def _use(self, order: orders.UseRule) -> None:
         """Go on from the present center by another rule, with what server and optimizers hold."""
-        snapshot, self.rule = self.server.snapshot(), order.rule
+        snapshot, self.rule = self._snapshot(), order.rule
         self.workload = replace(self.workload, rule=order.rule)
         state = turned_to(order.rule, {name: self._learners[i] for name, (_, i) in self._known.items()}, snapshot)
         self._compose(snapshot.center, snapshot.version, state)
@@ -307,11 +310,21 @@ class Simulation:
         if self._starting:  # once a round has ended, nothing is to be made any more
             self._starting = not self.rounds.done
         start, agenda = self.replicas[order.round.worker].start, self._agenda
+        given = order, self._round_done, self._lone.starting(order, self.server.snapshot, self.server.go_on_with)
         at = agenda.now + costs.dispatch + (costs.start if self._starting else 0.0)
         if at > agenda.now:
-            agenda.at(at, start, order, self._tell_now)
+            agenda.at(at, start, *given)
         else:
-            start(order, self._tell_now)
+            start(*given)
+
+    def _round_done(self, done: facts.RoundDone) -> None:
+        self._lone.reported(done)
+        self._tell_now(done)
+
+    def _snapshot(self) -> Snapshot:
+        """Return the server's snapshot, with the optimizer's state of a worker that is alone."""
+        snapshot = self.server.snapshot()
+        return replace(snapshot, state=self._lone.added_to(snapshot.state or {}))
 
     def _judge(self, order: orders.Judge) -> None:
         learner, snapshot = next(iter(self.replicas.values())).learner, self.server.snapshot()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from daskcnn.nn import OptimizerState
 from daskcnn.partition.allocation import count
 from daskcnn.partition.rounds import Round
 from daskcnn.partition.step_shares import StepSizes
@@ -111,19 +112,20 @@ def steps_of_round(
     stop: Callable[[], bool] = lambda: False,
     sizes: StepSizes | None = None,
     tell: TellStep | None = None,
+    optimizer: OptimizerState | None = None,
 ) -> Generator[Trained, None, None]:
     """Train the round a step at a time; call `close()` if you stop iterating early.
 
     local: the replica's weights, with the numbers that the rule's `local_step` goes by. Where the rule merges gradients
     these are noted in it, and the weights stay. scale: factor of the learning rate. sizes: of the minibatches, where
-    the replica's exchanges may change them. tell: as for `Replica.training`, of gradients that are merged. Yields the
-    sums of the round after each step. Raises Stopped when `stop`, called before each step, says so, Diverged when a
-    loss is not finite.
+    the replica's exchanges may change them. tell: as for `Replica.training`, of gradients that are merged. optimizer:
+    the state to begin with, where others made the steps before; None: its own. Yields the sums of the round after each
+    step. Raises Stopped when `stop`, called before each step, says so, Diverged when a loss is not finite.
     """
     replica.restart_optimizer()
+    if optimizer is not None:
+        replica.adopt_optimizer(optimizer)
     descends = round_.alone or not rule.merges_gradients
-    if descends and local.gradients is not None:  # the server has stepped since the own optimizer did
-        replica.adopt_optimizer(None)
     local.gradients, local.pace = None if descends else replica.gradients, None
     local.noise = GradientNoise.of(round_.noise) if round_.halved else None
     steps = replica.training(

@@ -46,7 +46,7 @@ from daskcnn.errors import PushRefused
 from daskcnn.events import Event
 from daskcnn.job.network import network_of
 from daskcnn.job.tables import Job
-from daskcnn.ps import Leave, Push, Refuse, Reply, Request
+from daskcnn.ps import Leave, Push, Refuse, Reply, Request, RuleState
 from daskcnn.runs.state import TrainingState
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.store import Dataset
@@ -193,6 +193,9 @@ class ActorHere:
 
     def leave(self, worker: str, session: int, last: int = 0) -> Future[Any]:
         return self._called("leave", worker, session, last, noted=Leave(worker, session, last=last))
+
+    def go_on_with(self, state: RuleState) -> Future[Any]:
+        return self._called("go_on_with", state)
 
     def snapshot(self) -> Future[Any]:
         return self._called("snapshot")

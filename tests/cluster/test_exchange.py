@@ -9,9 +9,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle  # type: ignore[import-untyped] # it ships no types; Dask depends on it
 import numpy as np
@@ -19,24 +20,32 @@ import pytest
 from distributed import Client
 
 from daskcnn.cluster.link.members import wait_for_members
+from daskcnn.cluster.messages import RoundOrder
 from daskcnn.cluster.peers import meetings as meetings_of_peers
 from daskcnn.cluster.peers.meetings import PeerExchange
 from daskcnn.cluster.run import server_hosts as hosting
 from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.exchange import ServerExchange
+from daskcnn.cluster.run.exchange import Watch as Watching
 from daskcnn.cluster.run.server_hosts import Hosted, host_server
 from daskcnn.cluster.server.actor import ServerActor
 from daskcnn.errors import Diverged, Interrupted
+from daskcnn.job.network import center_descent_of, initial_weights
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.training import Result
+from daskcnn.nn import OptimizerState
+from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, ParameterServer, Request, Snapshot
 from daskcnn.ps.bsp import BSP
 from daskcnn.ps.wire import bytes_of as wire_bytes_of
 from daskcnn.runs.checkpoint import load
 from daskcnn.runs.state import TrainingState
-from daskcnn.training.coordinator import orders
+from daskcnn.store import open_dataset
+from daskcnn.training.coordinator import facts, orders
 from tests.cluster.cluster_jobs import Watch, in_mid_round, kill_worker, run, small_job
 from tests.cluster.conftest import RuleRuns
+from tests.training.coordinator_shell import report_of
 
 pytestmark = pytest.mark.cluster
 VECTOR = 2113  # numbers of the small network
@@ -287,6 +296,51 @@ def test_no_worker_reads_a_torn_vector_and_a_bad_push_changes_nothing(three_work
     np.testing.assert_array_equal(center, expected)
     np.testing.assert_array_equal(snapshot.center, center + 1)
     assert (snapshot.version, snapshot.refused) == (3 * rounds + 3, {"finite": 2})
+
+
+class NotedReplicas:
+    """They train nothing: what they are ordered to is noted."""
+
+    def __init__(self) -> None:
+        self.orders: list[RoundOrder] = []
+
+    def join(self, order: RoundOrder) -> Any:
+        """Do nothing."""
+
+    def start(self, order: RoundOrder, watch: Watching) -> Any:
+        self.orders.append(order)
+
+    def stuck(self, replica: str) -> tuple[str, ...]:
+        return ()
+
+
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_a_server_gives_the_optimizer_s_state_to_a_worker_that_is_alone_and_takes_it_back(
+    three_workers: Client, synthetic: str, runs: str, parts: int
+) -> None:
+    cluster = {"ps_shards": parts, "workers": {"cpu": 3}}
+    job, dataset = resolve(bsp(synthetic, runs, train={"optimizer": "adamw"}, cluster=cluster)), open_dataset(synthetic)
+    (layout, weights), none = initial_weights(job, dataset), cast(Any, None)
+    members = wait_for_members(three_workers, job.cluster.workers, 60.0)
+    context = RunContext.of(three_workers, "alone", job, dataset, members, emit=lambda event: None, save=none)
+    replicas, steps = NotedReplicas(), center_descent_of(job, layout)
+    assert steps is not None
+    exchange = ServerExchange(context, BSP(), replicas, none)
+    exchange.start(orders.StartServer(1, moved=False), TrainingState(0, 0.0, weights, {}, {}))
+    alone = orders.StartRound(1, 1, Round("cpu-0", 0, ((0, 64),), 64, (0.0, 0.1), alone=True), None, None, 1.0)
+    exchange.rounds([alone])
+    begun = replicas.orders[-1].optimizer
+    assert begun is not None
+    assert not begun.vectors.any()
+    moved = OptimizerState(np.random.default_rng(0).random(begun.vectors.shape, np.float32), 5)
+    report = report_of(alone.round)._replace(optimizer=moved)
+    assert exchange.own_optimizer(facts.RoundDone("cpu-0", 1, 1, report, 0.0)) is None
+    exchange.rounds([alone, replace(alone, round=replace(alone.round, alone=False))])
+    assert [order.optimizer for order in replicas.orders[1:]] == [None, None]
+    found = steps.state_of(exchange.snapshot().state or {}, np.float32)
+    exchange.close()
+    assert found.count == 5
+    np.testing.assert_array_equal(found.vectors, moved.vectors)
 
 
 # --- a recorded run, done again without a cluster ---

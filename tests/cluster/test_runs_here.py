@@ -31,9 +31,10 @@ from daskcnn.events import (
     WorkerLeft,
     WorkerLost,
 )
-from daskcnn.job.network import layout_of, optimizer_of
+from daskcnn.job.network import center_descent_of, layout_of, optimizer_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job, Schedule
+from daskcnn.nn.optimizers import OWN
 from daskcnn.partition.step_shares import LAG, Change
 from daskcnn.ps import RULES, Join, Leave, Local, ParameterServer, Pull, Push, Snapshot
 from daskcnn.ps.gradient_noise import NOISE
@@ -46,7 +47,7 @@ from daskcnn.store import Dataset
 from daskcnn.training import judging
 from daskcnn.training.cadence import steps_of_round
 from daskcnn.training.coordinator.evaluations import guessing_on
-from daskcnn.training.coordinator.facts import Fact, Progress, RoundDone, ServerLeaving, WorkerLeaving
+from daskcnn.training.coordinator.facts import Fact, Progress, RoundDone, ServerLeaving, WorkerLeaving, WorkerReady
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.replica import Replica
@@ -96,8 +97,8 @@ def job_of(strategy: str = "bsp", **sections: dict[str, Any]) -> Job:
 
 def grouped(job: Job, **train: Any) -> Job:
     """The same in groups of 2, whose members have equally many kernels."""
-    groups = {"replica_size": 2, "kernel_shares": "speeds", **train}
-    return job.model_copy(update={"train": job.train.model_copy(update=groups)})
+    groups, rule = {"replica_size": 2, "kernel_shares": "speeds", **train}, job.rule and job.rule.for_groups()
+    return job.model_copy(update={"train": job.train.model_copy(update=groups), "rule": rule})
 
 
 def trained(job: Job, dataset: Dataset, workers: int) -> tuple[np.ndarray, RunHere]:
@@ -554,6 +555,68 @@ def test_interrupted_run_goes_on_from_the_state_that_it_saves(dataset: Dataset, 
     again.train(first.saved[-1])
     assert again.saved[-1].epoch == EPOCHS
     assert presented(again) < EPOCHS * SAMPLES
+
+
+def steps_of_all(epochs: int) -> Job:
+    """Each step is of all samples, whoever trains on them."""
+    return job_of(train={"optimizer": "adamw", "batch_size": SAMPLES, "epochs": epochs})
+
+
+def assert_as_one_machine(run: RunHere, dataset: Dataset) -> None:
+    """A run that makes steps of all samples ends as one worker does, weights and optimizer."""
+    alone = RunHere(run.job, dataset, 1)
+    weights, kept, expected = alone.train(), run.saved[-1], alone.saved[-1]
+    assert not kept.optimizers
+    assert expected.rule_state[f"{OWN}steps"] == run.job.train.epochs
+    for name in expected.rule_state.keys() - {NOISE}:
+        np.testing.assert_allclose(kept.rule_state[name], expected.rule_state[name], rtol=1e-2, atol=1e-6)
+    np.testing.assert_allclose(kept.weights, weights, rtol=1e-3, atol=1e-4)
+
+
+def test_the_optimizer_s_state_goes_to_a_worker_that_is_alone_and_back(dataset: Dataset) -> None:
+    """One of two workers leaves, and comes back."""
+    reports = count(1)
+
+    def hears(fact: Fact, _: Any) -> None:
+        if isinstance(fact, RoundDone):
+            number = next(reports)
+            if number == 3:
+                run.shell.tell(WorkerLeaving(("cpu-1",), "it is shut down", fact.at))
+            if number == 6:
+                run.shell.tell(WorkerReady("cpu-1", "cpu", fact.at))
+
+    run = RunHere(steps_of_all(8), dataset, 2, heard=hears)
+    run.train()
+    rounds = [event.worker for event in run.of(RoundEnded)]
+    assert rounds[4:6] == ["cpu-0", "cpu-0"]
+    assert rounds.count("cpu-1") >= 3
+    assert_as_one_machine(run, dataset)
+
+
+@pytest.mark.parametrize("workers", [(2, 1), (1, 2)])
+def test_the_optimizer_s_state_comes_back_on_another_number_of_workers(
+    dataset: Dataset, workers: tuple[int, int]
+) -> None:
+    job, (before, after) = steps_of_all(4), workers
+    first, again = RunHere(job, dataset, before, interrupted_after=1), RunHere(job, dataset, after)
+    with pytest.raises(Interrupted):
+        first.train()
+    again.train(first.saved[0])
+    assert_as_one_machine(again, dataset)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_optimizer_s_states_of_replicas_go_to_the_server(dataset: Dataset, workers: int) -> None:
+    """A run of version 0.1.0 has kept them."""
+    job = steps_of_all(4)
+    first, again = RunHere(job, dataset, 2, interrupted_after=1), RunHere(job, dataset, workers)
+    with pytest.raises(Interrupted):
+        first.train()
+    saved, steps = first.saved[0], center_descent_of(job, layout_of(job, dataset))
+    assert steps is not None
+    own = steps.state_of(saved.rule_state, saved.weights.dtype)
+    again.train(replace(saved, optimizers={"cpu-0": own, "cpu-1": own}, rule_state={}))
+    assert_as_one_machine(again, dataset)
 
 
 def in_int8(job: Job) -> Job:

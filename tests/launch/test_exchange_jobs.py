@@ -11,6 +11,7 @@ import pytest
 from daskcnn.cluster.shell.data_parallel import DataParallel
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.errors import JobError
+from daskcnn.job.network import layout_of
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.launch.training import driver_of
@@ -42,6 +43,16 @@ def test_a_server_cannot_be_split_into_more_ranges_than_the_vector_has_numbers(t
     fitted(resolve(tables | {"cluster": {"ps_shards": numbers}}), dataset)
     with pytest.raises(JobError, match=rf"cluster\.ps_shards = {numbers + 1}: the network has {numbers} numbers"):
         fitted(resolve(tables | {"cluster": {"ps_shards": numbers + 1}}), dataset)
+
+
+def test_a_server_cannot_be_split_within_a_block_of_int8(tmp_path: Path) -> None:
+    """The run ended with a traceback once its workers were calibrated."""
+    dataset = toy_dataset(tmp_path)
+    tables: dict[str, Any] = {"data": {"validation": 30}, "model": {"layers": [{"layer": "dense", "units": 10}]}}
+    most = -(-layout_of(resolve(tables), dataset).size // 256)
+    fitted(resolve(tables | {"cluster": {"ps_shards": most, "wire": "int8"}}), dataset)
+    with pytest.raises(JobError, match=rf"cluster\.ps_shards = {most + 1}: .* in int8 {most} blocks of 256; lower it"):
+        fitted(resolve(tables | {"cluster": {"ps_shards": most + 1, "wire": "int8"}}), dataset)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 
 from daskcnn.nn.optimizers import CenterDescent
-from daskcnn.ps import Instruction, ParameterServer, Push, Reply, Request, Sequencer, Snapshot, UpdateRule, Vector
+from daskcnn.ps import (
+    Instruction,
+    ParameterServer,
+    Push,
+    Reply,
+    Request,
+    RuleState,
+    Sequencer,
+    Snapshot,
+    UpdateRule,
+    Vector,
+)
 from daskcnn.ps.split import (
     MergeOrder,
     OrderedRange,
@@ -24,6 +35,7 @@ from daskcnn.ps.split import (
     spans,
     split_snapshot,
 )
+from daskcnn.ps.vectors import cut_state
 
 
 def ranges_of(
@@ -94,6 +106,12 @@ class SplitServer:
         for i in range(len(self.ranges)):
             self.deliver(i)
         return joined_snapshot(snapshot, [each.kept(center.number) for each in self.ranges])
+
+    def go_on_with(self, state: RuleState) -> None:
+        """Each range with its part, behind all orders that are under way."""
+        for i, (each, (lo, hi)) in enumerate(zip(self.ranges, self.cuts, strict=True)):
+            self.deliver(i)
+            each.go_on_with(cut_state(state, lo, hi))
 
     def validate(self) -> None:
         self.sequencer.validate()

@@ -13,11 +13,11 @@ from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.events import EpochEnded, Event, RoundEnded, WorkerLost
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.nn import StepPace
+from daskcnn.nn import OptimizerState, StepPace
+from daskcnn.nn.optimizers import OWN, CenterDescent
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import RULES, Local, UpdateRule
+from daskcnn.ps import RULES, Local, Snapshot, UpdateRule
 from daskcnn.ps.average import AVERAGE
-from daskcnn.ps.server import Steps
 from daskcnn.sim.cluster import parse_cluster
 from daskcnn.sim.learners import LAYERS, Learner, Learnt, Training, clusters_of_points, turned_to
 from daskcnn.sim.simulation import Simulation
@@ -217,6 +217,36 @@ def test_the_optimizer_s_state_goes_along_where_a_run_changes_its_strategy() -> 
     assert steps.state_of(back, one.weights.dtype).vectors.tobytes() == moved.vectors.tobytes()
 
 
+@pytest.mark.parametrize(("leaves", "arrives"), [(None, 10.0), (10.0, 9.0)], ids=["stays", "another is alone then"])
+def test_the_optimizer_s_state_goes_along_where_a_worker_is_alone_for_a_while(
+    leaves: float | None, arrives: float
+) -> None:
+    """Each step is of all samples: two workers, one of them, and that with another make the steps of one machine."""
+    train = {"strategy": "bsp", "partition": "udpa", "optimizer": "adamw", "epochs": 8, "batch_size": SAMPLES}
+    model = {"layers": LAYERS, "dtype": "float64"}
+    job = resolve({"data": {"validation": JUDGED}, "model": model, "train": train})
+    work = Workload.of_job(job, samples=SAMPLES, numbers=replica_of(job).layout.size)
+    workers: list[dict[str, Any]] = [{"name": f"w{i}", "images_per_second": 100.0} for i in range(3)]
+    events: list[Event] = []
+
+    def trained_on(*members: dict[str, Any]) -> Snapshot:
+        on, learner = parse_cluster({"worker": [*members]}), lambda: Training(replica_of(job), work.rule)
+        return Simulation(work, on, learner=learner, emit=events.append).run()
+
+    found = trained_on(workers[0] | {"leaves": leaves}, workers[1] | {"leaves": 3.0}, workers[2] | {"arrives": arrives})
+    rounds = of(RoundEnded, events)
+    numbers = [sum(event.round == number for event in rounds) for number in range(8)]
+    assert (numbers[0], numbers[-1], min(numbers)) == (2, 2 if leaves is None else 1, 1)
+    assert rounds[-1].worker == "w2"
+    alone = trained_on(workers[0])
+    np.testing.assert_allclose(found.center, alone.center, rtol=1e-3, atol=1e-5)
+    assert found.state is not None
+    assert alone.state is not None
+    assert alone.state[f"{OWN}steps"] == 8
+    for name in [name for name in alone.state if name.startswith(OWN)]:
+        np.testing.assert_allclose(found.state[name], alone.state[name], rtol=1e-3, atol=1e-6)
+
+
 def test_a_worker_that_trains_by_itself_sends_its_weights_as_they_are() -> None:
     """In int8 only what goes over a link is coded."""
     job = job_of("auto")
@@ -264,13 +294,14 @@ class Parabola:
         self.weights, self._minimum, self._adjust = np.zeros(2), minimum, lambda grads: grads
         self._taken = 0
         self.frozen: tuple[slice, ...] = ()
-        self.steps: Steps | None = None
+        self.steps: CenterDescent | None = None
         self.besides: tuple[slice, ...] = ()
+        self.optimizer: OptimizerState | None = None
 
     def use(self, rule: UpdateRule) -> None:
         self._rule = rule
 
-    def begin(self, round_: Any, local: Any, scale: float, sizes: Any = None) -> None:
+    def begin(self, round_: Any, local: Any, scale: float, sizes: Any = None, optimizer: Any = None) -> None:
         self._taken, self._local = 0, local
 
     def train(self, steps: int) -> Learnt:

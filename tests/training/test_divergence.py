@@ -173,6 +173,26 @@ def test_a_run_is_told_the_reasons_that_apply(found: Evaluation, steps: float, r
     assert "labels that belong to other images" in text
 
 
+HEAD: dict[str, Any] = {"layer": "auxiliary", "weight": 0.3, "path": [{"layer": "dense", "units": 2}]}
+
+
+def test_a_network_with_heads_in_its_middle_that_guesses_is_not_said_to_have_too_high_a_rate() -> None:
+    """Their losses are in the training loss, and not in that of the center."""
+    model = {"layers": [HEAD, {"layer": "dense", "units": 8}, HEAD, {"layer": "dense", "units": 2}]}
+    job = resolve({"data": {"path": "x", "validation": 20}, "model": model})
+    guess = guessing_on(job, labelled([0, 1] * 10))
+    assert guess is not None
+    center = Score(200 * math.log(2), 100, 200)
+    for times, high in ((1.6, False), (2.4, True)):
+        trained = Score(times * 200 * math.log(2), 100, 200)
+        text = guess.warning(center, trained, 3.0, 900.0)
+        assert ("too high a learning rate" in text) == high
+        assert ("three times train.lr" in text) != high
+    far = replace(center, loss_sum=3 * center.loss_sum)
+    assert not guess.ruined(far, replace(center, loss_sum=2.4 * center.loss_sum))
+    assert guess.ruined(far, replace(center, loss_sum=3.6 * center.loss_sum))
+
+
 def test_a_run_is_told_once() -> None:
     """And once more if it knows its training images since; a resumed run remembers."""
     evaluations, by_heart = Evaluations({}, None, 10, 0.0, 0.0), evaluation(100, 190)
@@ -263,9 +283,14 @@ def test_a_ruined_report_that_was_held_takes_the_run_back_too() -> None:
 
 @pytest.mark.parametrize(("labels", "known"), [([0] * 20, False), ([0, 1] * 4, False), ([0, 1] * 10, True)])
 def test_few_validation_samples_or_one_class_tell_nothing(labels: list[int], known: bool) -> None:
-    dataset: Any = SimpleNamespace(labels="classes", classes=("a", "b"), train=Labelled([0, 1, *labels]))
-    job = resolve({"data": {"path": "x", "validation": len(labels)}})
-    assert (guessing_on(job, dataset) is not None) == known
+    job = resolve({"data": {"path": "x", "validation": len(labels)}, "model": {"name": "quick"}})
+    assert (guessing_on(job, labelled(labels)) is not None) == known
+
+
+def labelled(validation: list[int]) -> Any:
+    """A data set of two classes, as far as guessing goes by it."""
+    train = Labelled([0, 1, *validation])
+    return SimpleNamespace(labels="classes", classes=("a", "b"), shape=(32, 32, 3), train=train)
 
 
 class Labelled(list[int]):

@@ -168,3 +168,26 @@ def test_weights_that_a_worker_trained_alone_begin_the_optimizer_anew() -> None:
     fresh = steps.begin(begun)
     state = server.snapshot().state or {}
     assert all(np.array_equal(state[name], vector) for name, vector in fresh.items())
+
+
+@optimizers
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_server_goes_on_with_the_state_of_a_worker_that_was_alone(name: str, parts: int) -> None:
+    """The worker has made the first two steps itself; the last is made by the server, of its gradients."""
+    replica = replica_of(name)
+    steps = center_descent_of(replica.job, replica.layout)
+    assert steps is not None
+    if parts > 1 and not steps.splits:
+        pytest.skip("it needs norms of whole parameters")
+    begun = Snapshot(replica.host_weights())
+    server: Any = SplitServer(BSP(), begun, parts=parts, steps=steps)
+    server = server if parts > 1 else ParameterServer(BSP(), begun.center, steps=steps)
+    server.handle(Join(0, "w", 1))
+    for batch, pace in zip(BATCHES[:-1], paces()[:-1], strict=True):
+        replica.step(batch, pace)
+    server.handle(Push(0, "w", 1, 1, 0, replica.host_weights(), SAMPLES, 1.0))
+    server.go_on_with(steps.kept(replica.host_optimizer()))
+    replica.step(BATCHES[-1], paces()[-1], descends=False)
+    (answer,) = server.handle(Push(0, "w", 1, 2, 1, replica.gradients.copy(), SAMPLES, 1.0, pace=(*paces()[-1],)))
+    found = server.read(answer) if parts > 1 else answer.weights
+    np.testing.assert_allclose(found, one_machine(replica_of(name)), rtol=1e-9, atol=1e-12)

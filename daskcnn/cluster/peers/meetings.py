@@ -110,6 +110,10 @@ class PeerExchange:
         """A round has ended with the center of this version."""
         self._version, self._round = version, None
 
+    def own_optimizer(self, done: facts.RoundDone) -> OptimizerState | None:
+        """Return the worker's own state."""
+        return done.report.optimizer
+
     def leave(self, order: orders.Leave) -> None:
         """A worker that sits out has no place that others wait at."""
 

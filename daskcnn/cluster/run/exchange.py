@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from distributed import Future
@@ -18,12 +19,15 @@ from daskcnn.cluster.run.context import Dispatch, RunContext
 from daskcnn.cluster.run.results import Name
 from daskcnn.cluster.run.server_hosts import Hosted, host_server, ready_host
 from daskcnn.cluster.worker.tasks import join_run, train_round
+from daskcnn.job.network import center_descent_of, layout_of
 from daskcnn.nn import OptimizerState
-from daskcnn.ps import Snapshot, UpdateRule, Vector
+from daskcnn.ps import RuleState, Snapshot, UpdateRule, Vector
 from daskcnn.ps.average import exchanged
 from daskcnn.ps.gradient_noise import NOISE
+from daskcnn.ps.vectors import cut_state
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.lone_optimizer import LoneOptimizer
 from daskcnn.training.round_report import RoundReport
 
 
@@ -76,6 +80,9 @@ class Exchange(Protocol):
     def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
         """Start these rounds, which were ordered together; what is under way, by replica."""
 
+    def own_optimizer(self, done: facts.RoundDone) -> OptimizerState | None:
+        """Return the optimizer's state that a replica keeps behind this round; None: it keeps none."""
+
     def leave(self, order: orders.Leave) -> None:
         """Free a replica's place. Raises ServerLost."""
 
@@ -83,7 +90,7 @@ class Exchange(Protocol):
         """Replicas that wait for others, and the workers that an overdue replica waits for. Raises ServerLost."""
 
     def snapshot(self) -> Snapshot:
-        """Center and rule state as they are now. Raises ServerLost, WorkersLost."""
+        """Center and rule state as they are now, the optimizer's too. Raises ServerLost, WorkersLost."""
 
     def close(self) -> None:
         """End the server."""
@@ -145,6 +152,7 @@ class ServerExchange:
         self._context, self._rule, self._replicas, self._watch = context, rule, replicas, watch
         self._known = rule if context.job.rule != rule else None
         self._hosted: Hosted | None = None
+        self._lone = LoneOptimizer(None)
         self._readied = ready_host(context) if context.workers.members.server_alone else None
 
     def start(self, order: orders.StartServer, state: TrainingState) -> str:
@@ -158,6 +166,8 @@ class ServerExchange:
         kept: dict[str, Any] = {"state": rule_state or None, "noise": noise}
         snapshot = Snapshot(center, version=state.step, life=order.life - 1, **kept)
         self._hosted = host_server(context, self._rule, snapshot, life=order.life)
+        job, merges = context.job, self._rule.merges_gradients
+        self._lone = LoneOptimizer(center_descent_of(job, layout_of(job, context.dataset)) if merges else None)
         context.workers.hosts = self._hosted.hosts
         return context.workers.members.server.name
 
@@ -174,13 +184,18 @@ class ServerExchange:
         found = {}
         for order in started:
             joined = self._order(order.round.worker, order)
-            sent = replace(joined, round=order.round, score=order.score, q=order.q, scale=order.scale)
+            begun = self._lone.starting(order, self.snapshot, self._go_on_with)
+            sent = replace(joined, round=order.round, score=order.score, q=order.q, scale=order.scale, optimizer=begun)
             found[order.round.worker] = self._replicas.start(sent, self._watch)
         return found
 
     def _order(self, replica: str, order: orders.Join | orders.StartRound) -> RoundOrder:
         assert self._hosted is not None, "started"
         return RoundOrder(self._context.name, order.life, replica, order.session, self._hosted.at, rule=self._known)
+
+    def own_optimizer(self, done: facts.RoundDone) -> OptimizerState | None:
+        """Return the state that a replica keeps; None where it is the server's, which a worker that is alone had."""
+        return None if self._lone.reported(done) else done.report.optimizer
 
     def leave(self, order: orders.Leave) -> None:
         """Free a replica's place at the server's barrier. Raises ServerLost."""
@@ -197,7 +212,16 @@ class ServerExchange:
     def snapshot(self) -> Snapshot:
         """The server's center and rule state. Raises ServerLost."""
         snapshot: Snapshot = self._call("snapshot")
-        return snapshot
+        return replace(snapshot, state=self._lone.added_to(snapshot.state or {}))
+
+    def _go_on_with(self, state: RuleState) -> None:
+        """Let the server go on with these vectors of its state, between two rounds. Raises ServerLost."""
+        if (hosted := self._hosted) is None or not hosted.ranges:
+            self._call("go_on_with", state)
+            return
+        self._call("snapshot")  # behind it all ranges have made the merges so far
+        for own, at in zip(hosted.ranges, hosted.at.ranges, strict=True):
+            self._answer(hosted, partial(own.go_on_with, cut_state(state, at.lo, at.hi)), at.hi - at.lo)
 
     def close(self) -> None:
         """The server goes with its futures."""
@@ -207,17 +231,21 @@ class ServerExchange:
             self._hosted = None
 
     def _call(self, method: str, *args: Any) -> Any:
-        """Ask the server. Raises ServerLost where it does not answer, or a host of it.
-
-        A snapshot takes its time over a slow link: its hosts answer meanwhile.
-        """
+        """Ask the server. Raises ServerLost where it does not answer, or a host of it."""
         if (hosted := self._hosted) is None:
             raise ServerLost
+        numbers = hosted.at.length if method in ("snapshot", "go_on_with") else 0
+        return self._answer(hosted, partial(hosted.ask, method, *args), numbers)
+
+    def _answer(self, hosted: Hosted, ask: Callable[[], Any], numbers: int) -> Any:
+        """Ask a part of the server, and wait for its answer. Raises as `_call`.
+
+        numbers: of the vectors that travel. They take their time over a slow link: the hosts answer meanwhile.
+        """
         context = self._context
-        numbers = hosted.at.length if method == "snapshot" else 0
         turn, left = _patience(context.job.cluster.stall_timeout, 8 * numbers)  # the rule keeps as much as the center
         try:
-            answer = hosted.ask(method, *args)
+            answer = ask()
             while True:
                 try:
                     return answer_of_actor(answer, within=turn, check=self._heed)

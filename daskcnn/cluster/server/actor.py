@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import uniform
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -37,6 +37,7 @@ from daskcnn.ps.vectors import cast
 from daskcnn.ps.wire import CODED, Wire, coded_bytes
 from daskcnn.training.replica import Stopped
 
+T = TypeVar("T")
 TURN = 0.5  # seconds
 AGAIN = 0.02  # seconds between two questions if the last push of a worker that leaves is there
 STREAMS = 6  # tries of a request, each over a stream of its own
@@ -337,22 +338,24 @@ class ServerActor:
 
         Returns True if that push was merged, or will be.
         """
-
-        def left() -> bool:
-            self.serve(ps.Leave(worker, session, last=last))
-            with self._turn:
-                return self._server.counts(worker, session, last)
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, left)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.serve, ps.Leave(worker, session, last=last))
+        return await self._in_turn(partial(self._server.counts, worker, session, last))
 
     async def snapshot(self) -> ps.Snapshot:
         """Everything a new server needs to go on; of a split one, its ranges have the vectors."""
+        return await self._in_turn(self._server.snapshot)
 
-        def taken() -> ps.Snapshot:
+    async def go_on_with(self, state: ps.RuleState) -> None:
+        """Take over these vectors of the rule's state, between two rounds. A split server's ranges are each told."""
+        assert isinstance(self._server, ps.ParameterServer)
+        await self._in_turn(partial(self._server.go_on_with, state))
+
+    async def _in_turn(self, call: Callable[[], T]) -> T:
+        def called() -> T:
             with self._turn:
-                return self._server.snapshot()
+                return call()
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, taken)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, called)
 
     async def waiting(self) -> tuple[list[str], dict[str, float]]:
         """Workers that wait for an answer now, one entry a request; seconds since each last asked or was answered."""

@@ -19,7 +19,7 @@ from daskcnn.arrays import keep_freed_memory, release_freed_memory
 from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.link.leaving import HeldActor, hold_end_up
 from daskcnn.errors import PushRefused
-from daskcnn.ps import Code, Push, Snapshot, UpdateRule, Vector
+from daskcnn.ps import Code, Push, RuleState, Snapshot, UpdateRule, Vector
 from daskcnn.ps.messages import Objection
 from daskcnn.ps.server import Steps
 from daskcnn.ps.split import MergeOrder, OrderedRange, RangeOrder, Vote
@@ -138,6 +138,10 @@ class RangeActor:
         """This range's part of the snapshot of this number."""
         await self._carried_out(number)
         return self._range.kept(number)
+
+    async def go_on_with(self, state: RuleState) -> None:
+        """Take over these vectors of this range's state, behind a snapshot: all orders before it are carried out."""
+        await self._run(lambda: self._range.go_on_with(state))
 
     async def _carried_out(self, number: int) -> None:
         if number < self._range.done:

@@ -26,7 +26,7 @@ from daskcnn.cluster.worker.session import ask_to_end, await_release
 from daskcnn.errors import Diverged, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights, layout_of
-from daskcnn.nn import OptimizerState
+from daskcnn.nn import Layout, OptimizerState
 from daskcnn.ps import Snapshot, Vector
 from daskcnn.ps.average import exchanged
 from daskcnn.ps.gradient_noise import NOISE
@@ -137,14 +137,17 @@ class DataParallel:
         """End the server."""
         self._exchange.close()
 
+    @property
+    def _layout(self) -> Layout:
+        return layout_of(self.context.job, self.context.dataset)
+
     # --- orders ---
 
     def _use(self, order: orders.UseRule) -> None:
         """Let replicas and merges be those of this rule, which may keep the optimizer's state at another place."""
         self._exchange.close()
         self._settings = replace(self._settings, rule=order.rule)
-        job, images = self.context.job, self.context.dataset
-        self.state = for_rule(self.state, order.rule, job, layout_of(job, images), self.context.workers.alive)
+        self.state = for_rule(self.state, order.rule, self.context.job, self._layout, self.context.workers.alive)
         self._restore()
         self._exchange = self._composed()
 
@@ -164,6 +167,8 @@ class DataParallel:
                 how = f"the servers of other jobs leave no room for this one's on {', '.join(members.full)}"
             self.context.emit(Warned(message=f"{how}: {members.server.name} holds it as well"))
         self.life = order.life
+        if (rule := self._settings.rule).merges_gradients and self.state.optimizers:  # of a run of version 0.1.0
+            self.state = for_rule(self.state, rule, self.context.job, self._layout, ())
         self._restore()
         try:
             host = self._exchange.start(order, self.state)
@@ -252,8 +257,8 @@ class DataParallel:
             self._keep_of(fact)
 
     def _keep_of(self, fact: facts.RoundDone) -> None:
-        if fact.report.optimizer is not None:
-            self._optimizers[fact.replica] = fact.report.optimizer
+        if (own := self._exchange.own_optimizer(fact)) is not None:
+            self._optimizers[fact.replica] = own
         if fact.report.rest is not None:
             self._rests[fact.replica] = fact.report.rest
 

@@ -21,7 +21,7 @@ from daskcnn.cluster.worker.session import Session, check_dataset, open_session,
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Job
-from daskcnn.nn import StepPace
+from daskcnn.nn import OptimizerState, StepPace
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Join, Local, Pull, Push, PushPart, Reply, Request
@@ -89,12 +89,13 @@ class ReplicaRound:
         self._round, self._scale = round_, scale
         self.order: Order = exchange.begin(round_, score, q)
         self._tell: TellStep | None = None
+        self._optimizer: OptimizerState | None = None
 
     def steps(self) -> Generator[Trained, None, None]:
         """Train the round a step at a time; see `steps_of_round`."""
         rule, local = self.exchange.rule, self.exchange.local
         how: dict[str, Any] = {"scale": self._scale, "stop": stopped, "sizes": self.exchange.sizes, "tell": self._tell}
-        return steps_of_round(self.replica, rule, self._round, local, **how)
+        return steps_of_round(self.replica, rule, self._round, local, optimizer=self._optimizer, **how)
 
     def stretch_trained(self, so_far: Trained) -> None:
         """Tell the state machine that the steps it ordered are made."""
@@ -134,7 +135,7 @@ class ServedRound(ReplicaRound):
         assert order.round is not None, "an order to join only"
         session.exchange.give_up()  # a round before may have been stopped
         super().__init__(session.replica, session.exchange, order.round, order.score, order.q, order.scale)
-        self.asked, self._session = order, session
+        self.asked, self._session, self._optimizer = order, session, order.optimizer
         self._farewell, self._stopped, self._waits = session.farewell, stop, False
         self._link = _link(order, session, lambda: stop() or (self._waits and self._farewell.asked))
         self._calls: Future[list[Reply]] | None = None  # under way while steps are made

@@ -11,8 +11,10 @@ import numpy as np
 
 from daskcnn.errors import Diverged
 from daskcnn.events import EpochEnded
-from daskcnn.job.network import reconstructs, training_samples
+from daskcnn.job.network import network_of, reconstructs, training_samples
 from daskcnn.job.tables import Job
+from daskcnn.nn import walk
+from daskcnn.nn.layers import Auxiliary
 from daskcnn.nn.losses import USUAL
 from daskcnn.nn.score import Score
 from daskcnn.ps import NoiseScale
@@ -40,12 +42,14 @@ class Guessing:
     """A guess that goes by the classes' shares alone.
 
     share: of the commonest class, the accuracy of naming it always. loss: of giving each class its share as
-    probability; None if the loss is not the softmax's. samples: those that are trained on.
+    probability; None if the loss is not the softmax's. samples: those that are trained on. losses: how many times the
+    loss counts in training, by the network's last layer and by heads in its middle.
     """
 
     share: float
     loss: float | None = None
     samples: int = 0
+    losses: float = 1.0
 
     def like(self, *scores: Score) -> bool:
         """Return True if no score is clearly better. Without samples it is not known, and counts as better."""
@@ -60,7 +64,7 @@ class Guessing:
         """Return True if the center guesses and the losses are far above those of guessing: it has diverged."""
         if self.loss is None or not center.samples or not trained.samples:
             return False
-        far = all(not score.loss <= _FAR * self.loss for score in (center, trained))
+        far = not center.loss <= _FAR * self.loss and not trained.loss <= _FAR * self.losses * self.loss
         return far and self.like(center)
 
     def by_heart(self, center: Score, trained: Score) -> bool:
@@ -91,8 +95,9 @@ class Guessing:
                 f"few steps of the weights ({steps:.0f} so far; train more epochs or lower train.batch_size, and where "
                 "each worker makes steps of its own use fewer workers)"
             )
-        if self.loss is not None and trained.loss > _HIGH * self.loss:
-            high = f"training loss {trained.loss:.3g}, that of guessing {self.loss:.3g}"
+        guessing = None if self.loss is None else self.losses * self.loss
+        if guessing is not None and trained.loss > _HIGH * guessing:
+            high = f"training loss {trained.loss:.3g}, that of guessing {guessing:.3g}"
             yield f"too high a learning rate ({high}; try a third of train.lr)"
         else:
             yield "an unsuitable learning rate (try three times train.lr, and a third)"
@@ -123,7 +128,10 @@ def guessing_on(job: Job, dataset: Dataset) -> Guessing | None:
     if len(labels) < _FEW or len(shares) < 2:
         return None
     softmax = (job.train.loss or USUAL[dataset.labels]) == "softmax"
-    return Guessing(float(shares.max()), math.log(len(dataset.classes)) if softmax else None, samples)
+    loss = math.log(len(dataset.classes)) if softmax else None
+    layers = [layer for _, layer, _ in walk(network_of(job, dataset), dataset.shape, composite=True)]
+    heads = sum(layer.weight for layer in layers if isinstance(layer, Auxiliary))
+    return Guessing(float(shares.max()), loss, samples, 1 + heads)
 
 
 NOTHING = Score(0.0, 0, 0)
