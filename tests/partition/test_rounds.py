@@ -105,8 +105,11 @@ class Life(RuleBasedStateMachine):
             self._check(each)
         if self.rounds.to_dict()["joined"] != joined:  # a share is corrected: samples move to it or from it
             return
+        steps = max((each.steps or 0 for each in begun), default=0)
         for worker in before.workers:
-            assert _samples(before.ranges[worker]) <= _samples(self.rounds.allocation.ranges[worker])
+            own, now = (_samples(each.ranges[worker]) for each in (before, self.rounds.allocation))
+            # samples move to a worker that lacks one for a step, from those that keep one for each
+            assert own <= now or (self.rounds.batch_size is not None and len(now) * self.rounds.passes >= steps > 0)
 
     def _check(self, each: Round) -> None:
         assert self.rounds.running[each.worker] is each
