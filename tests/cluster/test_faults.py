@@ -234,9 +234,9 @@ def test_stopped_workers_are_given_up_and_keep_no_signal_from_ending_the_run(
         for name in ("cpu-1", "cpu-2"):
             signals[name, signal.SIGCONT]()
     assert caught.value.exit_code == 143
-    (lost,) = watch.of("worker-lost")
-    assert lost["worker"] == "cpu-1"
-    assert "no report" in lost["reason"]
+    lost = {event["worker"]: event["reason"] for event in watch.of("worker-lost")}
+    assert next(iter(lost)) == "cpu-1"  # on a busy machine the other one too, before the run has ended
+    assert all("no report" in reason for reason in lost.values())
 
     again = Watch()
     result = run(three_workers, job, again, resume=Path(runs) / "it")
