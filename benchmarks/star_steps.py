@@ -174,7 +174,7 @@ def listen(at: TaskContext) -> tuple[str, int]:
 
 
 def master(at: TaskContext, kernels: Mapping[str, Sequence[int]], slaves: int, seconds: float, back: bool) -> Any:
-    """Steps of the whole star for about so many seconds. Returns when each ended, and the bytes of a step."""
+    """Make steps of the star until these seconds have passed. Returns when each ended, and a step's bytes."""
     session = session_of(at.run)
     replica, whole = session.replica, session.replica.model
     with ExitStack() as stack:

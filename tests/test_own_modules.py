@@ -233,7 +233,7 @@ class ReadSlowly:
 
 def _read_slowly() -> ReadSlowly:
     ReadSlowly.times += 1
-    time.sleep(0.05)
+    time.sleep(0.05)  # long enough for the other thread to come
     return ReadSlowly()
 
 

@@ -42,7 +42,7 @@ VECTORS: Mapping[str, int] = {"138 kB": 34_538, "AlexNet's 244 MB": 60_965_224}
 LATENCY, EXCHANGE = 0.0002, 0.0008
 """Seconds of a message on the link and of its handling, as in sooner.py."""
 STEPS = 10, 30
-SERVER, TREE, ASA = "server", "tree", "ASA"
+SERVER, TREE, ASA = "server, simulated", "tree of log k rounds, by the model", "ASA, simulated"
 
 
 def kept(path: Path) -> Any:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import argparse
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -214,22 +215,25 @@ def main() -> None:
 
 def _speeds(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     every = [Configuration(model, given.batch, min(2, cpu_count())) for model in given.models]
-    return {str(c): lambda c=c: in_fresh_process(speeds, c, given.rounds) for c in every}  # type: ignore[misc]
+    return {str(c): partial(in_fresh_process, speeds, c, given.rounds) for c in every}
 
 
 def _trainings(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
-    ways = [(SHARED, 1), *((HOGWILD, threads) for threads in given.threads)]
-    every = [(*way, lr, seed) for seed, lr, way in product(range(given.seeds), given.rates, ways)]
-    names = [f"{w}{f', {k} threads' if w == HOGWILD else ''}, rate {lr:g}, seed {s}" for w, k, lr, s in every]
-    return {n: lambda e=e: in_fresh_process(accuracies, *e, given.data) for n, e in zip(names, every, strict=True)}  # type: ignore[misc]
+    ways = {SHARED: (SHARED, 1)} | {f"{HOGWILD}, {k} threads": (HOGWILD, k) for k in given.threads}
+    return _runs(accuracies, ways, given)
 
 
 def _timed(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
-    every = [(way, 2, lr, seed) for seed, lr, way in product(range(given.seeds), given.rates, (SHARED, HOGWILD))]
+    return _runs(trained, {way: (way, 2) for way in (SHARED, HOGWILD)}, given)
+
+
+def _runs(
+    function: Callable[..., Any], ways: Mapping[str, tuple[str, int]], given: argparse.Namespace
+) -> dict[str, Callable[[], Any]]:
+    """Each way, as (way, threads), by each rate and seed, in a process of its own."""
     return {
-        f"{way}, rate {lr:g}, seed {seed}": lambda e=each: in_fresh_process(trained, *e, given.data)  # type: ignore[misc]
-        for each in every
-        for way, _, lr, seed in (each,)
+        f"{name}, rate {lr:g}, seed {seed}": partial(in_fresh_process, function, *way, lr, seed, given.data)
+        for seed, lr, (name, way) in product(range(given.seeds), given.rates, ways.items())
     }
 
 

@@ -37,7 +37,7 @@ TIMES = {
 }
 """Seconds of a step in the results, and what the page calls them."""
 PARTS = ("together: convolutions", "other layers", "sending and waiting")
-"""Of the busiest worker, as in their fig. 6."""
+"""The parts of a step in fig. 6. They are those of the worker that computes longest."""
 
 
 def page(results: Mapping[str, Any]) -> str:

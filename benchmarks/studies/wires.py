@@ -99,14 +99,10 @@ def table(parts: Mapping[str, Any], asked: Sequence[Run]) -> str:
     lines = []
     for strategy, wire, found, beyond in rows(parts, asked):
         seeds = ", ".join(f"{100 * own:.1f}" for own in found["accuracy"])
-        figures = f"{100 * mean(found['accuracy']):.1f} %", _points(beyond), f"{mean(found['bytes']) / 1e6:.0f}"
+        figures = f"{100 * mean(found['accuracy']):.1f} %", f"{100 * beyond:+z.1f}", f"{mean(found['bytes']) / 1e6:.0f}"
         lines.append([f"`{strategy}`", f"`{wire}`", seeds, *figures, f"{mean(found['seconds']):.0f}"])
     head = ["strategy", "wire", "accuracy, by seed", "mean", "beyond float32", "MB", "simulated s"]
     return markdown(head, lines, left=[0, 1])
-
-
-def _points(beyond: float) -> str:
-    return f"{100 * beyond:+.1f}".replace("+0.0", "0.0").replace("-", "−")
 
 
 def tables() -> Iterator[str]:

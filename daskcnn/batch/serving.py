@@ -65,7 +65,7 @@ def end_drivers(service: Service, say: Callable[[str], None]) -> None:
         say(f"waiting for {plural(len(running), 'job')} to be saved; a second signal ends all at once")
     while alive := [job.id for job in running if service.drivers.lives(job.id)]:
         asked |= {number for number in alive if number not in asked and service.drivers.tell_to_end(number)}
-        time.sleep(0.1)
+        time.sleep(0.1)  # a driver that has ended shows by its lock alone
     service.turn(None)
 
 

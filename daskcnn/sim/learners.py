@@ -148,14 +148,7 @@ class TimingOnly:
     def use(self, rule: UpdateRule) -> None:
         """Do nothing."""
 
-    def begin(
-        self,
-        round_: Round,
-        local: Local,
-        scale: float,
-        sizes: StepSizes | None = None,
-        optimizer: OptimizerState | None = None,
-    ) -> None:
+    def begin(self, *_: Any, **options: Any) -> None:
         """Do nothing."""
 
     def train(self, steps: int) -> Learnt:

@@ -558,7 +558,7 @@ def test_interrupted_run_goes_on_from_the_state_that_it_saves(dataset: Dataset, 
 
 
 def steps_of_all(epochs: int) -> Job:
-    """Each step is of all samples, whoever trains on them."""
+    """A job whose every step takes all samples, with one worker or with several."""
     return job_of(train={"optimizer": "adamw", "batch_size": SAMPLES, "epochs": epochs})
 
 

@@ -53,6 +53,6 @@ def test_the_pod_of_claims_ends_as_soon_as_it_is_asked_to() -> None:
         outside = psutil.Process(started.pid)
         while "sleep" not in [inside.name() for inside in outside.children(recursive=True)]:  # behind the handler
             assert started.poll() is None
-            time.sleep(0.01)
+            time.sleep(0.01)  # nothing tells when a process has begun
         terminate(started)
         started.wait(10)
