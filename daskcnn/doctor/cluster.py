@@ -233,7 +233,8 @@ def worker_findings(
         yield Finding(name, False, f"{member.kind} at {member.address}, does not answer", "start it again")
         return
     problems: list[Finding] = []
-    if (status := info.get("status", "running")) != "running":
+    # one that was starting when it was listed has answered since
+    if (status := info.get("status", "running")) not in ("running", "init"):
         remedy = "a job would hang: raise its --memory-limit, or restart it" if status == "paused" else "restart it"
         problems.append(Finding(name, False, f"is {status}", remedy))
     problems += [*_threads(name, member, seen), *_memory(name, member, seen)]

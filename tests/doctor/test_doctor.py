@@ -223,6 +223,11 @@ def test_a_fit_worker_is_one_line(m: Member, seen: Seen) -> None:
     assert f"(got {seen.got_cores})" in found.seen
 
 
+def test_a_worker_that_answers_is_fit_though_it_was_starting_when_it_was_listed() -> None:
+    (found,) = judged(member("a"), info={"status": "init"})
+    assert (found.ok, found.remedy) == (True, "")
+
+
 @pytest.mark.parametrize(
     ("m", "seen", "info", "ok", "said", "remedy"),
     [
