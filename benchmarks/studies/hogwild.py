@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import PAUSE, TWO_CONVOLUTIONS, Configuration, in_fresh_process
-from benchmarks.runs import kept_in, load, machine, markdown, reached, save
+from benchmarks.runs import kept_in, load, machine, markdown, save, told_time
 from daskcnn.arrays import Device, cpu_count, keep_freed_memory, single_threaded_blas
 from daskcnn.errors import Diverged
 from daskcnn.job.resolve import resolve
@@ -185,7 +185,7 @@ def _seconds(runs: Sequence[Sequence[Sequence[float]]]) -> Iterator[str]:
     yield ", ".join(f"{own[-1][0]:.1f}" for own in runs)
     looks = [{"looks": [[at, epoch, 0, accuracy] for epoch, (at, accuracy) in enumerate(own, 1)]} for own in runs]
     for target in TARGETS:
-        yield ", ".join("never" if (at := reached(own, target)) is None else f"{at:.1f}" for own in looks)
+        yield ", ".join(told_time([own], target) for own in looks)
 
 
 def main() -> None:

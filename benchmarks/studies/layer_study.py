@@ -103,6 +103,7 @@ PAPER_RATIO = {"50:500": 1.22, "150:800": 1.94, "300:1000": 2.35, "500:1500": 2.
 MOBILE_SLOWER = 10
 UNEQUAL = Unequal(lowest=1.0, highest=2.0)
 """Devices beside the first one, which is the slowest, as theirs was. The range is assumed: table 2 names processors."""
+THEIRS = "where batches have 1,024"
 ENDS = {"low to mid range": 500, "high end": 125}
 """Devices of their fig. 11 and 12, and the assumed factor by which one thread here is faster."""
 SETTLED = 0.95
@@ -273,14 +274,14 @@ def figures(study: Study) -> Iterator[Figure]:
         yield from _simulated_steps(study, "unequal CPUs", smallest, found[0], "Marques et al. fig. 9 a")
     if found := study.batches(largest):
         batch = found[-1]
-        yield from _simulated_steps(study, "unequal CPUs", largest, batch, "Marques et al. fig. 9 b")
-        yield from _simulated_steps(study, "unequal GPUs", largest, batch, "Marques et al. fig. 10")
+        yield from _simulated_steps(study, "unequal CPUs", largest, batch, f"Marques et al. fig. 9 b, {THEIRS}")
+        yield from _simulated_steps(study, "unequal GPUs", largest, batch, f"Marques et al. fig. 10, {THEIRS}")
         for number, kind in ((11, "unequal CPUs"), (12, "unequal GPUs")):
             for letter, end in zip("ab", ENDS, strict=True):
-                yield _by_link(study, kind, largest, batch, end, f"Marques et al. fig. {number} {letter}")
+                yield _by_link(study, kind, largest, batch, end, f"Marques et al. fig. {number} {letter}, {THEIRS}")
         like = {
             "CPUs": "Marques et al. fig. 11 and 12, which are of unequal devices",
-            "mobile GPUs": "Marques et al. fig. 13",
+            "mobile GPUs": f"Marques et al. fig. 13, {THEIRS}",
         }
         like["GPUs"] = like["CPUs"]
         for kind, counts in COUNTS.items():
@@ -376,7 +377,7 @@ def roofline(stages: Mapping[str, Any], copy: float) -> Figure:
     return Figure(
         "layer-roofline",
         "Roofline of the convolutions' passes, one thread",
-        "thesis fig. 5.17 and 5.18",
+        "thesis fig. 5.17 and 5.18, which are of GPUs",
         "operations a byte",
         "GFLOP/s",
         roof,

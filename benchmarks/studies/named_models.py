@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.common import Images
 from benchmarks.few_samples import measure
-from benchmarks.runs import load, markdown, save, show
+from benchmarks.runs import kept_in, machine, markdown, save, show
 from benchmarks.sooner import (
     BATCHES,
     RATES,
@@ -83,7 +83,7 @@ def runs(given: argparse.Namespace) -> Iterator[Run]:
 
 def measure_speeds(given: argparse.Namespace) -> None:
     """Keep the images a second of one thread, by model and samples of a step."""
-    results = load(given.results)
+    results = kept_in(given.results, machine())
     for model in given.models:
         rows = measure(model, sorted(given.batches), SECONDS, Images(MODELS[model].image))["rows"]
         own = {str(row["samples"]): row["images_per_second"] for row in rows}
@@ -166,10 +166,10 @@ def _cell(found: Median | None, least: Median) -> str:
 
 def page(results: Mapping[str, Any]) -> str:
     """All tables, in Markdown."""
-    machine = results["machine"]
+    of = results["machine"]
     head = (
         "# Batch and rate of the named models\n\nMade by `benchmarks/studies/named_models.py` from "
-        f"`results/named_models.json`, on {machine['processor']}, {machine['cores']} cores: one one-thread worker, "
+        f"`results/named_models.json`, on {of['processor']}, {of['cores']} cores: one one-thread worker, "
         "medians of the seeds. The script says what is measured."
     )
     return "\n\n".join([head, *sections(timed(results))]) + "\n"

@@ -22,7 +22,21 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import TWO_CONVOLUTIONS
-from benchmarks.runs import BY_SGD, THROTTLED, TUNED, load, machine, markdown, reached, run, save, show, throttle
+from benchmarks.runs import (
+    BY_SGD,
+    THROTTLED,
+    TUNED,
+    kept_in,
+    load,
+    machine,
+    markdown,
+    run,
+    save,
+    show,
+    throttle,
+    time_to,
+    told_time,
+)
 from daskcnn.cluster.link.connect import connect
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.ps import RULES
@@ -100,9 +114,10 @@ def parts(quick: bool) -> list[Part]:
 
 def ratios() -> list[Part]:
     """The study's parts on workers of other ratios; equal parts for one of ten times would take its time."""
-    sides = [Part(s, p, rule=TUNED.get(s, {})) for s, p in (*KEY, ("bsp", "idpa"), ("local-sgd", "idpa"))]
-    slow = [replace(side, slower=factor) for factor in (1.0, 10.0) for side in sides]
-    return [ALONE, *(part for part in slow if part.slower == 1.0 or part.partition == "idpa")]
+    by_speed = [Part(s, "idpa", rule=TUNED.get(s, {})) for s in ("agwu", "sgwu", "local-sgd", "bsp")]
+    equal_parts = [Part(s, "udpa", slower=1.0) for s in ("agwu", "sgwu")]
+    sides = [ALONE, *(replace(side, slower=factor) for factor in (1.0, 10.0) for side in by_speed), *equal_parts]
+    return [replace(side, seed=seed) for seed in range(3) for side in sides if seed == 0 or side not in equal_parts]
 
 
 KEY = (("agwu", "idpa"), ("sgwu", "udpa"), ("sgwu", "idpa"), ("agwu", "udpa"))
@@ -122,8 +137,8 @@ def row(part: str, kept: Mapping[str, Any], targets: Sequence[float] = TARGETS) 
         _percent(kept["test"]),
         _number(max((look[4] for look in kept["looks"] if look[4] is not None), default=None), 3),
         f"{kept['seconds']:.0f}",
-        *(_number(reached(kept, target)) for target in targets),
-        _number(reached(kept, targets[-1], 2), 1),
+        *(told_time([kept], target, digits=0, never="–") for target in targets),
+        told_time([kept], targets[-1], 2, never="–"),
         _number(kept["waited"]),
         _number(kept["communication"], 1),
         _number(kept["balance_from_increment_3"] or kept["balance"], 2),
@@ -169,28 +184,26 @@ def table_1(results: Mapping[str, Any]) -> str:
     rows = []
     for name, runs in by_setting(results).items():
         if name.endswith(" float32 epochs=8"):
-            cells = (" / ".join(_median(runs, target, column) for column in (1, 0)) for target in OF_TABLE_1)
+            cells = (" / ".join(told_time(runs, t, c, c, "–") for c in (1, 0)) for t in OF_TABLE_1)
             rows.append([f"`{_short(name)}`", str(len(runs)), *cells])
     return markdown(heading, rows)
 
 
-def _median(runs: Sequence[Mapping[str, Any]], target: float, column: int) -> str:
-    found = median(math.inf if (at := reached(kept, target, column)) is None else at for kept in runs)
-    return "–" if math.isinf(found) else _number(found, column)
-
-
 def verdict(results: Mapping[str, Any]) -> Iterator[str]:
-    """The bar: median seconds to the last target, of the four whose seeds all reached it."""
-    medians = {}
+    """The medians of the four to the last target, and the bar: the ratios of each seed, and their median."""
+    to: dict[tuple[str, str], dict[int, float]] = {}
     for strategy, partition in KEY:
         plain = Part(strategy, partition)
-        runs = [kept for kept in results["parts"].values() if replace(Part(**kept["part"]), seed=0) == plain]
-        times = [seconds for kept in runs if (seconds := reached(kept, TARGETS[-1])) is not None]
-        if runs and len(times) == len(runs):
-            medians[strategy, partition] = median(times)
-            yield f"{strategy} {partition}: {median(times):.0f} s to {TARGETS[-1]:.0%}, median of {len(times)} seeds"
-    if {KEY[0], KEY[1]} <= medians.keys():
-        yield f"agwu idpa / sgwu udpa = {medians[KEY[0]] / medians[KEY[1]]:.2f} (bar 0.6)"
+        seeds = {seed: results["parts"].get(replace(plain, seed=seed).name) for seed in range(3)}
+        runs = {seed: kept for seed, kept in seeds.items() if kept is not None}
+        to[strategy, partition] = {seed: time_to([kept], TARGETS[-1]) for seed, kept in runs.items()}
+        if runs:
+            told = told_time([*runs.values()], TARGETS[-1], digits=0)
+            yield f"{strategy} {partition}: {told} s to {TARGETS[-1]:.0%}, median of {len(runs)} seeds"
+    first, second = (to[key] for key in KEY[:2])
+    if pairs := [first[seed] / second[seed] for seed in first.keys() & second.keys() if math.isfinite(second[seed])]:
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in sorted(pairs))
+        yield f"agwu idpa / sgwu udpa by seed: {ratios}; median {median(pairs):.2f} (bar 0.6)"
 
 
 def slowness(results: Mapping[str, Any]) -> float:
@@ -209,8 +222,9 @@ def page(results: Mapping[str, Any]) -> str:
             f"{of['processor']}, {of['cores']} cores. CIFAR-10 that went through JPEG once; two convolutions, eight "
             "epochs unless a run says otherwise. Several figures in a cell are those of several seeds. `s to` is to "
             "this accuracy on the validation samples, in proportion between two evaluations, and `rounds` is to the "
-            "last of them; –: never. AUC is the highest on the validation samples. Balance is from the third increment "
-            f"on. The slow worker trained at {slowness(results):.2f} of the other's speed (median of the runs).",
+            "last of them; ≤: the first evaluation has it, and nothing is known before; –: never. AUC is the highest "
+            "on the validation samples. Balance is from the third increment on. "
+            f"The slow worker trained at {slowness(results):.2f} of the other's speed (median of the runs).",
             table(results),
             "\n".join(f"- {line}" for line in verdict(results)),
             "## BPT-CNN's table 1",
@@ -286,10 +300,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, help="write the tables to this file, and train nothing")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw what there is, as SVG")
     given = parser.parse_args(arguments)
-    results = load(given.results)
+    reads = bool(given.tables or given.page or given.plots)
+    results = {"parts": {}, **(load(given.results) if reads else kept_in(given.results, machine()))}
     into = results.setdefault("ratios", {"machine": machine(), "parts": {}}) if given.ratios else results
     wanted = [p for p in (ratios() if given.ratios else parts(given.quick)) if any(t in p.name for t in given.only)]
-    missing = [] if given.tables or given.page or given.plots else [p for p in wanted if p.name not in into["parts"]]
+    missing = [] if reads else [p for p in wanted if p.name not in into["parts"]]
     if missing:
         with connect(Cluster(workers=Workers(cpu=2))) as client:
             client.wait_for_workers(3, timeout=60)

@@ -49,9 +49,9 @@ SMALL_RULES: Mapping[str, dict[str, Any]] = {
 def paper_figures(chosen: Scenario, seed: int = 0) -> Iterator[Figure]:
     """Yield all figures: of BPT-CNN, of Marques, Falcao and Alexandre, and of Hegde and Usmani."""
     yield from _accuracy(chosen, seed)
-    yield _time_by_samples(chosen, seed)
-    yield from _by_workers(chosen, seed)
-    yield _time_by_threads(chosen, seed)
+    yield time_by_samples(chosen, seed)
+    yield from by_workers(chosen, seed)
+    yield time_by_threads(chosen, seed)
     yield from _layer_speedups(chosen)
     yield from _layer_steps(chosen)
     yield _downpour_saturation(chosen, seed)
@@ -92,24 +92,25 @@ def _of_strategy(chosen: Scenario, strategy: str, partition: str) -> Scenario:
     return replace(chosen, job=job.model_copy(update={"train": resolved_train(job)}))
 
 
-def _reports(chosen: Scenario, seed: int, cases: Sequence[Scenario]) -> Iterator[tuple[str, list[RunReport]]]:
+def reports_of_strategies(seed: int, cases: Sequence[Scenario]) -> Iterator[tuple[str, list[RunReport]]]:
     """Yield every strategy's name and its reports of these cases."""
     for strategy, partition in STRATEGIES:
         found = [simulate(_of_strategy(case, strategy, partition), seed=seed).report for case in cases]
         yield f"{strategy} + {partition}", found
 
 
-def _time_by_samples(chosen: Scenario, seed: int) -> Figure:
+def time_by_samples(chosen: Scenario, seed: int) -> Figure:
+    """Return the time of a run by its samples."""
     sizes = [max(chosen.job.train.batch_size, round(share * chosen.samples)) for share in SHARES]
     cases = [replace(chosen, samples=size) for size in sizes]
-    curves = {name: (sizes, [r.seconds for r in found]) for name, found in _reports(chosen, seed, cases)}
+    curves = {name: (sizes, [r.seconds for r in found]) for name, found in reports_of_strategies(seed, cases)}
     return Figure("time-by-samples", "Time by the size of the data", "BPT-CNN fig. 14", "samples", "seconds", curves)
 
 
-def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
+def by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
     """Yield time, communication and balance by the number of workers, the cluster's own repeated in turn."""
     cases = [replace(chosen, cluster=chosen.cluster.of_size(size)) for size in SIZES]
-    found = dict(_reports(chosen, seed, cases))
+    found = dict(reports_of_strategies(seed, cases))
 
     def curves(figure: Callable[[RunReport], float]) -> dict[str, Curve]:
         return {name: (SIZES, [figure(report) for report in reports]) for name, reports in found.items()}
@@ -124,13 +125,15 @@ def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
     yield Figure("balance-by-workers", title, "BPT-CNN fig. 15 b", x, "balance", balance)
 
 
-def _time_by_threads(chosen: Scenario, seed: int) -> Figure:
+def time_by_threads(chosen: Scenario, seed: int) -> Figure:
+    """Return the time of a run by the threads of each processor."""
+
     def with_threads(threads: int) -> SimulatedCluster:
         workers = [each.with_threads(threads) if each.kind == "cpu" else each for each in chosen.cluster.worker]
         return chosen.cluster.model_copy(update={"worker": workers})
 
     cases = [replace(chosen, cluster=with_threads(threads)) for threads in THREADS]
-    curves = {name: (THREADS, [r.seconds for r in found]) for name, found in _reports(chosen, seed, cases)}
+    curves = {name: (THREADS, [r.seconds for r in found]) for name, found in reports_of_strategies(seed, cases)}
     title = "Time by the threads of a worker, by Amdahl's law"
     return Figure("time-by-threads", title, "BPT-CNN fig. 14", "threads", "seconds", curves, doubling=True)
 
