@@ -65,12 +65,16 @@ def page(results: Mapping[str, Any]) -> str:
             '`strategy = "layer"`. "Star" sends as the papers do: the slowest worker is the master, and inputs, '
             "kernels and maps travel as doubles with each minibatch. The way back is left to the master, as "
             'Algorithms 1 and 2 leave it, or made by all ("both ways").',
+            "Each part had one or two rounds of 8 or 10 s, and four steps at least: differences of some percent are "
+            "noise.",
             "## Times as fast",
             '"Together" and "star" are against the slowest worker alone, as the papers have it. "Each by itself" is '
             'what the same workers make of this machine without sharding, on the same scale: the ceiling. "Of the '
             'fastest" is what "together" brings to the fastest of them.',
             markdown([*first, *speedups], ratios),
             "## Milliseconds of a step, and what it sends",
+            'Seconds of a step are medians of steps. "Convolutions" and "other layers" are means of the worker that '
+            "computes longest, and sending and waiting is what is left: where few steps fit, it can be below 0.",
             markdown([*first, *times_of], times) + "\n",
         ]
     )
