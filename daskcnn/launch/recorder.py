@@ -166,6 +166,15 @@ class Recorder:
         """Log and show a warning."""
         self.emit(Warned(message=message))
 
+    def events(self) -> list[Event]:
+        """Return the events of the run so far; none, with a warning, where its log was damaged while it went on."""
+        try:
+            return self.directory.events()
+        except DataError as error:
+            if not self._ended:
+                self.warn(f"{error}; the summary has no figures of the workers")
+            return []
+
     def save(self, state: TrainingState) -> None:
         """Write a checkpoint; a full disk is a warning, and the old checkpoints stay."""
         self.last, self.kept = state, False
@@ -259,7 +268,7 @@ class Recorder:
         self, status: str, state: TrainingState, seconds: float, test: Score | None, reason: str | None
     ) -> dict[str, Any]:
         history = History()
-        workers = worker_totals(history.followed(self.directory.events()), seconds)
+        workers = worker_totals(history.followed(self.events()), seconds)
         alone = alone_of(history)
         handed, checkpoint = (state, self.checkpoint) if self.handed is None else (self.handed, self._handed_at)
         tested, validated = (

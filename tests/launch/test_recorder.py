@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import daskcnn
-from daskcnn.errors import Interrupted, NotKept
+from daskcnn.errors import DataError, Interrupted, NotKept
 from daskcnn.events import EpochEnded, KernelsSharded, Warned, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
@@ -296,6 +296,40 @@ def test_a_run_that_is_done_keeps_its_summary(recorder: Recorder, runs: Path) ->
     recorder.directory.close()
     with goes_on(recorder, runs) as again:
         assert again.directory.summary() == {"status": "done"}
+
+
+def damage(run: Path) -> None:
+    """Tear the log's first line."""
+    log = run / "events.jsonl"
+    _, *others = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(["{torn\n", *others]))
+
+
+def test_a_damaged_log_is_told_before_workers_are_asked_for(
+    runs: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "connect", lambda *_, **__: pytest.fail("workers are asked for"))
+    with recorder_in(runs, path, strategy="auto") as recorder:
+        recorder.warn("one")
+        recorder.warn("two")
+    damage(runs / "run")
+    with pytest.raises(DataError, match=r"events\.jsonl: line 1 is no JSON object"):
+        daskcnn.train(resume=runs / "run")
+    with RunDirectory.open(runs / "run", writable=True):
+        pass  # another process may have it
+
+
+def test_a_log_that_is_damaged_meanwhile_costs_the_summary_its_workers_alone(recorder: Recorder, runs: Path) -> None:
+    recorder.warn("one")
+    recorder.save(random_state(recorder.prepared.job))
+    damage(recorder.directory.path)
+    summary = finish(recorder)
+    recorder.raise_if_not_kept()
+    assert (summary["status"], summary["workers"]) == ("done", [])
+    assert recorder.directory.summary() == summary
+    *_, warning, end = (runs / "run/events.jsonl").read_text().splitlines()
+    assert "no figures of the workers" in warning
+    assert '"event": "end"' in end
 
 
 def test_the_summary_of_a_sharded_run_names_the_workers_without_kernels(recorder: Recorder) -> None:
