@@ -17,7 +17,7 @@ from typing import Any
 from daskcnn.errors import DataError, UserError
 from daskcnn.events import Event, RunStarted
 from daskcnn.job.method import method_of
-from daskcnn.runs.directory import RunDirectory, is_written
+from daskcnn.runs.directory import RunDirectory, begun, is_written
 from daskcnn.runs.log import followed, read_events
 from daskcnn.runs.summary import checked_summary, kept_evaluation
 from daskcnn.show.comparison import Comparison
@@ -47,7 +47,9 @@ def _row(run: Path) -> RunRow:
     try:
         found = RunDirectory.open(run)
         if is_written(run):
-            return _by_log(run, "running", found.events(), until=time.time())
+            if begun(run, logged := found.events()):
+                return _by_log(run, "running", logged, until=time.time())
+            return replace(_by_log(run, "", logged), state="waiting")  # how it ended before is of an earlier life
         if (summary := found.summary()) is None:
             return _by_log(run, "broken off", found.events())
         checked = checked_summary(summary, run / "summary.json")
