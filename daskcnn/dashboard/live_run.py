@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from daskcnn.events import DamagedEvent, Event, RunStarted, StepsEnded, UnknownEvent, parse
+from daskcnn.show.alone import LAYER
 from daskcnn.show.board import Board
 from daskcnn.show.history import SPENT, History, RoundRow
 from daskcnn.show.lines import describe
@@ -211,7 +212,8 @@ def heading(run: LiveRun, now: float) -> str:
     """Return the run in a few lines. now: seconds of the hearer's clock."""
     board, start = run.board, run.history.start
     epochs = f"{board.epoch:.4g} of {board.epochs:g}" if board.epochs else f"{board.epoch:.4g}"
-    facts = [f"{board.status}: epoch {epochs}", *([f"step {count(board.step)}"] if board.step is not None else [])]
+    steps = "step" if board.strategy == LAYER else "merges"
+    facts = [f"{board.status}: epoch {epochs}", *([f"{steps} {count(board.step)}"] if board.step is not None else [])]
     facts += [f"loss {number(board.loss)}"] if board.loss is not None else []
     facts += [f"accuracy {percent(board.accuracy)}"] if board.accuracy is not None else []
     if board.validation_accuracy is not None:

@@ -103,7 +103,7 @@ def _first_step(e: events.RunStarted) -> str:
 def _epoch(e: events.EpochEnded) -> str:
     parts = [
         f"epoch {e.epoch:.4g}/{'-' if e.epochs is None else f'{e.epochs:g}'}",
-        f"step {count(e.step)}",
+        f"{'step' if e.workers else 'merges'} {count(e.step)}",  # of sharded layers, or of a server
         f"loss {number(e.loss)}",
         "" if e.accuracy is None and e.loss is not None else f"accuracy {percent(e.accuracy)}",
         _validation(e.validation) if e.validation else "",

@@ -220,8 +220,8 @@ _ROUNDS: list[Column[RoundRow]] = [
 
 
 def _looks(start: RunStarted) -> list[Column[EvaluationRow]]:
-    """The columns of evaluations. Replicas that make steps of their own are counted by their merges."""
-    steps = "step" if start.strategy == LAYER or start.step_samples is not None else "merges"
+    """The columns of evaluations. Replicas are counted by their merges: one that is alone has one a round."""
+    steps = "step" if start.strategy == LAYER else "merges"
     when = [_field("epoch", "epoch", "{:.4g}".format), _field("time", "at", duration), _field(steps, "step", count)]
     return [*when, *_LOOKS]
 

@@ -147,6 +147,17 @@ def test_without_divided_kernels_there_is_the_table_alone() -> None:
     assert [row[0] for row in found.table] == ["conv1", "relu1"]
 
 
+def test_merges_are_not_called_steps() -> None:
+    """One worker alone has a merge a round, of many steps."""
+    merges = heard(rounds(6, "w0"))
+    assert "merges 6" in heading(merges, 5.0)
+    assert "  merges 6  " in merges.lines[-1][1]
+    part = {"name": "w0", "busy": 3.0, "wait": 1.0, "samples": 100}
+    sharded = heard(timed([*run_events.layer_sharded(), run_events.epoch(step=650, workers=[part])]))
+    assert "step 650" in heading(sharded, 5.0)
+    assert "  step 650  " in sharded.lines[-1][1]
+
+
 def test_steps_of_sharded_layers_show_loss_and_speed_within_an_epoch() -> None:
     log = timed([run_events.start(strategy="layer", batch_size=50), *run_events.layer_sharded()[1:]])
     figures = shown(heard([*log, run_events.steps(step=660, seconds_per_step=0.5) | {"at": 1009.0}])).figures

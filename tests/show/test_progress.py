@@ -260,7 +260,7 @@ def test_a_plain_run_is_a_line_an_epoch_and_what_is_out_of_the_ordinary() -> Non
         "worker w0: cpu, 1 thread, 8.0 GB, 1,234 images/s, node (tcp://10.0.0.0:4000)",
         "worker w1: cpu, 1 thread, 8.0 GB, 1,234 images/s, node (tcp://10.0.0.1:4000)",
         "worker w2: cpu, 1 thread, 8.0 GB, 1,234 images/s, node (tcp://10.0.0.2:4000)",
-        "epoch 3.4/10  step 1,275  loss 1.234  accuracy 55.1 %  validation 57.3 % (loss 1.100)  "
+        "epoch 3.4/10  merges 1,275  loss 1.234  accuracy 55.1 %  validation 57.3 % (loss 1.100)  "
         "2,345 images/s  lr 0.013  20.0 s",
         "warning: worker w2 lost: killed; 8,000 samples moved to the others",
         "warning: worker tcp://10.0.0.9:40123 joined late and is ignored: the job asks for 2 cpu workers; name 3",

@@ -471,7 +471,7 @@ def test_the_report_of_a_simulation_says_so() -> None:
     ("began", "heading"),
     [
         ({"strategy": "sgwu"}, "merges"),
-        ({"strategy": "bsp", "batch_size": 64, "step_samples": 64}, "step"),
+        ({"strategy": "bsp", "batch_size": 64, "step_samples": 64}, "merges"),
         ({"strategy": "layer"}, "step"),
     ],
 )
