@@ -123,3 +123,25 @@ def test_compare_prints_and_draws_a_sweep(tmp_path: Path) -> None:
     assert plain["cells"][1]["values"] == {"train.strategy": "sgwu"}
     runs = [str(tmp_path / f"lab-{strategy}-seed0") for strategy in ("bsp", "sgwu")]
     assert "is of a sweep" in CliRunner().invoke(daskcnn, ["compare", *runs, "--picture", "x.svg"]).output
+
+
+def test_runs_of_a_sweep_that_cannot_be_read_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "lab-bsp-seed0" / "events.jsonl").write_text("")
+    (tmp_path / "lab-bsp-seed1" / "events.jsonl").write_text("{\n{\n")
+    found = CliRunner().invoke(daskcnn, ["compare", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    assert "70.0 ± 0.0 %" in found.stdout
+    empty, damaged = found.stderr.splitlines()
+    assert empty.startswith(f"warning: left out: {tmp_path / 'lab-bsp-seed0' / 'events.jsonl'}: no events; ")
+    assert "lab-bsp-seed1" in damaged
+    for run in sweep_runs(str(tmp_path)):
+        (Path(run) / "events.jsonl").write_text("")
+    assert CliRunner().invoke(daskcnn, ["compare", str(tmp_path)]).exit_code == 2
+
+
+@pytest.mark.parametrize(("name", "reason"), [("none", "nothing is there"), ("", "it has no job.json")])
+def test_a_place_without_runs_is_named(tmp_path: Path, name: str, reason: str) -> None:
+    refused = CliRunner().invoke(daskcnn, ["compare", str(tmp_path / name)])
+    assert refused.exit_code == 2
+    assert f"{tmp_path / name}: not a run directory ({reason})" in refused.stderr
