@@ -26,6 +26,7 @@ from daskcnn.show.history import ROUND_COLUMNS, History
 from daskcnn.show.lines import stamped
 from daskcnn.show.renderers.drawing import need_matplotlib
 from daskcnn.show.renderers.run_text import RunRow
+from daskcnn.show.report_sections import status_of
 from daskcnn.show.report_tables import RunReport, tables
 from daskcnn.show.sweep_table import SweepTable, sweep_table
 
@@ -70,7 +71,7 @@ def _by_log(run: Path, state: str, events: list[Event], until: float | None = No
     validation = course.looks[-1].validation_accuracy if course.looks else None
     seconds = course.attendance.seconds_at(until) if events else None
     workers = tuple(sorted(course.attendance.present)) if until is not None else ()
-    state = course.end.status if course.end is not None else state
+    state = status_of(course.start, course.end.status if course.end is not None else state)
     return RunRow(str(run), state, course.start.strategy, course.epoch, None, validation, seconds, workers)
 
 

@@ -86,7 +86,7 @@ def _heading(report: RunReport) -> Lines:
     rate = f", {count(report.images_per_second)} images/s" if report.images_per_second else ""
     return _labelled(
         ("run", clean(start.run)),
-        ("status", clean(report.status) + (", a simulation" if start.simulated else "")),
+        ("status", clean(status_of(start, report.status))),
         ("training", f"{strategy_of(start)}, {epochs} in {duration(report.seconds)}{rate}"),
         ("rule", rule_of(start)),
         ("network", _network(start)),
@@ -99,6 +99,11 @@ def _heading(report: RunReport) -> Lines:
 
 def _judged(test: Judged) -> str:
     return texts.judged(test.accuracy, test.loss, test.auc, test.metrics)
+
+
+def status_of(start: RunStarted, status: str) -> str:
+    """Return the status of a run, and if it is a simulation."""
+    return f"{status}, a simulation" if start.simulated else status
 
 
 def strategy_of(start: RunStarted) -> str:

@@ -157,7 +157,7 @@ def test_a_simulation_that_is_kept_is_done_and_its_log_has_seconds(tmp_path: Pat
     started, epoch = (event for _, event in EVENTS)
     simulated = started.model_copy(update={"simulated": True})
     make(tmp_path, "it", [(0.0, simulated), (12.5, epoch), (12.5, RunEnded(status="done", seconds=12.5))]).close()
-    assert list_runs(str(tmp_path))[0].state == "done"
+    assert list_runs(str(tmp_path))[0].state == "done, a simulation"
     lines = list(log_lines(str(tmp_path / "it"), follow=False))
     assert lines[1].startswith("     12.50 s  epoch 1/3")
 
