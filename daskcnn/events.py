@@ -74,6 +74,9 @@ class RunResumed(Event):
     path: Annotated[str, "The checkpoint."] = ""
     step: Annotated[int, "The step, or the server's version, that the checkpoint holds."]
     epoch: Annotated[float | None, "Epochs that the run had trained then."] = None
+    best: Annotated[
+        float | None, "The best accuracy on all validation samples until then; without accuracies, 1 / (1 + loss)."
+    ] = None
 
 
 class RunEnded(Event):

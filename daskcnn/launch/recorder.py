@@ -389,7 +389,8 @@ def recorded(
         directory.write_environment(sys.argv)
         recorder.emit(start_event(prepared, workers, run=str(recorder.directory.path)))
         if checkpoint:
-            recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step, epoch=checkpoint.state["epoch"]))
+            known = {"epoch": checkpoint.state["epoch"], "best": checkpoint.state["book"].get("best") or None}
+            recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step, **known))
         for message in damaged:  # behind the start: what comes before it is of the run's earlier life
             recorder.warn(message)
         try:

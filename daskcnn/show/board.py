@@ -64,6 +64,7 @@ class Board:
     _of: dict[str, int] = field(default_factory=dict)
     _origin: tuple[float, float] | None = None
     _begun: bool = True  # it is known at which epoch
+    _best_before: float | None = None  # of the run that goes on; the next evaluation says if it is an accuracy
     _now: float = 0.0
     _advanced: float = 0.0
 
@@ -108,7 +109,7 @@ class Board:
                 self._calibrated(event)
             case events.RunResumed():
                 self.step, self.epoch = event.step, event.epoch or 0.0
-                self._origin, self._begun = None, event.epoch is not None
+                self._origin, self._begun, self._best_before = None, event.epoch is not None, event.best
             case events.RoundEnded():
                 self._round(event)
             case events.EpochEnded():
@@ -178,6 +179,11 @@ class Board:
             accuracy, loss = event.validation.accuracy, event.validation.loss
             self.validation_accuracy, self.validation_loss = accuracy, loss
             self.validation_error = event.validation.error
+            if (before := self._best_before) and accuracy is not None:
+                self.best_validation = before
+            elif before:
+                self.least_validation_loss = 1 / before - 1
+            self._best_before = None
             if event.validation.samples is None:  # a part of the samples decides nothing
                 self.best_validation = _best(max, self.best_validation, accuracy)
                 self.least_validation_loss = _best(min, self.least_validation_loss, loss)

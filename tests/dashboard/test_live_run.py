@@ -199,6 +199,44 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_is() -> None:
     assert run.layers, "they were told once"
 
 
+def test_the_best_of_a_resumed_run_is_that_of_its_checkpoint() -> None:
+    """What was better behind the checkpoint is undone."""
+    run = heard(timed([run_events.start(), run_events.epoch(step=2, validation={"loss": 1.0, "accuracy": 0.9})]))
+    goes_on = {"event": "resume", "step": 1, "epoch": 1.0, "best": 0.7}
+    again = [run_events.start(), goes_on, run_events.epoch(step=2, validation={"loss": 1.0, "accuracy": 0.6})]
+    run.hear(Message(run.key, "b", 0, timed(again)), 6.0)
+    assert "validation 60.0 % (best 70.0 %)" in heading(run, 6.0)
+    run.hear(Message(run.key, "c", 0, timed([*again[:2], run_events.epoch(step=2, validation={"loss": 0.5})])), 7.0)
+    assert run.board.least_validation_loss == pytest.approx(1 / 0.7 - 1), "where there are no accuracies"
+
+
+def test_a_resumed_run_is_the_latest() -> None:
+    runs = Runs()
+    for name, feed in (("it", "a"), ("other", "b"), ("it", "c")):
+        runs.hear(Message(f"here:/runs/{name}", feed, 0, timed([run_events.start(run=f"/runs/{name}")])), 0.0)
+    assert [name for _, name in runs.labels()] == ["it", "other"]
+
+
+def test_the_throughput_of_a_run_that_was_killed_and_resumed_is_what_it_is() -> None:
+    """Ten rounds of 100 images in a second each, four of which are made again."""
+    run = heard(timed([run_events.start(), run_events.calibration("w0")], every=0.0))
+    lap = {"busy": 1.0, "wait": 0.0, "communication": 0.0, "evaluation": 0.0, "samples": 100}
+
+    def laps(first: int, began: float) -> list[Event]:
+        log = list[Event]()
+        for i in range(first, 10):
+            at = {"at": began + 1.0 + i - first}
+            log += [run_events.round_of("w0", round=i, epoch=(i + 1) / 10, **lap) | at]
+            log += [{"event": "checkpoint", "path": "c", "step": i + 1} | at]
+        return log
+
+    again = [run_events.start(), {"event": "resume", "step": 6, "epoch": 0.6}, run_events.calibration("w0")]
+    run.hear(Message(run.key, "a", 2, laps(0, 1000.0)), 6.0)
+    run.hear(Message(run.key, "b", 0, [{"at": 2000.0, **event} for event in again]), 7.0)
+    run.hear(Message(run.key, "b", 3, laps(6, 2000.0)), 8.0)
+    assert shown(run).figures["throughput"].curves["images"][1] == pytest.approx([100.0] * 40)
+
+
 # --- bounds ---
 
 

@@ -19,7 +19,7 @@ import pytest
 
 import daskcnn
 from daskcnn.errors import DataError, Interrupted, NotKept
-from daskcnn.events import EpochEnded, KernelsSharded, Warned, WorkersCalibrated
+from daskcnn.events import EpochEnded, KernelsSharded, RunResumed, Warned, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import prepare_job
@@ -287,6 +287,8 @@ def test_a_damaged_checkpoint_is_told_behind_the_start_of_the_run_that_goes_on(r
     with goes_on(recorder, runs) as again:
         kinds = [event.kind for event in again.directory.events()]
         assert kinds[-3:] == ["start", "resume", "warning"]
+        (resumed,) = (event for event in again.directory.events() if isinstance(event, RunResumed))
+        assert (resumed.step, resumed.best) == (7, 0.2)
         assert again.directory.summary() is None, "that of a run which goes on may be killed"
 
 
