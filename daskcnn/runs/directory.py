@@ -75,14 +75,14 @@ class RunDirectory:
     def create(
         cls, root: str | Path, name: str | None = None, *, strategy: str, now: datetime, warn: Warn | None = None
     ) -> Self:
-        """Make `root/name`, or `root/<time>-<strategy>` under a free name, and hold its lock. Raises DataError.
+        """Make `root/name`, or `root/<local time>-<strategy>` under a free name, and hold its lock. Raises DataError.
 
         warn: is told if an event cannot be logged.
         """
         root = Path(root)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            stem = f"{now:%Y-%m-%dT%H-%M-%S}-{strategy}"
+            stem = f"{now.astimezone():%Y-%m-%dT%H-%M-%S}-{strategy}"
             path = _numbered_folder(root, stem) if name is None else _named_folder(root, name)
             (path / "checkpoints").mkdir()
             return cls(path, writable=True, warn=warn)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from daskcnn.documents import jsonable
 from daskcnn.errors import DataError
+from daskcnn.events import parsed
+from daskcnn.show.history import History
 from daskcnn.show.renderers.run_text import format_report
 from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import UNFINISHED, RunReport, StepParts
@@ -349,6 +351,18 @@ def test_a_resume_goes_back_to_its_checkpoint_but_forgets_no_work() -> None:
     assert report.total.rounds == 3
     assert len(report.by_round) == 3
     assert [(note.at, "resumed" in note.text) for note in report.notes] == [(5.0, True)]
+
+
+def test_an_evaluation_is_added_without_looking_at_those_before() -> None:
+    """Thousands of them made a report take seconds."""
+    history = History()
+    for event in parsed([epoch(epoch=k / 10, step=k) for k in (1, 2)]):
+        history.take(event)
+    looks = history.looks
+    for event in parsed([epoch(epoch=k / 10, step=k) for k in (3, 4, 2, 3)]):
+        history.take(event)
+    assert history.looks is looks
+    assert [look.step for look in looks] == [1, 2, 3], "it went back to the second"
 
 
 def joined(worker: str) -> list[Event]:
