@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from daskcnn.events import DamagedEvent, Event, RunStarted, StepsEnded, UnknownEvent, parse
+from daskcnn.events import ClockSet, DamagedEvent, Event, RunStarted, StepsEnded, UnknownEvent, parse
 from daskcnn.show.alone import LAYER
 from daskcnn.show.board import Board
 from daskcnn.show.history import SPENT, History, RoundRow
@@ -70,8 +70,8 @@ class Message:
 class LiveRun:
     """One run; nothing but `hear` changes it. lines: seconds of the run, and a line of an event.
 
-    heard: time of the last message, in seconds of the hearer's clock; at: of the last event, of the driver's. feed: of
-    the process that sent it.
+    heard: time of the last message, in seconds of the hearer's clock; at: of the last event, of the driver's as it was
+    at first. feed: of the process that sent it.
     """
 
     key: str
@@ -84,6 +84,7 @@ class LiveRun:
     at: float = 0.0
     version: int = 0  # events taken in so far
     feed: str = ""
+    _ahead: float = 0.0  # seconds by which the driver's clock was set forward
     _next: int = 0  # number of the record that the feed sends next
 
     @property
@@ -113,7 +114,8 @@ class LiveRun:
         self._next = max(self._next, message.first + len(message.records))
 
     def _take(self, event: Event) -> None:
-        self.at = event.at or self.at
+        self._ahead += event.seconds if isinstance(event, ClockSet) else 0.0
+        self.at = self.at if event.at is None else event.at - self._ahead
         if isinstance(event, RunStarted):  # of a resumed run too: its workers are others
             self.board = Board()
             self.steps.clear()

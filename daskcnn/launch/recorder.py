@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from daskcnn.errors import DataError, JobError, NotKept, Stop
-from daskcnn.events import CheckpointWritten, Event, RunEnded, RunResumed, RunStarted, Warned, WorkersCalibrated
+from daskcnn.events import (
+    CheckpointWritten,
+    ClockSet,
+    Event,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    Warned,
+    WorkersCalibrated,
+)
 from daskcnn.followers import Feeds
 from daskcnn.job.network import optimizer_of
 from daskcnn.job.prepared import Prepared
@@ -40,6 +49,7 @@ from daskcnn.show.renderers.terminal import Progress
 from daskcnn.store.array_index import INDEX, write_index
 from daskcnn.training.coordinator.settings import Settings
 
+JUMP = 1.0  # seconds; smaller corrections of a clock are not logged
 OnEvent = Callable[[Event], object]
 
 
@@ -141,6 +151,7 @@ class Recorder:
     finished: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     _training: bool = False  # the workers are calibrated
+    _offset: float = field(default_factory=lambda: time.time() - time.monotonic())
     _told: bool = False  # that the directory is gone
     _ended: bool = False  # the last event is in the log
 
@@ -157,8 +168,11 @@ class Recorder:
         if isinstance(event, WorkersCalibrated) and not self._training:
             self.begun, self._training = time.monotonic(), True
         with self.lock:
-            self.directory.log(event)
-            self.progress.handle(event)
+            offset = time.time() - time.monotonic()
+            jump, self._offset = offset - self._offset, offset
+            for each in (*([ClockSet(seconds=jump)] if abs(jump) > JUMP else []), event):
+                self.directory.log(each)
+                self.progress.handle(each)
         if not self._told and not self.directory.in_place:
             self._restore()
 

@@ -131,7 +131,7 @@ class StepSums:
 
 _NOTED = (
     *(events.RunResumed, events.WorkerJoined, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut),
-    *(events.WorkerLeft, events.RunPaused, events.RunContinued, events.Warned),
+    *(events.ClockSet, events.WorkerLeft, events.RunPaused, events.RunContinued, events.Warned),
 )
 
 

@@ -142,6 +142,9 @@ def _line(e: events.Event) -> str | None:
             return f"warning: {e.text}"
         case events.CheckpointWritten():
             return f"checkpoint of step {count(e.step)}: {e.path}"
+        case events.ClockSet():
+            way = "forward" if e.seconds > 0 else "back"
+            return f"the driver's clock was set {way} by {duration(abs(e.seconds))}, or its computer slept"
         case events.RunResumed():
             epoch = "" if e.epoch is None else f", epoch {e.epoch:.4g}"
             return f"resumed from step {count(e.step)}{epoch}: {e.path}"

@@ -210,6 +210,13 @@ def test_the_best_of_a_resumed_run_is_that_of_its_checkpoint() -> None:
     assert run.board.least_validation_loss == pytest.approx(1 / 0.7 - 1), "where there are no accuracies"
 
 
+def test_seconds_left_go_by_a_clock_that_is_not_set() -> None:
+    log = rounds(4, "w0")
+    later = [{**event, "at": event["at"] + 3600.0} for event in log[6:]]
+    jump = {"event": "clock", "seconds": 3600.0, "at": log[6]["at"] + 3599.9}
+    assert heading(heard([*log[:6], jump, *later]), 5.0) == heading(heard(log), 5.0)
+
+
 def test_a_resumed_run_is_the_latest() -> None:
     runs = Runs()
     for name, feed in (("it", "a"), ("other", "b"), ("it", "c")):

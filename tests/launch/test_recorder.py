@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -419,6 +420,18 @@ def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, 
     (place,) = temporary.glob("daskcnn-*/run")
     assert whole(place, state, summary) == ["checkpoint", "epoch", "epoch", "warning", "checkpoint", "end"]
     assert list(runs.iterdir()) == [], "what is written there would be hidden once the disk is back"
+
+
+def test_a_clock_that_is_set_is_logged_once(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of training go by another one: a report would have an hour that the run did not take."""
+    now = time.time
+    recorder.warn("before")
+    monkeypatch.setattr(time, "time", lambda: now() + 3600.0)
+    recorder.warn("behind")
+    recorder.warn("and on")
+    logged = recorder.directory.events()
+    assert [event.kind for event in logged] == ["warning", "clock", "warning", "warning"]
+    assert logged[1].seconds == pytest.approx(3600.0, abs=60.0)  # type: ignore[attr-defined] # of a clock event
 
 
 def test_seconds_of_training_count_from_when_the_workers_are_calibrated(recorder: Recorder) -> None:

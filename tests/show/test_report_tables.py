@@ -353,6 +353,19 @@ def test_a_resume_goes_back_to_its_checkpoint_but_forgets_no_work() -> None:
     assert [(note.at, "resumed" in note.text) for note in report.notes] == [(5.0, True)]
 
 
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_clock_that_is_set_changes_no_figure(jump: float) -> None:
+    begin = [(0.0, start()), (1.0, calibration("w0")), (5.0, lap("w0", 0)), (5.0, scored(0.3, step=1))]
+    rest = [(9.0, lap("w0", 1)), (9.0, scored(0.9, step=2)), (10.0, {"event": "end", "status": "done", "seconds": 9.0})]
+    set_forward = (6.0 + jump, {"event": "clock", "seconds": jump})
+    later = timed(*begin, set_forward, *((at + jump, event) for at, event in rest))
+    steady, moved = (tables(log).to_dict() for log in (timed(*begin, *rest), later))
+    (told,) = moved.pop("notes")
+    assert moved == {name: value for name, value in steady.items() if name != "notes"}
+    way = "forward" if jump > 0 else "back"
+    assert told["text"] == f"the driver's clock was set {way} by 1 h 00 min, or its computer slept"
+
+
 def test_an_evaluation_is_added_without_looking_at_those_before() -> None:
     """Thousands of them made a report take seconds."""
     history = History()
