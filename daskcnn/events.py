@@ -74,6 +74,7 @@ class RunResumed(Event):
     path: Annotated[str, "The checkpoint."] = ""
     step: Annotated[int, "The step, or the server's version, that the checkpoint holds."]
     epoch: Annotated[float | None, "Epochs that the run had trained then."] = None
+    best: Annotated[float | None, "Best accuracy on all validation samples; without accuracies, 1 / (1 + loss)."] = None
 
 
 class RunEnded(Event):
@@ -94,6 +95,13 @@ class CheckpointWritten(Event):
     kind = "checkpoint"
     path: Annotated[str, "The checkpoint."] = ""
     step: Annotated[int, "The step, or the server's version, that it holds."]
+
+
+class ClockSet(Event):
+    """The driver's clock was set, or its computer slept: the times of the log go on from another one."""
+
+    kind = "clock"
+    seconds: Annotated[float, "Seconds that it was set forward; below 0: back."]
 
 
 # --- workers ---
@@ -400,7 +408,7 @@ class Warned(Event):
 EVENTS: dict[str, type[Event]] = {
     model.kind: model
     for model in (
-        *(RunStarted, RunResumed, Calibrating, WorkersCalibrated, LinkSpeeds, GroupsFormed, KernelsSharded),
+        *(RunStarted, RunResumed, ClockSet, Calibrating, WorkersCalibrated, LinkSpeeds, GroupsFormed, KernelsSharded),
         *(StrategyChosen, SamplesAllocated),
         *(RoundEnded, StepsEnded, EpochEnded, StepResized, ServerCounted, CheckpointWritten, Warned),
         *(WorkerLost, WorkerLeft, WorkerIgnored, WorkerJoined, WorkerLeftOut, WorkersAsked, RunPaused, RunContinued),

@@ -15,6 +15,7 @@ from daskcnn.events import (
     CalibratedWorker,
     Calibrating,
     CheckpointWritten,
+    ClockSet,
     EpochEnded,
     EpochWorker,
     Event,
@@ -68,6 +69,7 @@ ROUND: dict[str, Any] = {
 EXAMPLES: list[Event] = [
     RunStarted(run="runs/x", strategy="sgwu", epochs=2, samples=100, rule={"alpha": 0.5}),
     RunResumed(path="c", step=3),
+    ClockSet(seconds=3600.0),
     Calibrating(worker="w0", doing="a convolution", done=1, of=3),
     WorkersCalibrated(workers=[CalibratedWorker(name="w0", device="cpu", conv_seconds={"conv1": 0.1})]),
     LinkSpeeds(home="w0", task=1e-3, workers=[LinkSpeed(name="w1", bandwidth=1e6, latency=1e-3)]),

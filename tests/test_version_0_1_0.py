@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from daskcnn.cli import main
 from daskcnn.events import EpochEnded, GroupsFormed, RoundEnded, RunEnded, RunStarted, WorkersCalibrated
-from daskcnn.reports.report import compare, report
+from daskcnn.reports.report import compare, report, reports
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory, kept_job
 from daskcnn.runs.state import to_state
@@ -65,7 +65,7 @@ def test_a_run_is_reported(run: str) -> None:
 
 
 def test_runs_are_compared() -> None:
-    found = compare(RUNS, targets=[0.1])
+    found = compare(reports(RUNS), targets=[0.1])
     assert found.runs == RUNS
     (time,) = (line for line in found.lines if line.label == "time")
     assert all(isinstance(value, float) and value > 0 for value in time.values)

@@ -123,15 +123,16 @@ def compare(
     """
     if html and as_json:
         raise click.UsageError("--json and --html: each is a form of its own; give one of them")
-    found, is_sweep = _to_compare(runs, spool, scheduler_of(scheduler))
+    names, is_sweep = _to_compare(runs, spool, scheduler_of(scheduler))
     if picture and not is_sweep:
         raise click.UsageError("--picture: is of a sweep; `daskcnn plot` draws runs")
     source = click.get_current_context().get_parameter_source("targets")
     reached = source is ParameterSource.DEFAULT  # nobody has asked for them
+    found = reporting.reports(names, say if is_sweep else None)
     if html:
         tell(f"page {reporting.write_comparison(found, targets, html, reached=reached)}")
     elif is_sweep:
-        table, _ = reporting.compare_cells(found)
+        table = reporting.compare_cells(found)
         tell(dumps(table.to_dict(), indent=2) if as_json else format_sweep(table))
     else:
         result = reporting.compare(found, targets, reached=reached)

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from daskcnn.events import DamagedEvent, Event, RunStarted, StepsEnded, UnknownEvent, parse
+from daskcnn.events import ClockSet, DamagedEvent, Event, RunStarted, StepsEnded, UnknownEvent, parse
+from daskcnn.show.alone import LAYER
 from daskcnn.show.board import Board
 from daskcnn.show.history import SPENT, History, RoundRow
 from daskcnn.show.lines import describe
 from daskcnn.show.report_tables import RunReport, report_of
 from daskcnn.show.run_figures import MEGA, Curve, Figure, run_figures, thinned
 from daskcnn.show.text import clean, clock, count, number, percent, plural, spread
-from daskcnn.show.timeline import Stretch, divided, timeline
+from daskcnn.show.timeline import Stretch, divided, standing, timeline
 
 MOST_ROUNDS = 1_000
 """Rounds, evaluations, troubles, and reports of steps of a run that are kept; at times up to twice as many."""
@@ -69,7 +70,8 @@ class Message:
 class LiveRun:
     """One run; nothing but `hear` changes it. lines: seconds of the run, and a line of an event.
 
-    heard: time of the last message, in seconds of the hearer's clock; at: of the last event, of the driver's.
+    heard: time of the last message, in seconds of the hearer's clock; at: of the last event, of the driver's as it was
+    at first. feed: of the process that sent it.
     """
 
     key: str
@@ -81,7 +83,8 @@ class LiveRun:
     heard: float = 0.0
     at: float = 0.0
     version: int = 0  # events taken in so far
-    _feed: str = ""
+    feed: str = ""
+    _ahead: float = 0.0  # seconds by which the driver's clock was set forward
     _next: int = 0  # number of the record that the feed sends next
 
     @property
@@ -97,8 +100,8 @@ class LiveRun:
     def hear(self, message: Message, now: float) -> None:
         """Take in the events that have not come before; those that this version cannot read change nothing."""
         self.heard = now
-        if message.feed != self._feed:
-            self._feed, self._next = message.feed, 0
+        if message.feed != self.feed:
+            self.feed, self._next = message.feed, 0
         if message.layers:
             self.layers = tuple(LayerRow(*row) for row in message.layers[:MOST_LAYERS])
         for record in message.records[max(0, self._next - message.first) :]:
@@ -111,7 +114,8 @@ class LiveRun:
         self._next = max(self._next, message.first + len(message.records))
 
     def _take(self, event: Event) -> None:
-        self.at = event.at or self.at
+        self._ahead += event.seconds if isinstance(event, ClockSet) else 0.0
+        self.at = self.at if event.at is None else event.at - self._ahead
         if isinstance(event, RunStarted):  # of a resumed run too: its workers are others
             self.board = Board()
             self.steps.clear()
@@ -129,13 +133,17 @@ class LiveRun:
 
 @dataclass
 class Runs:
-    """The runs that a scheduler has heard of, by key, in the order in which they were first heard."""
+    """The runs that a scheduler has heard of, by key, in the order in which they were started or resumed."""
 
     runs: dict[str, LiveRun] = field(default_factory=dict)
 
     def hear(self, message: Message, now: float) -> None:
         """Take in a message that came at `now`."""
-        self.runs.setdefault(message.key, LiveRun(message.key)).hear(message, now)
+        run = self.runs.get(message.key) or LiveRun(message.key)
+        if message.feed != run.feed:  # one that is resumed is the latest again
+            self.runs.pop(message.key, None)
+        self.runs[message.key] = run
+        run.hear(message, now)
         if len(self.runs) > MOST_RUNS:
             others = [run for run in self.runs.values() if run.key != message.key]
             del self.runs[min(others, key=lambda run: (not run.ended, run.heard)).key]
@@ -211,7 +219,8 @@ def heading(run: LiveRun, now: float) -> str:
     """Return the run in a few lines. now: seconds of the hearer's clock."""
     board, start = run.board, run.history.start
     epochs = f"{board.epoch:.4g} of {board.epochs:g}" if board.epochs else f"{board.epoch:.4g}"
-    facts = [f"{board.status}: epoch {epochs}", *([f"step {count(board.step)}"] if board.step is not None else [])]
+    steps = "step" if board.strategy == LAYER else "merges"
+    facts = [f"{board.status}: epoch {epochs}", *([f"{steps} {count(board.step)}"] if board.step is not None else [])]
     facts += [f"loss {number(board.loss)}"] if board.loss is not None else []
     facts += [f"accuracy {percent(board.accuracy)}"] if board.accuracy is not None else []
     if board.validation_accuracy is not None:
@@ -241,7 +250,7 @@ def _figures(run: LiveRun, report: RunReport) -> Iterator[tuple[str, Figure]]:
     accuracy = reported.get("accuracy-by-time", _figure("accuracy", {}))
     yield "accuracy", replace(_figure("accuracy", accuracy.curves), levels=accuracy.levels)
     yield "loss", _figure("loss", losses)
-    speeds = _speeds(run)
+    speeds = _speeds(run, report)
     yield "throughput", _figure("throughput", {k: v for k, v in speeds.items() if k == "images"})
     yield "traffic", _figure("traffic", {k: v for k, v in speeds.items() if k != "images"})
     for name, usual in (("staleness", None), ("gamma", 1.0)):
@@ -266,9 +275,9 @@ def _pushes(report: RunReport, name: str) -> dict[str, Curve]:
     return {clean(worker): thinned(found[worker]) for worker in spread(list(found), MOST_COLOURS)}
 
 
-def _speeds(run: LiveRun) -> dict[str, Curve]:
+def _speeds(run: LiveRun, report: RunReport) -> dict[str, Curve]:
     """Images, and MB up and down, per second: those of a round are shared out over its time."""
-    rows, present = run.history.rows, run.history.present
+    rows, present = standing(report), run.history.present
     last = {row.worker: row.at for row in rows if row.worker in present or not present}
     if not last:
         return _of_steps(run)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from socket import gethostname
 
 from distributed import Client
 
@@ -56,10 +58,10 @@ ANSWER = 5.0  # seconds within which a worker takes its figures, or goes without
 
 
 class Tally:
-    """Folds a run's events, in order, into its figures."""
+    """Folds a run's events, in order, into its figures. place: of its directory."""
 
-    def __init__(self, run: str) -> None:
-        self.run, self.status = run, "starting"
+    def __init__(self, run: str, place: str = "") -> None:
+        self.run, self.place, self.status = run, place, "starting"
         self._figures: defaultdict[Metric, Figures] = defaultdict(dict)
         self._totals = Totals()
         self._figures[LOST][()] = self._figures[WARNINGS][()] = 0.0
@@ -115,7 +117,8 @@ class Tally:
             for metric, value, *labels in _counted(each):
                 if math.isfinite(value):
                     found[metric][(each.name, *labels)] = value
-        return RunFigures(self.run, self.status, {metric: rows for metric, rows in found.items() if rows}, worker)
+        known = {metric: rows for metric, rows in found.items() if rows}
+        return RunFigures(self.run, self.status, known, worker, self.place)
 
     def _judged(self, part: str, judged: Judged | None) -> None:
         if judged is not None:
@@ -150,7 +153,8 @@ class PrometheusMetrics(Tool):
     key, extra, package = "prometheus", "dashboard", ""
 
     def __init__(self, run: FollowedRun) -> None:
-        self._client, self._tally = run.client, Tally(run.directory().name)
+        place = run.directory().absolute()
+        self._client, self._tally = run.client, Tally(place.name, f"{gethostname()}:{place}")
         self._addresses: dict[str, str] = {}
 
     @classmethod
@@ -173,8 +177,8 @@ class PrometheusMetrics(Tool):
                     trained.add(event.worker)
                 case EpochEnded():
                     trained |= {worker.name for worker in event.workers}
-        ask_scheduler(self._client, partial(show_figures, self._tally.figures()))
+        label = ask_scheduler(self._client, partial(show_figures, self._tally.figures()))
         for name in sorted(trained & self._addresses.keys()):
             # one that is gone, hangs or has no prometheus_client shows no figures: the scheduler has them
-            figures = self._tally.figures_of(name)
+            figures = replace(self._tally.figures_of(name), run=label)
             ask_workers(self._client, show_figures, [self._addresses[name]], figures, within=ANSWER)

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from daskcnn.errors import DataError, JobError, NotKept, Stop
-from daskcnn.events import CheckpointWritten, Event, RunEnded, RunResumed, RunStarted, Warned, WorkersCalibrated
+from daskcnn.events import (
+    CheckpointWritten,
+    ClockSet,
+    Event,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    Warned,
+    WorkersCalibrated,
+)
 from daskcnn.followers import Feeds
 from daskcnn.job.network import optimizer_of
 from daskcnn.job.prepared import Prepared
@@ -40,6 +49,7 @@ from daskcnn.show.renderers.terminal import Progress
 from daskcnn.store.array_index import INDEX, write_index
 from daskcnn.training.coordinator.settings import Settings
 
+JUMP = 1.0  # seconds; smaller corrections of a clock are not logged
 OnEvent = Callable[[Event], object]
 
 
@@ -141,6 +151,7 @@ class Recorder:
     finished: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     _training: bool = False  # the workers are calibrated
+    _offset: float = field(default_factory=lambda: time.time() - time.monotonic())
     _told: bool = False  # that the directory is gone
     _ended: bool = False  # the last event is in the log
 
@@ -157,14 +168,26 @@ class Recorder:
         if isinstance(event, WorkersCalibrated) and not self._training:
             self.begun, self._training = time.monotonic(), True
         with self.lock:
-            self.directory.log(event)
-            self.progress.handle(event)
+            offset = time.time() - time.monotonic()
+            jump, self._offset = offset - self._offset, offset
+            for each in (*([ClockSet(seconds=jump)] if abs(jump) > JUMP else []), event):
+                self.directory.log(each)
+                self.progress.handle(each)
         if not self._told and not self.directory.in_place:
             self._restore()
 
     def warn(self, message: str) -> None:
         """Log and show a warning."""
         self.emit(Warned(message=message))
+
+    def events(self) -> list[Event]:
+        """Return the events of the run so far; none, with a warning, where its log was damaged while it went on."""
+        try:
+            return self.directory.events()
+        except DataError as error:
+            if not self._ended:
+                self.warn(f"{error}; the summary has no figures of the workers")
+            return []
 
     def save(self, state: TrainingState) -> None:
         """Write a checkpoint; a full disk is a warning, and the old checkpoints stay."""
@@ -259,7 +282,7 @@ class Recorder:
         self, status: str, state: TrainingState, seconds: float, test: Score | None, reason: str | None
     ) -> dict[str, Any]:
         history = History()
-        workers = worker_totals(history.followed(self.directory.events()), seconds)
+        workers = worker_totals(history.followed(self.events()), seconds)
         alone = alone_of(history)
         handed, checkpoint = (state, self.checkpoint) if self.handed is None else (self.handed, self._handed_at)
         tested, validated = (
@@ -380,7 +403,8 @@ def recorded(
         directory.write_environment(sys.argv)
         recorder.emit(start_event(prepared, workers, run=str(recorder.directory.path)))
         if checkpoint:
-            recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step, epoch=checkpoint.state["epoch"]))
+            known = {"epoch": checkpoint.state["epoch"], "best": checkpoint.state["book"].get("best") or None}
+            recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step, **known))
         for message in damaged:  # behind the start: what comes before it is of the run's earlier life
             recorder.warn(message)
         try:

@@ -128,6 +128,7 @@ def train_job(
         else:
             written = RunDirectory.open(resume.directory.path, writable=True)
             resume = replace(resume, directory=stack.enter_context(written))
+            written.events()  # a damaged log is told before workers are asked for
         check_tools(job)
         stack.enter_context(_forgetting_what_changed(job))
         if client is None and must_be_made(job.data):
@@ -282,7 +283,7 @@ def _train(
     if kept:
         recorder.raise_if_not_kept()
     listener.raise_error()
-    history = [event.record() for event in recorder.directory.events() if isinstance(event, EpochEnded)]
+    history = [event.record() for event in recorder.events() if isinstance(event, EpochEnded)]
     model = TrainedModel(Classifier(job, Facts.of(context.dataset), handed.weights))
     return Result(recorder.directory.path, summary, history, model)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from daskcnn.errors import DataError, UserError
 from daskcnn.planning.paper_figures import paper_figures
 from daskcnn.planning.simulate import Scenario
-from daskcnn.reports.report import compare_cells, compared
+from daskcnn.reports.report import compare_cells, compared, reports
 from daskcnn.show.renderers.drawing import draw, draw_together, need_matplotlib
+from daskcnn.show.report_tables import RunReport
 from daskcnn.show.run_figures import run_figures, step_parts
 from daskcnn.show.sweep_table import sweep_figure
 
@@ -35,7 +36,7 @@ def draw_runs(runs: Sequence[str], file: str, names: Sequence[str] = ()) -> Path
     Raises UserError without matplotlib or for another ending, DataError for a figure without numbers, or on disk.
     """
     path = _picture(file)
-    _, found = compared(runs)
+    _, found = compared(reports(runs))
     if "breakdown" in names:
         step_parts(found)  # says which run has none
     drawable = {figure.name: figure for figure in run_figures(found)}
@@ -48,12 +49,11 @@ def draw_runs(runs: Sequence[str], file: str, names: Sequence[str] = ()) -> Path
     return draw_together(chosen, path)
 
 
-def draw_sweep(runs: Sequence[str], file: str) -> Path:
+def draw_sweep(found: Sequence[RunReport], file: str) -> Path:
     """Draw the mean accuracy of each cell of a sweep by epoch. Raises as `draw_runs`."""
     path = _picture(file)
-    table, found = compare_cells(runs)
-    if not (figure := sweep_figure(found, table)).curves:
-        raise DataError(runs[0], "no validation accuracies: there is nothing to draw", "set data.validation")
+    if not (figure := sweep_figure(found, compare_cells(found))).curves:
+        raise DataError(found[0].start.run, "no validation accuracies: there is nothing to draw", "set data.validation")
     return draw(figure, path)
 
 

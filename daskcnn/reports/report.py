@@ -6,7 +6,7 @@ import csv
 import gc
 import io
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -17,7 +17,7 @@ from typing import Any
 from daskcnn.errors import DataError, UserError
 from daskcnn.events import Event, RunStarted
 from daskcnn.job.method import method_of
-from daskcnn.runs.directory import RunDirectory, is_written
+from daskcnn.runs.directory import RunDirectory, begun, is_written
 from daskcnn.runs.log import followed, read_events
 from daskcnn.runs.summary import checked_summary, kept_evaluation
 from daskcnn.show.comparison import Comparison
@@ -26,6 +26,7 @@ from daskcnn.show.history import ROUND_COLUMNS, History
 from daskcnn.show.lines import stamped
 from daskcnn.show.renderers.drawing import need_matplotlib
 from daskcnn.show.renderers.run_text import RunRow
+from daskcnn.show.report_sections import status_of
 from daskcnn.show.report_tables import RunReport, tables
 from daskcnn.show.sweep_table import SweepTable, sweep_table
 
@@ -47,7 +48,9 @@ def _row(run: Path) -> RunRow:
     try:
         found = RunDirectory.open(run)
         if is_written(run):
-            return _by_log(run, "running", found.events(), until=time.time())
+            if begun(run, logged := found.events()):
+                return _by_log(run, "running", logged, until=time.time())
+            return replace(_by_log(run, "", logged), state="waiting")  # how it ended before is of an earlier life
         if (summary := found.summary()) is None:
             return _by_log(run, "broken off", found.events())
         checked = checked_summary(summary, run / "summary.json")
@@ -68,7 +71,7 @@ def _by_log(run: Path, state: str, events: list[Event], until: float | None = No
     validation = course.looks[-1].validation_accuracy if course.looks else None
     seconds = course.attendance.seconds_at(until) if events else None
     workers = tuple(sorted(course.attendance.present)) if until is not None else ()
-    state = course.end.status if course.end is not None else state
+    state = status_of(course.start, course.end.status if course.end is not None else state)
     return RunRow(str(run), state, course.start.strategy, course.epoch, None, validation, seconds, workers)
 
 
@@ -109,10 +112,30 @@ def events(run: str) -> list[Event]:
     return found
 
 
-def compare(runs: Sequence[str], targets: Sequence[float], *, reached: bool = False) -> Comparison:
-    """Return several runs side by side. reached: leave out targets that no run reached. Raises DataError, UserError."""
-    _check_several(runs)
-    return compared(runs, targets, reached=reached)[0]
+def reports(runs: Sequence[str], warn: Callable[[str], None] | None = None) -> list[RunReport]:
+    """Return the figures of runs. warn: is told which ones are left out as they cannot be read, if any can.
+
+    Raises DataError.
+    """
+    found, problem = list[RunReport](), None
+    for run in runs:
+        try:
+            with _no_garbage():
+                found.append(report(run))
+        except DataError as error:
+            if warn is None:
+                raise
+            problem = error
+            warn(f"warning: left out: {error}")
+    if problem is not None and not found:
+        raise problem
+    return found
+
+
+def compare(found: Sequence[RunReport], targets: Sequence[float], *, reached: bool = False) -> Comparison:
+    """Return several runs side by side. reached: leave out targets that no run reached. Raises UserError."""
+    _check_several(found)
+    return compared(found, targets, reached=reached)[0]
 
 
 def sweep_runs(place: str) -> list[str]:
@@ -128,34 +151,32 @@ def sweep_runs(place: str) -> list[str]:
     return sorted(str(file.parent) for file in found)
 
 
-def compare_cells(runs: Sequence[str]) -> tuple[SweepTable, list[RunReport]]:
-    """Return the cells of a sweep's runs, and the figures of each run. Raises DataError."""
-    found = [report(run) for run in runs]
-    return sweep_table(found, [_method(Path(run)) for run in runs]), found
+def compare_cells(found: Sequence[RunReport]) -> SweepTable:
+    """Return the cells of a sweep's runs."""
+    return sweep_table(found, [_method(each) for each in found])
 
 
 def compared(
-    runs: Sequence[str], targets: Sequence[float] = (), *, reached: bool = False
+    found: Sequence[RunReport], targets: Sequence[float] = (), *, reached: bool = False
 ) -> tuple[Comparison, dict[str, RunReport]]:
     """Return the runs side by side, and the figures of each by a name that tells it apart in a picture."""
-    found = [report(run) for run in runs]
-    comparison = compare_reports(found, methods=[_method(Path(run)) for run in runs], targets=targets, reached=reached)
+    comparison = compare_reports(found, methods=[_method(each) for each in found], targets=targets, reached=reached)
     by_name = dict[str, RunReport]()
     for i, (name, own) in enumerate(zip(comparison.labels(), found, strict=True), 1):
         by_name[f"{name} ({i})" if name in by_name else name] = own  # a run may be given twice
     return comparison, by_name
 
 
-def _check_several(runs: Sequence[str]) -> None:
-    if len(runs) < 2:
-        reason = f"{len(runs)} run, which has nothing beside it"
+def _check_several(found: Sequence[RunReport]) -> None:
+    if len(found) < 2:
+        reason = f"{len(found)} run, which has nothing beside it"
         raise UserError("compare", reason, "give two or more, or use daskcnn report")
 
 
-def _method(run: Path) -> dict[str, Any]:
+def _method(found: RunReport) -> dict[str, Any]:
     """The keys of the run's job that describe its method; none of a log alone, or where the job cannot be read."""
     try:
-        return method_of(RunDirectory.open(run).job())
+        return method_of(RunDirectory.open(found.start.run).job())
     except DataError:
         return {}
 
@@ -170,14 +191,14 @@ def write_page(run: str, path: str, *, full: bool = False) -> Path:
         return _write(report_page(report(run), name=name, evaluation=evaluation, full=full), path)
 
 
-def write_comparison(runs: Sequence[str], targets: Sequence[float], path: str, *, reached: bool = False) -> Path:
+def write_comparison(found: Sequence[RunReport], targets: Sequence[float], path: str, *, reached: bool = False) -> Path:
     """Write several runs side by side to one HTML file. reached: as for `compare`. Raises as it and `write_page`."""
     need_matplotlib()
     from daskcnn.show.renderers.page import comparison_page
 
-    _check_several(runs)
+    _check_several(found)
     with _no_garbage():
-        return _write(comparison_page(*compared(runs, targets, reached=reached)), path)
+        return _write(comparison_page(*compared(found, targets, reached=reached)), path)
 
 
 @contextmanager

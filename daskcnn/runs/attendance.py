@@ -12,7 +12,7 @@ from daskcnn import events
 
 _TIMELESS = (
     *(events.Calibrating, events.LinkSpeeds, events.SamplesAllocated, events.StepsEnded, events.UnknownEvent),
-    *(events.RunStarted, events.RunEnded),  # between one's end and the next one's start nobody trains
+    *(events.ClockSet, events.RunStarted, events.RunEnded),  # between one's end and the next one's start nobody trains
 )
 """Events that do not move the clock."""
 _TRAINED = (events.RoundEnded, events.EpochEnded)
@@ -48,6 +48,8 @@ class Attendance:
             case events.RunStarted():
                 self._go(self.present)
                 self.now, self._training, self._at = 0.0, False, event.at
+            case events.ClockSet() if self._at is not None:
+                self._at += event.seconds
             case events.RunResumed():
                 before = [at for step, at in self._marks.items() if step <= event.step]
                 self.now = self._marks.get(event.step, max(before, default=0.0))

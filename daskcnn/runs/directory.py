@@ -32,7 +32,7 @@ from filelock import FileLock, Timeout
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.documents import Bounds, read_json, write_json
 from daskcnn.errors import DataError, InUse, JobError
-from daskcnn.events import Event
+from daskcnn.events import Event, RunStarted
 from daskcnn.files import SEEN, check_regular, open_regular, write_synced
 from daskcnn.runs.log import EventLog, events_in, read_events
 
@@ -75,14 +75,14 @@ class RunDirectory:
     def create(
         cls, root: str | Path, name: str | None = None, *, strategy: str, now: datetime, warn: Warn | None = None
     ) -> Self:
-        """Make `root/name`, or `root/<time>-<strategy>` under a free name, and hold its lock. Raises DataError.
+        """Make `root/name`, or `root/<local time>-<strategy>` under a free name, and hold its lock. Raises DataError.
 
         warn: is told if an event cannot be logged.
         """
         root = Path(root)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            stem = f"{now:%Y-%m-%dT%H-%M-%S}-{strategy}"
+            stem = f"{now.astimezone():%Y-%m-%dT%H-%M-%S}-{strategy}"
             path = _numbered_folder(root, stem) if name is None else _named_folder(root, name)
             (path / "checkpoints").mkdir()
             return cls(path, writable=True, warn=warn)
@@ -155,7 +155,7 @@ class RunDirectory:
             raise OSError(errno.ENODEV, "its disk is not mounted")
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         if self._lock is None or not self._lock.in_place:
-            lock = _Lock(self.path)
+            lock = _Lock(self.path, None if self._lock is None else self._lock.since)
             if self._lock is not None:
                 self._lock.release()
             self._lock = lock
@@ -267,6 +267,14 @@ def is_written(run: Path) -> bool:
     return False
 
 
+def begun(run: Path, events: Sequence[Event]) -> bool:
+    """Return True if the driver that writes the run has started it; until then it waits for scheduler or workers."""
+    with suppress(OSError, DataError, ValueError), open_regular(run / "lock") as lock:
+        since = datetime.fromisoformat(lock.read(200).decode().strip().partition(" since ")[2]).timestamp()
+        return any(isinstance(event, RunStarted) and (event.at or 0.0) >= since for event in events)
+    return True  # of a version that does not say since when, or of a full disk
+
+
 def find_latest(root: str | Path) -> Path | None:
     """Return the run under `root` that was written to last; None if there is none."""
 
@@ -334,10 +342,11 @@ def _device_of(path: Path) -> int | None:
 class _Lock:
     """A run's lock, freed by the system when the process ends. Raises InUse if another process has it.
 
+    since: when the process took it, where the file is written anew.
     A file system without locks gets no soft lock, a mere file: a killed driver would leave it behind.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, since: str | None = None) -> None:
         self._file = run / "lock"
         with suppress(FileNotFoundError):
             check_regular(self._file)
@@ -350,8 +359,10 @@ class _Lock:
                 owner = lock.read(200).decode(errors="replace").strip()
             reason = f"being written by {owner or 'another process'}"
             raise InUse(run, reason, "stop that one, or start a run of another name") from None
+        self.since = since or datetime.now(UTC).isoformat(timespec="milliseconds")
         with suppress(OSError):  # naming the owner is a courtesy: a full disk must not stop a run from resuming
-            self._file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+            owner = f"process {os.getpid()} on {socket.gethostname()} since {self.since}\n"
+            self._file.write_text(owner, encoding="utf-8")
         self._stat = os.stat(self._file)
 
     @property

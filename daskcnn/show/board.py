@@ -60,10 +60,12 @@ class Board:
     step_samples: int | None = None
     asynchronous: bool = False
     workers: dict[str, WorkerLine] = field(default_factory=dict)
+    _left_out: dict[str, WorkerLine] = field(default_factory=dict)  # until they get samples or kernels
     _divided: dict[str, dict[str, str]] = field(default_factory=dict)
     _of: dict[str, int] = field(default_factory=dict)
     _origin: tuple[float, float] | None = None
     _begun: bool = True  # it is known at which epoch
+    _best_before: float | None = None  # of the run that goes on; the next evaluation says if it is an accuracy
     _now: float = 0.0
     _advanced: float = 0.0
 
@@ -92,7 +94,11 @@ class Board:
 
     def worker(self, name: str) -> WorkerLine:
         """Return the worker's line, made when it is new."""
-        return self.workers.setdefault(name, WorkerLine(name))
+        return self.workers.setdefault(name, self._left_out.pop(name, WorkerLine(name)))
+
+    def _measured(self, name: str) -> WorkerLine:
+        """The line of a worker that is measured: one that was left out stays so."""
+        return self._left_out.get(name) or self.worker(name)
 
     def _advance(self, epoch: float) -> None:
         self.epoch, self._advanced = max(self.epoch, epoch), self._now
@@ -108,7 +114,7 @@ class Board:
                 self._calibrated(event)
             case events.RunResumed():
                 self.step, self.epoch = event.step, event.epoch or 0.0
-                self._origin, self._begun = None, event.epoch is not None
+                self._origin, self._begun, self._best_before = None, event.epoch is not None, event.best
             case events.RoundEnded():
                 self._round(event)
             case events.EpochEnded():
@@ -126,7 +132,7 @@ class Board:
         match event:
             case events.Calibrating():
                 parts = f" {event.done}/{event.of}" if event.of else ""
-                self.worker(event.worker).doing = f"{event.doing}{parts}"
+                self._measured(event.worker).doing = f"{event.doing}{parts}"
             case events.GroupsFormed():
                 self._groups(event)
             case events.SamplesAllocated():
@@ -138,7 +144,8 @@ class Board:
             case events.WorkerLeft():
                 self.worker(event.worker).state = "left"
             case events.WorkerLeftOut():
-                self.workers.pop(event.worker, None)
+                self._left_out[event.worker] = self.worker(event.worker)
+                del self.workers[event.worker]
             case events.WorkerJoined():
                 row = self.worker(event.worker)
                 row.given, row.state = event.samples, ""
@@ -150,7 +157,7 @@ class Board:
             self.status, self._advanced = TRAINING, self._now
             self._origin = (self._now, self.fraction) if self._begun else None
         for worker in event.workers:
-            row = self.worker(worker.name)
+            row = self._measured(worker.name)
             row.device, row.state, row.doing = worker.device, "", ""
 
     def _groups(self, event: events.GroupsFormed) -> None:
@@ -178,6 +185,11 @@ class Board:
             accuracy, loss = event.validation.accuracy, event.validation.loss
             self.validation_accuracy, self.validation_loss = accuracy, loss
             self.validation_error = event.validation.error
+            if (before := self._best_before) and accuracy is not None:
+                self.best_validation = before
+            elif before:
+                self.least_validation_loss = 1 / before - 1
+            self._best_before = None
             if event.validation.samples is None:  # a part of the samples decides nothing
                 self.best_validation = _best(max, self.best_validation, accuracy)
                 self.least_validation_loss = _best(min, self.least_validation_loss, loss)

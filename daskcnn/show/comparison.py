@@ -10,8 +10,9 @@ from itertools import count as numbers_from
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias
 
-from daskcnn.show.report_sections import rule_of, strategy_of
-from daskcnn.show.report_tables import RunReport
+from daskcnn.events import CalibratedWorker
+from daskcnn.show.report_sections import rule_of, status_of, strategy_of
+from daskcnn.show.report_tables import RunReport, WorkerRow
 from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
 
 Value: TypeAlias = float | str | None
@@ -190,8 +191,8 @@ def _differences(reports: Sequence[RunReport]) -> list[str]:
         ("data", _trained_on, "accuracies"),
         ("networks", lambda r: (r.start.model, r.start.parameters), "times and accuracies"),
         ("epochs", lambda r: r.start.epochs, "whole times"),
-        ("workers", lambda r: len(r.workers), "times"),
-        ("machines", lambda r: frozenset((w.host, w.processor, w.threads) for w in r.calibrated), "times"),
+        ("workers", lambda r: len(_trained(r)), "times"),
+        ("machines", lambda r: frozenset((w.host, w.processor, w.threads) for w in _calibrated(r)), "times"),
     ]
     found = [what for what, of, _ in told if len(set(map(of, reports))) > 1]
     words = [f"the {what} differ: compare {which} with care" for what, _, which in told if what in found]
@@ -206,7 +207,7 @@ def _trained_on(report: RunReport) -> tuple[Any, ...]:
 
 def _loads(reports: Sequence[RunReport]) -> list[str]:
     """A line where the same machines were slower in one run than in another when they were calibrated."""
-    speeds = [sum(worker.images_per_second or 0.0 for worker in report.calibrated) for report in reports]
+    speeds = [sum(worker.images_per_second or 0.0 for worker in _calibrated(report)) for report in reports]
     if min(speeds) <= 0 or max(speeds) <= LOADED * min(speeds):
         return []
     slowest, fastest = (reports[speeds.index(speed(speeds))].start.run for speed in (min, max))
@@ -228,9 +229,20 @@ def _network(report: RunReport) -> Value:
     return None if start.parameters is None else f"{start.model or ''} ({count(start.parameters)})".strip()
 
 
+def _trained(report: RunReport) -> list[WorkerRow]:
+    """The workers with rounds; until one has ended, all."""
+    return [worker for worker in report.workers if worker.rounds] or [*report.workers]
+
+
+def _calibrated(report: RunReport) -> Sequence[CalibratedWorker]:
+    """Return what those measured of themselves; what all did where they train in groups, which have other names."""
+    names = {worker.name for worker in _trained(report)}
+    return [worker for worker in report.calibrated if worker.name in names] or report.calibrated
+
+
 def _workers(report: RunReport) -> Value:
     """'2 cpu, 1 gpu'."""
-    devices = [worker.device or "?" for worker in report.workers]
+    devices = [worker.device or "?" for worker in _trained(report)]
     return ", ".join(f"{devices.count(device)} {device}" for device in dict.fromkeys(devices)) or None
 
 
@@ -272,7 +284,7 @@ def _metrics(reports: Sequence[RunReport]) -> list[_Figure]:
 
 
 _SETUP = [
-    _Figure("status", lambda r: r.status, clean),
+    _Figure("status", lambda r: status_of(r.start, r.status), clean),
     _Figure("strategy", lambda r: strategy_of(r.start), clean),
     _Figure("rule", lambda r: rule_of(r.start) or None, clean),
     _Figure("data", lambda r: r.start.dataset and f"{r.start.dataset}, {count(r.start.samples)}", clean),

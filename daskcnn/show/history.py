@@ -131,7 +131,7 @@ class StepSums:
 
 _NOTED = (
     *(events.RunResumed, events.WorkerJoined, events.WorkerLost, events.WorkerIgnored, events.WorkerLeftOut),
-    *(events.WorkerLeft, events.RunPaused, events.RunContinued, events.Warned),
+    *(events.ClockSet, events.WorkerLeft, events.RunPaused, events.RunContinued, events.Warned),
 )
 
 
@@ -304,10 +304,12 @@ class History:
         self.epoch = event.epoch
 
     def _forget_undone(self, event: events.EpochEnded) -> None:
-        """Drop evaluations from behind this one: the run went back."""
+        """Drop evaluations from behind this one, and one at its place: the run went back. They never decrease."""
         at = event.epoch, event.step
-        kept = [look for look in self.looks if look.epoch <= event.epoch and look.step <= event.step]
-        self.looks = [look for look in kept if (look.epoch, look.step) != at]
+        while (last := self.looks[-1] if self.looks else None) and (
+            last.epoch > event.epoch or last.step > event.step or (last.epoch, last.step) == at
+        ):
+            self.looks.pop()
 
     def _add(self, row: RoundRow) -> None:
         if row.number <= self._numbers.get(row.worker, 0):  # made again: the run went back

@@ -103,7 +103,7 @@ def _first_step(e: events.RunStarted) -> str:
 def _epoch(e: events.EpochEnded) -> str:
     parts = [
         f"epoch {e.epoch:.4g}/{'-' if e.epochs is None else f'{e.epochs:g}'}",
-        f"step {count(e.step)}",
+        f"{'step' if e.workers else 'merges'} {count(e.step)}",  # of sharded layers, or of a server
         f"loss {number(e.loss)}",
         "" if e.accuracy is None and e.loss is not None else f"accuracy {percent(e.accuracy)}",
         _validation(e.validation) if e.validation else "",
@@ -142,6 +142,9 @@ def _line(e: events.Event) -> str | None:
             return f"warning: {e.text}"
         case events.CheckpointWritten():
             return f"checkpoint of step {count(e.step)}: {e.path}"
+        case events.ClockSet():
+            way = "forward" if e.seconds > 0 else "back"
+            return f"the driver's clock was set {way} by {duration(abs(e.seconds))}, or its computer slept"
         case events.RunResumed():
             epoch = "" if e.epoch is None else f", epoch {e.epoch:.4g}"
             return f"resumed from step {count(e.step)}{epoch}: {e.path}"

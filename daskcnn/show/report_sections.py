@@ -86,7 +86,7 @@ def _heading(report: RunReport) -> Lines:
     rate = f", {count(report.images_per_second)} images/s" if report.images_per_second else ""
     return _labelled(
         ("run", clean(start.run)),
-        ("status", clean(report.status) + (", a simulation" if start.simulated else "")),
+        ("status", clean(status_of(start, report.status))),
         ("training", f"{strategy_of(start)}, {epochs} in {duration(report.seconds)}{rate}"),
         ("rule", rule_of(start)),
         ("network", _network(start)),
@@ -99,6 +99,11 @@ def _heading(report: RunReport) -> Lines:
 
 def _judged(test: Judged) -> str:
     return texts.judged(test.accuracy, test.loss, test.auc, test.metrics)
+
+
+def status_of(start: RunStarted, status: str) -> str:
+    """Return the status of a run, and if it is a simulation."""
+    return f"{status}, a simulation" if start.simulated else status
 
 
 def strategy_of(start: RunStarted) -> str:
@@ -220,8 +225,8 @@ _ROUNDS: list[Column[RoundRow]] = [
 
 
 def _looks(start: RunStarted) -> list[Column[EvaluationRow]]:
-    """The columns of evaluations. Replicas that make steps of their own are counted by their merges."""
-    steps = "step" if start.strategy == LAYER or start.step_samples is not None else "merges"
+    """The columns of evaluations. Replicas are counted by their merges: one that is alone has one a round."""
+    steps = "step" if start.strategy == LAYER else "merges"
     when = [_field("epoch", "epoch", "{:.4g}".format), _field("time", "at", duration), _field(steps, "step", count)]
     return [*when, *_LOOKS]
 

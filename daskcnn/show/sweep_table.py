@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
+
 from daskcnn.show.comparison import DONE, Comparison, Value, compare
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.run_figures import Curve, Figure
@@ -130,15 +132,31 @@ def _spread(found: Spread | None, text: Callable[[float], str]) -> str:
 
 
 def sweep_figure(reports: Sequence[RunReport], table: SweepTable) -> Figure:
-    """Return the mean validation accuracy of each cell, at the epochs at which all of its runs have one."""
+    """Return the mean validation accuracy of each cell by epoch, of the runs that its figures are of.
+
+    A cell none of whose runs ended well has a curve of those that there are, and says so.
+    """
     curves = dict[str, Curve]()
     for cell in table.cells:
-        looks = [
-            {look.epoch: look.validation_accuracy for look in reports[i].looks if look.validation_accuracy is not None}
-            for i in cell.members
-        ]
-        if epochs := sorted(set.intersection(*map(set, looks))):
-            words = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(table.keys, cell.shown, strict=True)]
-            curves[", ".join(words) or "all"] = epochs, [100 * mean(look[epoch] for look in looks) for epoch in epochs]
+        own = [(reports[i].status == DONE, curve) for i in cell.members if (curve := _accuracies(reports[i]))]
+        if not own:
+            continue
+        ended = [curve for done, curve in own if done]
+        words = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(table.keys, cell.shown, strict=True)]
+        label = ", ".join(words) or "all"
+        curves[label if ended else f"{label} (none ended well)"] = _mean(ended or [curve for _, curve in own])
     title = "Validation accuracy by epoch, mean of the seeds"
     return Figure("sweep", title, "", "epoch", "validation accuracy, %", curves, counted=True)
+
+
+def _accuracies(report: RunReport) -> dict[float, float]:
+    """The validation accuracies in per cent, by epoch."""
+    known = ((look.epoch, look.validation_accuracy) for look in report.looks)
+    return {epoch: 100 * accuracy for epoch, accuracy in known if accuracy is not None}
+
+
+def _mean(runs: Sequence[Mapping[float, float]]) -> Curve:
+    """The mean over the epochs that all runs have been at; in between, a run's accuracy is interpolated."""
+    first, last = max(map(min, runs)), min(map(max, runs))
+    epochs = sorted({epoch for run in runs for epoch in run if first <= epoch <= last}) or [max(first, last)]
+    return epochs, np.mean([np.interp(epochs, sorted(run), [run[x] for x in sorted(run)]) for run in runs], 0).tolist()

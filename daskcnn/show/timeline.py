@@ -55,10 +55,8 @@ def timeline(report: RunReport, *, most: int = MOST_PARTS, lanes: int = MOST_LAN
     """
     names = [worker.name for worker in report.workers]
     rounds: dict[str, list[RoundRow]] = {name: [] for name in spread(names, lanes)}
-    began = report.began.items()
-    until = {life: min((at for later, at in began if later > life), default=inf) for life in report.began}
-    for row in report.rounds:
-        if row.worker in rounds and row.at <= until[row.life]:  # its time counts: a later life began after it
+    for row in standing(report):
+        if row.worker in rounds:
             rounds[row.worker].append(row)
     laid = {name: tuple(_laid_out(own)) for name, own in rounds.items()}
     seconds = max([report.seconds, *(own[-1].end for own in laid.values() if own)], default=0.0)
@@ -68,6 +66,13 @@ def timeline(report: RunReport, *, most: int = MOST_PARTS, lanes: int = MOST_LAN
     sums = {name: tuple(sum(each.spent[i] for each in own) for i in range(len(SPENT))) for name, own in laid.items()}
     found = tuple(Lane(name, len(laid[name]), cut[name], sums[name]) for name in laid)
     return Timeline(found, seconds, len(names), whole)
+
+
+def standing(report: RunReport) -> list[RoundRow]:
+    """Return the rounds without those that were made again: a life that begins earlier undoes them."""
+    began = report.began.items()
+    until = {life: min((at for later, at in began if later > life), default=inf) for life in report.began}
+    return [row for row in report.rounds if row.at <= until[row.life]]
 
 
 def _laid_out(rounds: Iterable[RoundRow]) -> Iterator[Stretch]:

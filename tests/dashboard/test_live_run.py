@@ -147,6 +147,17 @@ def test_without_divided_kernels_there_is_the_table_alone() -> None:
     assert [row[0] for row in found.table] == ["conv1", "relu1"]
 
 
+def test_merges_are_not_called_steps() -> None:
+    """One worker alone has a merge a round, of many steps."""
+    merges = heard(rounds(6, "w0"))
+    assert "merges 6" in heading(merges, 5.0)
+    assert "  merges 6  " in merges.lines[-1][1]
+    part = {"name": "w0", "busy": 3.0, "wait": 1.0, "samples": 100}
+    sharded = heard(timed([*run_events.layer_sharded(), run_events.epoch(step=650, workers=[part])]))
+    assert "step 650" in heading(sharded, 5.0)
+    assert "  step 650  " in sharded.lines[-1][1]
+
+
 def test_steps_of_sharded_layers_show_loss_and_speed_within_an_epoch() -> None:
     log = timed([run_events.start(strategy="layer", batch_size=50), *run_events.layer_sharded()[1:]])
     figures = shown(heard([*log, run_events.steps(step=660, seconds_per_step=0.5) | {"at": 1009.0}])).figures
@@ -186,6 +197,51 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_is() -> None:
     assert [look.step for look in run.history.looks] == [1, 2]
     assert set(run.board.workers) == {"w0", "w1"}
     assert run.layers, "they were told once"
+
+
+def test_the_best_of_a_resumed_run_is_that_of_its_checkpoint() -> None:
+    """What was better behind the checkpoint is undone."""
+    run = heard(timed([run_events.start(), run_events.epoch(step=2, validation={"loss": 1.0, "accuracy": 0.9})]))
+    goes_on = {"event": "resume", "step": 1, "epoch": 1.0, "best": 0.7}
+    again = [run_events.start(), goes_on, run_events.epoch(step=2, validation={"loss": 1.0, "accuracy": 0.6})]
+    run.hear(Message(run.key, "b", 0, timed(again)), 6.0)
+    assert "validation 60.0 % (best 70.0 %)" in heading(run, 6.0)
+    run.hear(Message(run.key, "c", 0, timed([*again[:2], run_events.epoch(step=2, validation={"loss": 0.5})])), 7.0)
+    assert run.board.least_validation_loss == pytest.approx(1 / 0.7 - 1), "where there are no accuracies"
+
+
+def test_seconds_left_go_by_a_clock_that_is_not_set() -> None:
+    log = rounds(4, "w0")
+    later = [{**event, "at": event["at"] + 3600.0} for event in log[6:]]
+    jump = {"event": "clock", "seconds": 3600.0, "at": log[6]["at"] + 3599.9}
+    assert heading(heard([*log[:6], jump, *later]), 5.0) == heading(heard(log), 5.0)
+
+
+def test_a_resumed_run_is_the_latest() -> None:
+    runs = Runs()
+    for name, feed in (("it", "a"), ("other", "b"), ("it", "c")):
+        runs.hear(Message(f"here:/runs/{name}", feed, 0, timed([run_events.start(run=f"/runs/{name}")])), 0.0)
+    assert [name for _, name in runs.labels()] == ["it", "other"]
+
+
+def test_the_throughput_of_a_run_that_was_killed_and_resumed_is_what_it_is() -> None:
+    """Ten rounds of 100 images in a second each, four of which are made again."""
+    run = heard(timed([run_events.start(), run_events.calibration("w0")], every=0.0))
+    lap = {"busy": 1.0, "wait": 0.0, "communication": 0.0, "evaluation": 0.0, "samples": 100}
+
+    def laps(first: int, began: float) -> list[Event]:
+        log = list[Event]()
+        for i in range(first, 10):
+            at = {"at": began + 1.0 + i - first}
+            log += [run_events.round_of("w0", round=i, epoch=(i + 1) / 10, **lap) | at]
+            log += [{"event": "checkpoint", "path": "c", "step": i + 1} | at]
+        return log
+
+    again = [run_events.start(), {"event": "resume", "step": 6, "epoch": 0.6}, run_events.calibration("w0")]
+    run.hear(Message(run.key, "a", 2, laps(0, 1000.0)), 6.0)
+    run.hear(Message(run.key, "b", 0, [{"at": 2000.0, **event} for event in again]), 7.0)
+    run.hear(Message(run.key, "b", 3, laps(6, 2000.0)), 8.0)
+    assert shown(run).figures["throughput"].curves["images"][1] == pytest.approx([100.0] * 40)
 
 
 # --- bounds ---

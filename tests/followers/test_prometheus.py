@@ -91,6 +91,16 @@ def test_old_runs_are_forgotten() -> None:
     assert 'daskcnn_run_warnings_total{run="run2"}' not in found
 
 
+def test_runs_of_one_name_have_series_of_their_own() -> None:
+    """Two folders may have a run `lab` each; one that is resumed is the same run."""
+    first, second = Tally("lab", "desk-1:/home/a/lab"), Tally("lab", "desk-2:/home/b/lab")
+    found = served(first.figures(), second.figures(), Tally("lab", "desk-1:/home/a/lab").figures())
+    assert found['daskcnn_runs{status="starting"}'] == 2
+    for place in ("desk-1:/home/a/lab", "desk-2:/home/b/lab"):
+        assert found[f'daskcnn_run_warnings_total{{run="lab ({place})"}}'] == 0
+    assert 'daskcnn_run_warnings_total{run="lab"}' in served(second.figures())
+
+
 # --- a cluster in this process ---
 
 

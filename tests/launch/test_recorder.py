@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -18,8 +19,8 @@ import numpy as np
 import pytest
 
 import daskcnn
-from daskcnn.errors import Interrupted, NotKept
-from daskcnn.events import EpochEnded, KernelsSharded, Warned, WorkersCalibrated
+from daskcnn.errors import DataError, Interrupted, NotKept
+from daskcnn.events import EpochEnded, KernelsSharded, RunResumed, Warned, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import prepare_job
@@ -287,6 +288,8 @@ def test_a_damaged_checkpoint_is_told_behind_the_start_of_the_run_that_goes_on(r
     with goes_on(recorder, runs) as again:
         kinds = [event.kind for event in again.directory.events()]
         assert kinds[-3:] == ["start", "resume", "warning"]
+        (resumed,) = (event for event in again.directory.events() if isinstance(event, RunResumed))
+        assert (resumed.step, resumed.best) == (7, 0.2)
         assert again.directory.summary() is None, "that of a run which goes on may be killed"
 
 
@@ -296,6 +299,40 @@ def test_a_run_that_is_done_keeps_its_summary(recorder: Recorder, runs: Path) ->
     recorder.directory.close()
     with goes_on(recorder, runs) as again:
         assert again.directory.summary() == {"status": "done"}
+
+
+def damage(run: Path) -> None:
+    """Tear the log's first line."""
+    log = run / "events.jsonl"
+    _, *others = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(["{torn\n", *others]))
+
+
+def test_a_damaged_log_is_told_before_workers_are_asked_for(
+    runs: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "connect", lambda *_, **__: pytest.fail("workers are asked for"))
+    with recorder_in(runs, path, strategy="auto") as recorder:
+        recorder.warn("one")
+        recorder.warn("two")
+    damage(runs / "run")
+    with pytest.raises(DataError, match=r"events\.jsonl: line 1 is no JSON object"):
+        daskcnn.train(resume=runs / "run")
+    with RunDirectory.open(runs / "run", writable=True):
+        pass  # another process may have it
+
+
+def test_a_log_that_is_damaged_meanwhile_costs_the_summary_its_workers_alone(recorder: Recorder, runs: Path) -> None:
+    recorder.warn("one")
+    recorder.save(random_state(recorder.prepared.job))
+    damage(recorder.directory.path)
+    summary = finish(recorder)
+    recorder.raise_if_not_kept()
+    assert (summary["status"], summary["workers"]) == ("done", [])
+    assert recorder.directory.summary() == summary
+    *_, warning, end = (runs / "run/events.jsonl").read_text().splitlines()
+    assert "no figures of the workers" in warning
+    assert '"event": "end"' in end
 
 
 def test_the_summary_of_a_sharded_run_names_the_workers_without_kernels(recorder: Recorder) -> None:
@@ -383,6 +420,18 @@ def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, 
     (place,) = temporary.glob("daskcnn-*/run")
     assert whole(place, state, summary) == ["checkpoint", "epoch", "epoch", "warning", "checkpoint", "end"]
     assert list(runs.iterdir()) == [], "what is written there would be hidden once the disk is back"
+
+
+def test_a_clock_that_is_set_is_logged_once(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of training go by another one: a report would have an hour that the run did not take."""
+    now = time.time
+    recorder.warn("before")
+    monkeypatch.setattr(time, "time", lambda: now() + 3600.0)
+    recorder.warn("behind")
+    recorder.warn("and on")
+    logged = recorder.directory.events()
+    assert [event.kind for event in logged] == ["warning", "clock", "warning", "warning"]
+    assert logged[1].seconds == pytest.approx(3600.0, abs=60.0)  # type: ignore[attr-defined] # of a clock event
 
 
 def test_seconds_of_training_count_from_when_the_workers_are_calibrated(recorder: Recorder) -> None:

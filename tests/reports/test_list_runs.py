@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ EVENTS: list[tuple[float, Event]] = [
 
 
 def make(root: Path, name: str, events: list[tuple[float, Event]] = EVENTS) -> RunDirectory:
-    """A run that its driver still writes."""
+    """A run that its driver still writes, and has since before these events."""
     directory = RunDirectory.create(root, name, strategy="agwu", now=datetime(2026, 11, 20, tzinfo=UTC))
+    (directory.path / "lock").write_text(f"process 1 on here since {datetime.fromtimestamp(0.0, UTC).isoformat()}\n")
     directory.write_job({"train": {"strategy": "agwu"}})
     for at, event in events:
         directory.log(event, datetime.fromtimestamp(at, UTC))
@@ -109,6 +111,23 @@ def test_a_resumed_run_is_running_whatever_its_last_summary_says(tmp_path: Path)
     assert list_runs(str(tmp_path))[0].state == "interrupted"
 
 
+@pytest.mark.parametrize("ended", [[], [(140.0, RunEnded(status="interrupted", seconds=41.0))]])
+def test_a_resumed_run_waits_until_it_has_started(tmp_path: Path, ended: list[tuple[float, Event]]) -> None:
+    """How it ended before, its workers then, and the time since are of an earlier life."""
+    calibrated = WorkersCalibrated(workers=[_calibrated("desk-1")])
+    make(tmp_path, "it", [EVENTS[0], (101.0, calibrated), EVENTS[1], *ended]).close()
+    with RunDirectory.open(tmp_path / "it", writable=True) as again:
+        (row,) = list_runs(str(tmp_path))
+        assert (row.state, row.workers, row.seconds) == ("waiting", (), 41.0 if ended else 29.0)
+        again.log(RunStarted(run="x", epochs=3))
+        again.log(RunResumed(step=4, epoch=1.0))
+        (row,) = list_runs(str(tmp_path))
+        assert (row.state, row.workers, row.seconds) == ("running", (), 29.0)
+        shutil.rmtree(again.path)
+        again.restore()
+        assert list_runs(str(tmp_path))[0].state == "running", "its lock is as old as before"
+
+
 def test_looking_at_a_run_does_not_lock_it(tmp_path: Path) -> None:
     run = make(tmp_path, "it")
     run.close()
@@ -138,7 +157,7 @@ def test_a_simulation_that_is_kept_is_done_and_its_log_has_seconds(tmp_path: Pat
     started, epoch = (event for _, event in EVENTS)
     simulated = started.model_copy(update={"simulated": True})
     make(tmp_path, "it", [(0.0, simulated), (12.5, epoch), (12.5, RunEnded(status="done", seconds=12.5))]).close()
-    assert list_runs(str(tmp_path))[0].state == "done"
+    assert list_runs(str(tmp_path))[0].state == "done, a simulation"
     lines = list(log_lines(str(tmp_path / "it"), follow=False))
     assert lines[1].startswith("     12.50 s  epoch 1/3")
 

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from daskcnn.errors import DataError
 from daskcnn.events import EpochEnded, RunEnded, Warned
 from daskcnn.runs.directory import RunDirectory, find_latest
 
-NOW = datetime(2026, 11, 20, 20, 15, 3, tzinfo=UTC)
+NOW = datetime(2026, 11, 20, 20, 15, 3).astimezone()
 
 
 def run(root: Path, name: str | None = None, **kwargs: Any) -> RunDirectory:
@@ -35,6 +36,18 @@ def test_a_run_without_a_name_is_called_by_its_time_and_strategy(tmp_path: Path)
     with run(tmp_path / "runs") as a, run(tmp_path / "runs") as b, run(tmp_path / "runs") as c:
         assert [r.path.name for r in (a, b, c)] == [f"2026-11-20T20-15-03-sgwu{end}" for end in ("", "-2", "-3")]
         assert a.checkpoints.is_dir()
+
+
+def test_that_time_is_the_local_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of its log have it too."""
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", "UTC-9")
+            time.tzset()
+            with RunDirectory.create(tmp_path, strategy="sgwu", now=datetime(2026, 11, 20, 20, tzinfo=UTC)) as made:
+                assert made.path.name == "2026-11-21T05-00-00-sgwu"
+    finally:
+        time.tzset()
 
 
 def test_a_name_that_is_taken_is_refused_with_both_remedies(tmp_path: Path) -> None:

@@ -129,6 +129,22 @@ def test_any_two_runs_can_be_compared(events: list[Event]) -> None:
     assert format_comparison(result)
 
 
+def test_workers_that_were_left_out_are_not_counted() -> None:
+    begun, trained = [start(), calibration("w0", "w1")], [round_of("w0"), epoch()]
+    left_out = {"event": "worker-left-out", "worker": "w1", "reason": "it costs more than it brings"}
+    alone = tables([start(), calibration("w0"), *trained])
+    result = compare([tables([*begun, left_out, *trained]), alone, tables(begun)])
+    assert line(result, "workers").values == ("1 cpu", "1 cpu", "2 cpu")
+    assert not compare([tables([*begun, left_out, *trained]), alone]).differences, "nor are they other machines"
+
+
+def test_a_simulation_is_called_one() -> None:
+    assert line(compare([run("a", 0.5, simulated=True), run("b", 0.5)]), "status").shown == (
+        "done, a simulation",
+        "done",
+    )
+
+
 # --- in words ---
 
 

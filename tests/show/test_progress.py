@@ -260,7 +260,7 @@ def test_a_plain_run_is_a_line_an_epoch_and_what_is_out_of_the_ordinary() -> Non
         "worker w0: cpu, 1 thread, 8.0 GB, 1,234 images/s, node (tcp://10.0.0.0:4000)",
         "worker w1: cpu, 1 thread, 8.0 GB, 1,234 images/s, node (tcp://10.0.0.1:4000)",
         "worker w2: cpu, 1 thread, 8.0 GB, 1,234 images/s, node (tcp://10.0.0.2:4000)",
-        "epoch 3.4/10  step 1,275  loss 1.234  accuracy 55.1 %  validation 57.3 % (loss 1.100)  "
+        "epoch 3.4/10  merges 1,275  loss 1.234  accuracy 55.1 %  validation 57.3 % (loss 1.100)  "
         "2,345 images/s  lr 0.013  20.0 s",
         "warning: worker w2 lost: killed; 8,000 samples moved to the others",
         "warning: worker tcp://10.0.0.9:40123 joined late and is ignored: the job asks for 2 cpu workers; name 3",
@@ -373,6 +373,23 @@ def test_a_worker_that_comes_later_is_measured_beside_those_that_train() -> None
     assert row(text, "desk-2")[-4:] == ["a", "step", "of", "training"]
     left_out = {"event": "worker-left-out", "worker": "desk-2", "reason": "no GPU", "remedy": ""}
     assert "desk-2" not in Screen(120).show(*data_parallel(), later, left_out).partition("╭")[2]
+
+
+def test_a_worker_that_was_left_out_stays_so_when_it_is_measured_again() -> None:
+    """A run that chooses anew measures all workers that are there."""
+    left_out = {"event": "worker-left-out", "worker": "w2", "reason": "it costs more than it brings", "remedy": ""}
+    again = [{"event": "calibrating", "worker": "w2", "doing": "a step"}, calibration("w2")]
+    screen = Screen(120)
+    assert "│ w2 " not in screen.show(start(), calibration("w0", "w1", "w2"), left_out, *again, round_of("w0"))
+    given = {"event": "allocation", "sizes": {"w0": 100, "w2": 50}}
+    assert row(screen.show(given), "w2")[:3] == ["w2", "cpu", "50"], "until it gets samples"
+
+
+@pytest.mark.parametrize("width", [79, 100, 120])
+def test_long_names_that_end_alike_are_told_apart(width: int) -> None:
+    names = [f"desk-{i}.physik.schule.de" for i in (1, 2)]
+    text = Screen(width).show(start(), calibration(*names), *(round_of(name) for name in names))
+    assert [row(text, f"desk-{i}…")[0] for i in (1, 2)] == ["desk-1…", "desk-2…"]
 
 
 def test_plain_lines_say_what_is_measured_and_how_far() -> None:

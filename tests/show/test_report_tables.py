@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from daskcnn.documents import jsonable
 from daskcnn.errors import DataError
+from daskcnn.events import parsed
+from daskcnn.show.history import History
 from daskcnn.show.renderers.run_text import format_report
 from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import UNFINISHED, RunReport, StepParts
@@ -351,6 +353,31 @@ def test_a_resume_goes_back_to_its_checkpoint_but_forgets_no_work() -> None:
     assert [(note.at, "resumed" in note.text) for note in report.notes] == [(5.0, True)]
 
 
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_clock_that_is_set_changes_no_figure(jump: float) -> None:
+    begin = [(0.0, start()), (1.0, calibration("w0")), (5.0, lap("w0", 0)), (5.0, scored(0.3, step=1))]
+    rest = [(9.0, lap("w0", 1)), (9.0, scored(0.9, step=2)), (10.0, {"event": "end", "status": "done", "seconds": 9.0})]
+    set_forward = (6.0 + jump, {"event": "clock", "seconds": jump})
+    later = timed(*begin, set_forward, *((at + jump, event) for at, event in rest))
+    steady, moved = (tables(log).to_dict() for log in (timed(*begin, *rest), later))
+    (told,) = moved.pop("notes")
+    assert moved == {name: value for name, value in steady.items() if name != "notes"}
+    way = "forward" if jump > 0 else "back"
+    assert told["text"] == f"the driver's clock was set {way} by 1 h 00 min, or its computer slept"
+
+
+def test_an_evaluation_is_added_without_looking_at_those_before() -> None:
+    """Thousands of them made a report take seconds."""
+    history = History()
+    for event in parsed([epoch(epoch=k / 10, step=k) for k in (1, 2)]):
+        history.take(event)
+    looks = history.looks
+    for event in parsed([epoch(epoch=k / 10, step=k) for k in (3, 4, 2, 3)]):
+        history.take(event)
+    assert history.looks is looks
+    assert [look.step for look in looks] == [1, 2, 3], "it went back to the second"
+
+
 def joined(worker: str) -> list[Event]:
     """A worker is calibrated in mid-run, and takes part."""
     return [calibration(worker), {"event": "worker-joined", "worker": worker, "samples": 10}]
@@ -471,7 +498,7 @@ def test_the_report_of_a_simulation_says_so() -> None:
     ("began", "heading"),
     [
         ({"strategy": "sgwu"}, "merges"),
-        ({"strategy": "bsp", "batch_size": 64, "step_samples": 64}, "step"),
+        ({"strategy": "bsp", "batch_size": 64, "step_samples": 64}, "merges"),
         ({"strategy": "layer"}, "step"),
     ],
 )

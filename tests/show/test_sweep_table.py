@@ -62,6 +62,34 @@ def test_the_figure_has_the_mean_of_each_cell() -> None:
     assert [*accuracies] == pytest.approx([55.0, 55.0])
 
 
+def at_epochs(strategy: str, seed: int, looks: dict[float, float], *, done: bool = True) -> list[Event]:
+    found: list[Event] = [RunStarted(run=f"lab-{strategy}-seed{seed}", strategy=strategy, seed=seed, at=0.0)]
+    for step, (epoch, accuracy) in enumerate(looks.items(), 1):
+        found.append(EpochEnded(epoch=epoch, step=step, validation=Judged(accuracy=accuracy), at=10.0 * epoch))
+    return [*found, RunEnded(status="done", at=30.0)] if done else found
+
+
+def test_the_figure_interpolates_runs_that_were_judged_at_other_epochs() -> None:
+    """An asynchronous rule judges at uneven epochs."""
+    runs = [{1.01: 0.5, 2.03: 0.6, 3.0: 0.7}, {0.97: 0.5, 1.98: 0.6, 3.0: 0.9}]
+    reports = [tables(at_epochs("agwu", seed, looks)) for seed, looks in enumerate(runs)]
+    ((epochs, accuracies),) = sweep_figure(reports, sweep_table(reports, [method("agwu", 0)] * 2)).curves.values()
+    assert [*epochs] == [1.01, 1.98, 2.03, 3.0]
+    assert accuracies[-1] == pytest.approx(80.0)
+    assert [*accuracies] == sorted(accuracies)
+
+
+def test_the_figure_has_the_runs_that_the_table_has() -> None:
+    """One that broke off, or that a search ended early, takes nothing from a cell; a cell of such runs says so."""
+    looks = {1.0: 0.5, 2.0: 0.6}
+    runs = [("bsp", looks, True), ("bsp", {1.0: 0.1}, False), ("bsp", {}, False), ("agwu", looks, False)]
+    reports = [tables(at_epochs(rule, i, own, done=done)) for i, (rule, own, done) in enumerate(runs)]
+    table = sweep_table(reports, [method(rule, i) for i, (rule, *_) in enumerate(runs)])
+    curves = sweep_figure(reports, table).curves
+    assert [*curves] == ["strategy=bsp", "strategy=agwu (none ended well)"]
+    assert all(([*epochs], [*shown]) == ([1.0, 2.0], [50.0, 60.0]) for epochs, shown in curves.values())
+
+
 def written(folder: Path) -> None:
     for (strategy, seed), accuracy in ACCURACIES.items():
         run = folder / f"lab-{strategy}-seed{seed}"
@@ -95,3 +123,25 @@ def test_compare_prints_and_draws_a_sweep(tmp_path: Path) -> None:
     assert plain["cells"][1]["values"] == {"train.strategy": "sgwu"}
     runs = [str(tmp_path / f"lab-{strategy}-seed0") for strategy in ("bsp", "sgwu")]
     assert "is of a sweep" in CliRunner().invoke(daskcnn, ["compare", *runs, "--picture", "x.svg"]).output
+
+
+def test_runs_of_a_sweep_that_cannot_be_read_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "lab-bsp-seed0" / "events.jsonl").write_text("")
+    (tmp_path / "lab-bsp-seed1" / "events.jsonl").write_text("{\n{\n")
+    found = CliRunner().invoke(daskcnn, ["compare", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    assert "70.0 ± 0.0 %" in found.stdout
+    empty, damaged = found.stderr.splitlines()
+    assert empty.startswith(f"warning: left out: {tmp_path / 'lab-bsp-seed0' / 'events.jsonl'}: no events; ")
+    assert "lab-bsp-seed1" in damaged
+    for run in sweep_runs(str(tmp_path)):
+        (Path(run) / "events.jsonl").write_text("")
+    assert CliRunner().invoke(daskcnn, ["compare", str(tmp_path)]).exit_code == 2
+
+
+@pytest.mark.parametrize(("name", "reason"), [("none", "nothing is there"), ("", "it has no job.json")])
+def test_a_place_without_runs_is_named(tmp_path: Path, name: str, reason: str) -> None:
+    refused = CliRunner().invoke(daskcnn, ["compare", str(tmp_path / name)])
+    assert refused.exit_code == 2
+    assert f"{tmp_path / name}: not a run directory ({reason})" in refused.stderr

@@ -40,10 +40,10 @@ def format_report(report: RunReport, *, full: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run. state: how it ended, or "running", "broken off" (killed) or "damaged".
+    """One run. state: how it ended, or "running", "waiting", "broken off" (killed) or "damaged".
 
-    test, validation: accuracies on these samples; None if unknown. seconds: of training. workers: that it has now, in
-    groups where it has made some.
+    A run that is resumed is waiting until it has its scheduler, data and workers. test, validation: accuracies on these
+    samples; None if unknown. seconds: of training. workers: that it has now, in groups where it has made some.
     """
 
     run: str

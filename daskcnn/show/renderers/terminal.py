@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -138,9 +139,18 @@ _Cell = Callable[[WorkerLine], str | Text]
 _Column = tuple[str, Literal["left", "right"], _Cell]
 
 
-def _end(name: str, width: int) -> Text:
-    """The name; of a long one, an address, the end, which tells it from others."""
-    return Text(name if len(name) <= width else f"…{name[1 - width :]}")
+def _names(board: Board, width: int) -> _Cell:
+    """Names; long ones without what all end with, such as a domain, and of what is still long the end."""
+    names = [clean(row.name) for row in board.workers.values()]
+    same = os.path.commonprefix([name[::-1] for name in names])[::-1]  # noqa: RUF071 - letters are meant
+    found = re.search(r"[-_. /:].*", same) if len(names) > 1 and max(map(len, names)) > width else None
+
+    def cell(row: WorkerLine) -> Text:
+        name = clean(row.name)
+        name = name if found is None else f"{name.removesuffix(found[0])}…"
+        return Text(name if len(name) <= width else f"…{name[1 - width :]}")
+
+    return cell
 
 
 def _share(index: int) -> _Cell:
@@ -174,7 +184,7 @@ def _columns(board: Board, width: int, *, bars: bool) -> list[_Column]:
     """The columns that there is room for. bars: True if colours can tell their parts."""
     wide, narrow = width >= _WIDE, width < _NARROW
     bar: list[_Column] = [("", "left", _bar)] if wide and bars else []
-    name: _Column = ("worker", "left", lambda row: _end(clean(row.name), 22 if wide else 14))
+    name: _Column = ("worker", "left", _names(board, 22 if wide else 14))
     if board.calibrating and any(row.doing for row in board.workers.values()):
         return [name, ("measures", "left", _state)]
     device: _Column = ("device", "left", lambda row: Text(clean(row.device)))
