@@ -34,6 +34,7 @@ from daskcnn.nn.optimizers.center import CenterDescent
 from daskcnn.nn.optimizers.descent import Descent, Span, Treatment
 from daskcnn.nn.optimizers.steps import SGD
 from daskcnn.ps import RULES, Code, Join, Leave, NoiseScale, Pull, Push, PushPart, Reply, Snapshot
+from daskcnn.ps.server import CenterRange
 from daskcnn.training.coordinator.facts import Waits
 from daskcnn.training.replica import Stopped
 
@@ -284,6 +285,30 @@ def test_refusals_have_their_reason_and_the_stream_goes_on(workers: list[Worker]
         link.call(here.push("a", 1, np.nan))
     assert caught.value.code == Code.FINITE
     assert link.call(here.push("a", 1, 1.0)).version == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("no mean of none"), MemoryError("Unable to allocate 1.2 GiB")], ids=str)
+def test_a_merge_that_raises_is_told_to_all_who_wait_once_and_in_words(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It was made again for each of six streams, and taken for a server that is gone."""
+    here, merge = Hosting(workers, "bsp"), Mock(side_effect=error)
+    for name in "ab":
+        here.join(name)
+    monkeypatch.setattr(CenterRange, "proposed", merge)
+    with ThreadPoolExecutor(2) as pool:
+        told = [pool.submit(here.link(name).call, here.push(name, 1, 1.0)) for name in "ab"]
+        refused = {name: each.exception(10) for name, each in zip("ab", told, strict=True)}
+    for name, found in refused.items():
+        assert isinstance(found, PushRefused)
+        assert found.code == (Code.MEMORY if isinstance(error, MemoryError) else Code.FAILED)
+        assert str(found).startswith(f"{name}: ")
+        assert str(error) in str(found)
+    assert merge.call_count == 1
+    asyncio.run(here.server.leave("a", 1))
+    with pytest.raises(PushRefused, match=str(error)):
+        here.link("b").call(Pull(1, "b", 1))
+    assert merge.call_count == 1
 
 
 def test_one_that_left_with_a_push_and_is_back_is_not_told_the_answer_to_that(workers: list[Worker]) -> None:

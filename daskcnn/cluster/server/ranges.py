@@ -20,7 +20,7 @@ from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.link.leaving import HeldActor, hold_end_up
 from daskcnn.errors import PushRefused
 from daskcnn.ps import Code, Push, RuleState, Snapshot, UpdateRule, Vector
-from daskcnn.ps.messages import Objection
+from daskcnn.ps.messages import Objection, failure
 from daskcnn.ps.server import Steps
 from daskcnn.ps.split import MergeOrder, OrderedRange, RangeOrder, Vote
 from daskcnn.ps.vectors import cast
@@ -107,7 +107,10 @@ class RangeActor:
     async def stage(self, push: Push, ticket: str) -> Objection | None:
         """Take the piece of a push that the sequencer is told of next. Returns why it does not fit, if so."""
         dtype = self._range.dtype
-        return await self._run(lambda: self._range.stage(replace(push, payload=cast(push.payload, dtype)), ticket))
+        try:
+            return await self._run(lambda: self._range.stage(replace(push, payload=cast(push.payload, dtype)), ticket))
+        except MemoryError as error:  # the sender would take it for its own
+            return failure(error)
 
     async def take(self, orders: Sequence[RangeOrder]) -> None:
         """Orders of the sequencer, in whatever order they come."""
