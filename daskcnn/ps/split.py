@@ -32,7 +32,7 @@ from daskcnn.ps.messages import Code, MergeFailed, Objection, Push, RuleState, S
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.server import CenterRange, Steps
 from daskcnn.ps.vectors import cut_state, whole_vector, wrong_shape
-from daskcnn.ps.wire import CODED
+from daskcnn.ps.wire import CODED, Wire
 
 Span: TypeAlias = tuple[int, int]
 _NONE = (-math.inf, 0.0)  # before every session
@@ -286,10 +286,10 @@ class OrderedRange:
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
         *,
-        coded: bool = False,
+        wire: str = "float32",
     ) -> None:
-        self._range = CenterRange(rule, center, state, kept, ema, steps, besides, coded=coded)
-        self._like = center[:0] if not coded else np.empty(0, CODED)
+        self._range = CenterRange(rule, center, state, kept, ema, steps, besides, wire=wire)
+        self._like = np.empty(0, CODED) if Wire.of(wire, rule).coded else center[:0]
         self._orders: dict[int, RangeOrder] = {}  # that came before their turn
         self._staged: dict[str, dict[str, _Piece]] = {}  # by worker and ticket
         self._answers: dict[str, _Answers] = {}

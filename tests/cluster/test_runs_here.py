@@ -212,6 +212,25 @@ def test_every_sample_is_presented_and_all_travels_in_half_precision(
     assert moved(run) == (2 * weights.size * pushes(run), 2 * weights.size * answers[RULES[strategy].answers])
 
 
+@pytest.mark.parametrize(
+    ("strategy", "rule", "workers"),
+    [("bsp", {"every": 2}, 2), ("bsp", {}, 1), ("sgwu", {"every": 2}, 2)],
+    ids=["bsp", "alone", "sgwu"],
+)
+def test_small_steps_arrive_in_half_precision(
+    dataset: Dataset, strategy: str, rule: dict[str, Any], workers: int
+) -> None:
+    """Between two meetings a weight gains less than half a unit of it: weights that were pushed did not move."""
+    job = job_of(strategy, rule=rule, train={"lr": 1e-5, "reproducible": True}, cluster={"wire": "float16"})
+    before = Replica(job, dataset, Device(), clock=lambda: 0.0).host_weights()
+    half, whole = (
+        trained(each, dataset, workers)[0]
+        for each in (job, job.model_copy(update={"cluster": job.cluster.model_copy(update={"wire": "float32"})}))
+    )
+    assert half.dtype == np.float32
+    assert np.linalg.norm(half - whole) < 0.05 * np.linalg.norm(whole - before)
+
+
 def pulls(run: RunHere) -> int:
     """Answers that bring the center, without those to a worker that joins."""
     return sum(isinstance(request, Pull) for request in run.requests)
@@ -226,7 +245,7 @@ def test_recorded_requests_through_the_bare_server_give_the_same_weights(
     weights, run = trained(job, dataset, 3)
     assert job.rule is not None
     begin = Replica(job, dataset, Device(), clock=lambda: 0.0).host_weights()
-    server = ParameterServer(job.rule, begin, life=1)
+    server = ParameterServer(job.rule, begin, life=1, wire=wire)
     for request in run.requests:
         if isinstance(request, Push):
             request = replace(request, payload=cast(request.payload, np.dtype("float32")))

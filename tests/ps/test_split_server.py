@@ -392,6 +392,17 @@ def test_one_vote_against_a_merge_drops_it_everywhere() -> None:
     assert not kept.state["squares"].any()
 
 
+def test_differences_are_to_each_range_s_part_of_the_center() -> None:
+    rng = np.random.default_rng(0)
+    center, differences = (rng.normal(size=SIZE).astype(np.float32) for _ in range(2))
+    whole = ParameterServer(SGWU(), center, wire="float16")
+    split = SplitServer(SGWU(), Snapshot(center), parts=PARTS, wire="float16")
+    for server in (whole, split):
+        server.handle(Join(0, "a", 1))
+        server.handle(Push(0, "a", 1, 1, 0, differences, 3, 0.5))
+        np.testing.assert_array_equal(server.snapshot().center, center + differences)
+
+
 class Failing(SGWU):
     """A rule of a user's, with a mistake in it."""
 

@@ -270,8 +270,7 @@ class ServerActor:
             of_run: dict[str, Any] = {"life": life, "version": snapshot.version, "sharing": sharing}
             self._server = ps.Sequencer(rule, vectors, **of_run).resume(snapshot)
         else:
-            of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps, "besides": besides}
-            of_center["coded"] = way.coded
+            of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps, "besides": besides, "wire": wire}
             self._server = ps.ParameterServer.restore(rule, snapshot, life=life, sharing=sharing, **of_center)
         self._gives: dict[str, tuple[int, int, Give]] = {}  # to workers of whose pushes parts are there
         self._trial = ps.PartsTrial()  # whether they are to go ahead

@@ -98,7 +98,7 @@ class RangeActor:
         if run:
             hold_end_up(run, f"range-{id(self)}", HeldActor(self))
         way, of_range = Wire.of(wire, rule), (snapshot.center, snapshot.state, kept, ema, steps, besides)
-        self._range = OrderedRange(rule, *of_range, coded=way.coded)
+        self._range = OrderedRange(rule, *of_range, wire=wire)
         self._cast = Cast(way.whole)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._thread.submit(load_merges, snapshot.center.dtype.name)
