@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -589,6 +590,30 @@ def test_the_coordinator_is_told_when_the_server_heard_of_each(monkeypatch: pyte
     exchange = ServerExchange(context, RULES["bsp"](), replicas, Mock())
     exchange._hosted = Mock()
     assert exchange.waiting(["cpu-0", "cpu-1"]) == Waits(frozenset({"cpu-0"}), ANY, {"cpu-1": ("cpu-1",)}, heard=heard)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such limit")
+def test_one_that_does_not_read_for_a_while_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask gives its connections 30 s, here 1 s. A worker may take another's vector over a slow link meanwhile."""
+
+    def limit(comm: Any) -> None:
+        comm.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000)
+
+    monkeypatch.setattr("distributed.comm.tcp.set_tcp_timeout", limit)
+    sent, arrived = np.arange(1 << 24, dtype=np.uint8), np.empty(1 << 24, np.uint8)
+
+    def read_late(stream: Stream) -> None:
+        time.sleep(2.5)  # longer than the limit, and the probe behind it
+        stream.receive(arrived, never)
+        stream.send(b"!", stopped=never)
+
+    with workers_of() as (host, other):
+        take_streams(host, "late", lambda message: read_late)
+        stream = open_stream(other, host.address, "late", {}, never)
+        stream.send(sent, stopped=never)
+        stream.receive(bytearray(1), never)
+        stream.close()
+    np.testing.assert_array_equal(arrived, sent)
 
 
 def test_all_are_told_before_any_thread_is_woken_up(workers: list[Worker]) -> None:
