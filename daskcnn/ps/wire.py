@@ -177,7 +177,7 @@ class Differences:
         self._rule = rule
 
     def pushed(self, local: Local) -> Vector:
-        """What the rule pushes: weights as their difference to the center, a new vector."""
+        """Return what the rule pushes; of weights, in a new vector, the difference to the center."""
         vector = self._rule.pushed(local)
         return vector - local.base if self._rule.pushes_weights(local.pace) else vector
 
