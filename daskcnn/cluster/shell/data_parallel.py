@@ -283,11 +283,13 @@ class DataParallel:
         if error.code == Code.FINITE:
             return Diverged(f"push of {error}")
         if error.code == Code.MEMORY:
+            if self._settings.peers:
+                return Lost("a worker that adds up pieces", f"out of memory {told}", "lower train.batch_size")
             hosts = ", ".join(sorted(self.context.workers.hosts))
             remedy = "resume it with the server on a host with more memory, or in several parts (cluster.ps_shards)"
             return Lost(f"parameter server at {hosts}", f"out of memory {told}", remedy)
         if error.code == Code.FAILED and not type(rule).__module__.startswith("daskcnn."):
-            return UserError(f"rule {type(rule).__name__}", f"it raised an error at the server, {told}")
+            return UserError(f"rule {type(rule).__name__}", f"it raised an error in a merge, {told}")
         return error
 
     def _failed_worker(self, name: str, error: Exception) -> WorkerFailed | None:
