@@ -207,6 +207,7 @@ def test_value_of_ones_own_passes_a_process_that_lacks_the_module_unread(here: P
         assert merged(rule) == [2.0]
         assert RULES["median"] is type(rule)
         assert call_with_values(merged, loads(passed_on)) == [2.0]
+        assert call_with_values(merged, rule=loads(passed_on)) == [2.0], "options too"
 
 
 def test_value_that_a_process_has_read_goes_on_with_its_modules(here: Path) -> None:

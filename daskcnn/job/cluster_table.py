@@ -79,9 +79,10 @@ class Cluster(Options):
     """Steps after which the chain of tasks, which the scheduler remembers, is cut. With `layer` also the
     most steps between two snapshots."""
     wire: Literal["float32", "float16", "int8"] = "float32"
-    """Number type of vectors on the network. `float16`: what is less than 6e-8 becomes 0, and the gradients of `bsp`
-    may be; a server with `adamw` is better given float32. `int8`: blocks of 256 numbers, with a scale each, of what has
-    changed; a worker adds what a push has lost to its next one. Not with `easgd`, `layer`, nor peer to peer."""
+    """Number type of vectors on the network. `float16`: gradients and gains of less than 6e-8 become 0, as some of
+    `bsp`'s may be; a server with `adamw` is better given float32. `int8`: blocks of 256 numbers, with a scale each, of
+    what has changed; a worker adds what a push has lost to its next one. Not with `easgd`, `layer`, nor peer to
+    peer."""
     overlap: bool = True
     """Replicas train on while they push and pull within a round (`easgd`, `downpour`, `dc-asgd`, `local-sgd`, and
     `agwu` with `rule.every`)."""

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Any, Final, TypeAlias
 
 import numpy.typing as npt
@@ -111,7 +113,10 @@ Request: TypeAlias = Join | Pull | Push | Leave
 
 
 class Code(StrEnum):
-    """The reason of a refusal. The server counts refusals by their codes."""
+    """The reason of a refusal. The server counts refusals by their codes.
+
+    FAILED, MEMORY: the fault is not the request's. The rule has raised an error, or the server's host has no memory.
+    """
 
     LIFE = "life"
     WORKER = "worker"
@@ -124,6 +129,8 @@ class Code(StrEnum):
     ACCURACY = "accuracy"
     SAMPLES = "n_samples"
     LEFT = "left"
+    FAILED = "failed"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,25 @@ class Objection:
 
     code: Code
     reason: str = field(compare=False)
+
+
+def failure(error: Exception) -> Objection:
+    """Why nothing can be merged any more, after an error that no request is to blame for."""
+    if isinstance(error, MergeFailed):
+        return error.objection
+    if isinstance(error, MemoryError):
+        return Objection(Code.MEMORY, str(error) or "no more is given")
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({PurePath(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return Objection(Code.FAILED, f"{type(error).__name__}: {error}{place}")
+
+
+class MergeFailed(Exception):
+    """A merge was not made, by no fault of a push. objection: why."""
+
+    def __init__(self, objection: Objection) -> None:
+        super().__init__(objection)  # as it is pickled
+        self.objection = objection
 
 
 @frozen

@@ -20,7 +20,7 @@ from daskcnn.ps.messages import PAST, Objection, Pace, Push, RuleState, Snapshot
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Sequencer
 from daskcnn.ps.vectors import all_finite, cut_state, misfit, whole_vector, within
-from daskcnn.ps.wire import decode, decoded, encode, misfit_of_coded
+from daskcnn.ps.wire import Wire, decode, encode, misfit_of_coded
 
 
 class Steps(Protocol):
@@ -51,8 +51,8 @@ class CenterRange(Vectors):
     of this range; taken over. None or empty: as before the first merge. kept: places in it that no merge changes.
     ema: the most that an average of the center keeps of itself at a merge; None: no average is kept. steps: the
     optimizer's, by what a rule merges that merges gradients; its vectors are of the state too. besides: places of what
-    layers keep besides parameters, which follow the mean of the replicas where a rule goes beyond that. coded: pushes
-    are in int8, and so are answers behind a barrier (`wire`).
+    layers keep besides parameters, which follow the mean of the replicas where a rule goes beyond that. wire: as in
+    `[cluster]`; what is pushed and answered goes by it (`Wire`).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CenterRange(Vectors):
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
         *,
-        coded: bool = False,
+        wire: str = "float32",
     ) -> None:
         if center.ndim != 1 or center.dtype.kind != "f" or not all_finite(center):
             raise ValueError(
@@ -81,11 +81,13 @@ class CenterRange(Vectors):
             self._state = _all_sealed(steps.begin(center)) | self._state
         if ema is not None:
             self._state.setdefault(AVERAGE, self._center)
-        self._coded = coded
-        self._told = self._center if coded and rule.barrier else None  # of the center, by changes
+        self._way = Wire.of(wire, rule)
+        self._told = self._center if self._way.changes else None  # of the center, by changes
 
     def objection(self, push: Push) -> Objection | None:
-        return misfit_of_coded(push.payload, len(self._center)) if self._coded else misfit(push.payload, self._center)
+        if self._way.coded:
+            return misfit_of_coded(push.payload, len(self._center))
+        return misfit(push.payload, self._center)
 
     def ahead(self, lo: int, hi: int, pushes: Sequence[Push], view: View) -> Vector | None:
         """The center's numbers lo…hi after the merge of these pushes, of whose payloads there are these numbers alone.
@@ -105,8 +107,7 @@ class CenterRange(Vectors):
     def proposed(self, pushes: Sequence[Push], view: View) -> Merge | None:
         """The merge of the pushes, which is not made yet. None: center or state would not be finite."""
         ahead, self._ahead = self._ahead, _Ahead()
-        if self._coded:
-            pushes = [self._decoded(push) for push in pushes]
+        pushes = [self._way.received(push, self._center, self._rule) for push in pushes]
         if ahead.of != _key(pushes, view) or not ahead.merges:
             return self._part(0, len(self._center), pushes, view)
         front = [replace(push, payload=push.payload[: ahead.lo]) for push in pushes]
@@ -125,7 +126,7 @@ class CenterRange(Vectors):
         if self._rule.overshoots:
             for place in self._besides if whole else within(self._besides, lo, hi):
                 there = [replace(push, payload=push.payload[place]) for push in pushes]
-                merge.center[place] = self._rule.mean(center[place], there, view, coded=self._coded)
+                merge.center[place] = self._rule.mean(center[place], there, view, coded=self._way.coded)
         unchanged = self._unchanged if whole else within(self._unchanged, lo, hi)
         for place in unchanged:  # a mean of equal numbers may differ from them in the last bit
             merge.center[place] = center[place]
@@ -136,10 +137,6 @@ class CenterRange(Vectors):
             finite = merge.finite and all_finite(average)
             merge = replace(merge, state={**merge.state, AVERAGE: _sealed(average)}, finite=finite)
         return merge if merge.finite or all(map(all_finite, (merge.center, *merge.state.values()))) else None
-
-    def _decoded(self, push: Push) -> Push:
-        weights = self._rule.pushes_weights(push.pace)
-        return replace(push, payload=decoded(push.payload, self._center, weights=weights))
 
     def adopt(self, merge: Merge, workers: Iterable[str]) -> Merge:
         """Take over a merge of these workers' pushes. Returns it with what they are told."""
@@ -232,7 +229,7 @@ class ParameterServer(Sequencer):
     """Holds the center and merges what is pushed, by the rule. `sequencer` says how it decides.
 
     center, state, kept, ema, steps, besides: as for `CenterRange`, but copied. life: the number of this server in its
-    run. version: the merges that the center has behind it. sharing: as for `Sequencer`. coded: as for `CenterRange`.
+    run. version: the merges that the center has behind it. sharing: as for `Sequencer`. wire: as for `CenterRange`.
     """
 
     def __init__(
@@ -248,10 +245,10 @@ class ParameterServer(Sequencer):
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
         sharing: StepSharing | None = None,
-        coded: bool = False,
+        wire: str = "float32",
     ) -> None:
         copied = {name: vector.copy() for name, vector in (state or {}).items()}
-        held = CenterRange(rule, center.copy(), copied, kept, ema, steps, besides, coded=coded)
+        held = CenterRange(rule, center.copy(), copied, kept, ema, steps, besides, wire=wire)
         super().__init__(rule, held, life=life, version=version, sharing=sharing)
         self._held = held
 
@@ -271,7 +268,7 @@ class ParameterServer(Sequencer):
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
         sharing: StepSharing | None = None,
-        coded: bool = False,
+        wire: str = "float32",
     ) -> ParameterServer:
         """A server that goes on from the snapshot, by default as the next life.
 
@@ -280,5 +277,5 @@ class ParameterServer(Sequencer):
         life = snapshot.life + 1 if life is None else life
         version, state = snapshot.version, snapshot.state
         own: dict[str, Any] = {"state": state, "kept": kept, "ema": ema, "steps": steps, "besides": besides}
-        server = cls(rule, snapshot.center, life=life, version=version, sharing=sharing, coded=coded, **own)
+        server = cls(rule, snapshot.center, life=life, version=version, sharing=sharing, wire=wire, **own)
         return server.resume(snapshot)

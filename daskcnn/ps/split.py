@@ -28,11 +28,11 @@ import numpy as np
 
 from daskcnn.ps.gradient_noise import added_up
 from daskcnn.ps.interfaces import Vectors
-from daskcnn.ps.messages import Code, Objection, Push, RuleState, Snapshot, Vector
+from daskcnn.ps.messages import Code, MergeFailed, Objection, Push, RuleState, Snapshot, Vector, failure
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.server import CenterRange, Steps
 from daskcnn.ps.vectors import cut_state, whole_vector, wrong_shape
-from daskcnn.ps.wire import CODED
+from daskcnn.ps.wire import CODED, Wire
 
 Span: TypeAlias = tuple[int, int]
 _NONE = (-math.inf, 0.0)  # before every session
@@ -147,11 +147,15 @@ RangeOrder: TypeAlias = MergeOrder | SettleOrder | HandOrder | KeepOrder | Forge
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A range's opinion of a merge. finite: whether its part would be. gamma, squares: the merge's."""
+    """A range's opinion of a merge. finite: whether its part would be. gamma, squares: the merge's.
+
+    failed: why the range could not work it out; None: it could.
+    """
 
     finite: bool
     gamma: Mapping[str, float] = field(default_factory=dict)
     squares: tuple[float, ...] = ()
+    failed: Objection | None = None
 
 
 # --- beside the sequencer ---
@@ -185,11 +189,16 @@ class SplitCenter(Vectors):
         return staged.objection
 
     def merge(self, pushes: Sequence[Push], view: View) -> Merge | None:
-        """Merge the pushes in all ranges, or in none if the result would not be finite in one of them."""
+        """Merge the pushes in all ranges, or in none if the result would not be finite in one of them.
+
+        Raises MergeFailed where one cannot work it out.
+        """
         bases = view.bases.known_to(push.worker for push in pushes)  # clocks only say which pushes are ready
         votes = self._ask(MergeOrder(self._number(), tuple(pushes), View(view.version, view.expected, bases)))
         settled = SettleOrder(self._number(), adopt=all(vote.finite for vote in votes))
         self._send(settled)
+        if failed := next((vote.failed for vote in votes if vote.failed), None):
+            raise MergeFailed(failed)
         if not settled.adopt:
             return None
         if self._rule.answers == "nothing":
@@ -277,10 +286,10 @@ class OrderedRange:
         steps: Steps | None = None,
         besides: Sequence[slice] = (),
         *,
-        coded: bool = False,
+        wire: str = "float32",
     ) -> None:
-        self._range = CenterRange(rule, center, state, kept, ema, steps, besides, coded=coded)
-        self._like = center[:0] if not coded else np.empty(0, CODED)
+        self._range = CenterRange(rule, center, state, kept, ema, steps, besides, wire=wire)
+        self._like = np.empty(0, CODED) if Wire.of(wire, rule).coded else center[:0]
         self._orders: dict[int, RangeOrder] = {}  # that came before their turn
         self._staged: dict[str, dict[str, _Piece]] = {}  # by worker and ticket
         self._answers: dict[str, _Answers] = {}
@@ -377,9 +386,13 @@ class OrderedRange:
     def _propose(self, order: MergeOrder) -> None:
         pieces = [self._staged[push.worker][_staged(push).ticket].values for push in order.pushes]
         pushes = [replace(push, payload=piece) for push, piece in zip(order.pushes, pieces, strict=True)]
-        merge = self._range.proposed(pushes, order.view)
+        merge, failed = None, None
+        try:
+            merge = self._range.proposed(pushes, order.view)
+        except Exception as error:  # a user's rule may raise any
+            failed = failure(error)
         self._proposed = order, merge
-        self._voted = order.number, Vote(True, merge.gamma, merge.squares) if merge else Vote(False)
+        self._voted = order.number, Vote(True, merge.gamma, merge.squares) if merge else Vote(False, failed=failed)
 
     def _settle(self, order: SettleOrder) -> None:
         assert self._proposed is not None, "no merge was worked out"

@@ -1,13 +1,18 @@
 """Vectors on the wire between a replica and the server: in one number type, or their changes in int8 with feedback.
 
+float16. Weights would lose most of what a step adds to them: a gain of less than half a unit of the weight is rounded
+away, at every meeting. So behind a barrier replicas push their difference to the center that they were given, as it
+came out of the wire. The server adds it to its own center, which stays in float32. What rounding has kept back from the
+replicas is still in that center, so gains add up there. Nothing is kept for a replica; one that joins late, or after a
+resume, is given a center and pushes its difference to that. Answers are the center, rounded.
+
 int8. A block of `BLOCK` numbers travels as its largest magnitude s, a float32, and as whole numbers q of -127 to 127,
 rounded to nearest: x ≈ s·q/127. So a zero stays a zero, the largest number of a block stays exact, and a vector that
 was cut once is cut to the same bytes again. A block with NaN or infinity has an s that is not finite, and is refused.
 
 Feedback. Each replica keeps what its last push has lost, and adds it to the next one (1-bit SGD: Seide et al. 2014;
 EF-SGD: Karimireddy et al. 2019). So all that arrived and the rest that is kept are together all that was pushed.
-Gradients, gains and increments are cut as they are; of weights their difference to the center that the replica was
-given, which the server adds to its own.
+Gradients, gains and increments are cut as they are; of weights their difference to the center, as in float16.
 
 Both ways (DoubleSqueeze: Tang et al. 2019). Behind a barrier all replicas know the same center, so the server tells
 what has changed of it, cut in the same way; the feedback is the part of the center that they do not know yet. Without
@@ -17,15 +22,17 @@ a barrier each knows another one: it is given in float16, where an error ends wi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from daskcnn.frozen import frozen
-from daskcnn.ps.messages import Code, Objection, Vector
+from daskcnn.ps.messages import Code, Objection, Push, Vector
 from daskcnn.ps.rule import Local, UpdateRule
 from daskcnn.ps.vectors import wrong_shape
 
+HALF: Final = "float16"
 INT8: Final = "int8"
 CODED: Final = np.dtype(np.uint8)
 """The dtype of a coded vector, which holds scales and whole numbers by their bytes."""
@@ -38,21 +45,24 @@ _SCALE, _MOST, _AT_ONCE = 4, 127, 256  # bytes of a scale; the largest whole num
 class Wire:
     """The way of vectors between the replicas of a rule and its server.
 
-    coded: pushes are coded vectors. changes: so are the answers to them, which are changes of the center. whole: the
-    dtype of vectors that are not coded.
+    coded: pushes are coded vectors. changes: so are the answers to them, which are changes of the center. differences:
+    pushes are not coded, and weights are pushed as their difference to the center that the replica was given. whole:
+    the dtype of vectors that are not coded.
     """
 
     coded: bool
     changes: bool
+    differences: bool
     whole: str
 
     @classmethod
     def of(cls, name: str, rule: UpdateRule) -> Wire:
         """The way by `cluster.wire`."""
         name = rule.wire(name)
-        if name != INT8:
-            return cls(coded=False, changes=False, whole=name)
-        return cls(coded=True, changes=rule.barrier, whole="float32" if rule.barrier else "float16")
+        if name != INT8:  # without a barrier the center has moved on meanwhile; peers have increments of their own
+            differences = name == HALF and rule.barrier and rule.answers == "center" and not rule.serverless
+            return cls(coded=False, changes=False, differences=differences, whole=name)
+        return cls(coded=True, changes=rule.barrier, differences=False, whole="float32" if rule.barrier else HALF)
 
     @property
     def unit(self) -> int:
@@ -67,6 +77,19 @@ class Wire:
     def pushed_length(self, numbers: int) -> int:
         """The length of a push of this many numbers."""
         return coded_bytes(numbers) if self.coded else numbers
+
+    def received(self, push: Push, center: Vector, rule: UpdateRule) -> Push:
+        """The push with the payload that the rule is to merge into this center, a new one where it is not as it came.
+
+        Its replica was given this very center: a merge behind a barrier is of all that were.
+        """
+        weights = rule.pushes_weights(push.pace)
+        if not self.coded:
+            return replace(push, payload=push.payload + center) if weights and self.differences else push
+        payload = decode(push.payload, len(center), center.dtype)
+        if weights:
+            payload += center
+        return replace(push, payload=payload)
 
     def answer_bytes(self, numbers: int) -> int:
         """The bytes of the answer to a push."""
@@ -147,12 +170,20 @@ def misfit_of_coded(payload: Vector, numbers: int) -> Objection | None:
     return None
 
 
-def decoded(payload: Vector, center: Vector, *, weights: bool) -> Vector:
-    """The vector that a coded payload stands for. weights: their difference to what the replica was given."""
-    found = decode(payload, len(center), center.dtype)
-    if weights:
-        found += center
-    return found
+class Differences:
+    """The arithmetic of exchanges by a rule whose replicas push weights as differences to what they were given."""
+
+    def __init__(self, rule: UpdateRule) -> None:
+        self._rule = rule
+
+    def pushed(self, local: Local) -> Vector:
+        """Return what the rule pushes; of weights, in a new vector, the difference to the center."""
+        vector = self._rule.pushed(local)
+        return vector - local.base if self._rule.pushes_weights(local.pace) else vector
+
+    def adopt(self, local: Local, answer: Vector, version: int) -> None:
+        """Go on from the reply to a push, as the rule does."""
+        self._rule.adopt(local, answer, version)
 
 
 class Feedback:

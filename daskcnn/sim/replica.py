@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from daskcnn.nn import OptimizerState
 from daskcnn.ps import Local, Reply
-from daskcnn.ps.wire import Feedback
+from daskcnn.ps.wire import Differences, Feedback
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.host import Agenda, Host
 from daskcnn.sim.learners import Learner
@@ -64,7 +64,7 @@ class SimulatedReplica:
             overlap=workload.overlap,
             frozen=learner.frozen,
             averaged=workload.ema is not None,
-            via=feedback,
+            via=Differences(workload.rule) if workload.way.differences else feedback,
         )
         self._feedback, self._cadence = feedback, cadence
         self._busy = self._arrives = 0.0  # the latter of the last push

@@ -101,6 +101,8 @@ class Simulation:
     def _compose(self, center: Vector, version: int = 0, state: RuleState | None = None) -> None:
         """Make the server, from this center and what it keeps besides, and the workers' sides, for the present rule."""
         workload, one = self.workload, self._learners[0]
+        # a run that is only timed has a vector of one number, which is not coded
+        codes = workload.coded and center.size == workload.numbers
         steps = one.steps if self.rule.merges_gradients else None
         self._lone = LoneOptimizer(steps)
         of_center: dict[str, Any] = {
@@ -108,8 +110,7 @@ class Simulation:
             "steps": steps,
             "ema": workload.ema,
             "besides": one.besides,
-            # a run that is only timed has a vector of one number, which is not coded
-            "coded": workload.coded and center.size == workload.numbers,
+            "wire": "float32" if workload.way.coded and not codes else workload.wire,
         }
         fixed = {member.name: member.step_fixed / member.seconds for member in self.members}
         sharing = StepShares(fixed) if workload.resizes_steps else None

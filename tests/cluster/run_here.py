@@ -28,6 +28,7 @@ from daskcnn.cluster.layers.task_context import TaskContext
 from daskcnn.cluster.link.calls import ServerLost
 from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.members import Member, Members
+from daskcnn.cluster.link.sent import Sent
 from daskcnn.cluster.messages import Calibration, RoundOrder
 from daskcnn.cluster.peers import pieces
 from daskcnn.cluster.peers.pieces import Peers
@@ -166,6 +167,8 @@ def _at(worker: str, arg: Any) -> Any:
             return f"{NAME}@{worker}"
         case TaskContext() | Peers() | RoundOrder():
             return replace(arg, run=f"{NAME}@{worker}")
+        case Sent():
+            return arg.value
         case GroupMeeting():
             return replace(arg, order=_at(worker, arg.order))
         case _:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from secrets import token_hex
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from distributed.security import Security
 
 from daskcnn.cluster.link.streams import Stream
 from daskcnn.cluster.peers.pieces import OutOfTurn, Peers, PieceExchange
-from daskcnn.errors import Diverged
+from daskcnn.errors import Diverged, PushRefused
+from daskcnn.ps import Code
 from daskcnn.ps.bsp import ASA, BSP
 from daskcnn.training.replica import Stopped
 from tests.cluster.test_streams import never, on, workers_of
@@ -112,6 +114,17 @@ def test_a_sum_that_is_not_finite_is_told_to_both(workers: list[Worker]) -> None
         for told in [pool.submit(pair.meet, name, value, 0) for name, value in zip(NAMES, (1.0, np.nan), strict=True)]:
             with pytest.raises(Diverged, match=r"lower train\.lr"):
                 told.result(20)
+
+
+def test_a_sum_that_cannot_be_made_is_told_to_both(workers: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other was taken for one that does not come."""
+    pair = Pair(workers)
+    monkeypatch.setattr(BSP, "merge", Mock(side_effect=KeyError("velocity")))
+    with ThreadPoolExecutor(2) as pool:
+        for told in [pool.submit(pair.meet, name, 1.0, 0) for name in NAMES]:
+            with pytest.raises(PushRefused, match="KeyError: 'velocity'") as refused:
+                told.result(20)
+            assert refused.value.code == Code.FAILED
 
 
 def test_strangers_and_other_lives_add_nothing(workers: list[Worker]) -> None:

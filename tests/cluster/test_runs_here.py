@@ -19,7 +19,7 @@ from daskcnn.cluster.run import exchange
 from daskcnn.cluster.run import workers as run_workers
 from daskcnn.cluster.run.server_hosts import Hosted, host_server
 from daskcnn.cluster.server import actor as server_actor
-from daskcnn.errors import DataError, Diverged, Interrupted
+from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import (
     EpochEnded,
     GroupsFormed,
@@ -36,8 +36,10 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn.optimizers import OWN
 from daskcnn.partition.step_shares import LAG, Change
-from daskcnn.ps import RULES, Join, Leave, Local, ParameterServer, Pull, Push, Snapshot
+from daskcnn.ps import RULES, Join, Leave, Local, Merge, ParameterServer, Pull, Push, Snapshot
+from daskcnn.ps.bsp import BSP
 from daskcnn.ps.gradient_noise import NOISE
+from daskcnn.ps.server import CenterRange
 from daskcnn.ps.vectors import cast
 from daskcnn.ps.wire import Feedback, bytes_of
 from daskcnn.runs.state import to_checkpoint, to_state
@@ -210,6 +212,25 @@ def test_every_sample_is_presented_and_all_travels_in_half_precision(
     assert moved(run) == (2 * weights.size * pushes(run), 2 * weights.size * answers[RULES[strategy].answers])
 
 
+@pytest.mark.parametrize(
+    ("strategy", "rule", "workers"),
+    [("bsp", {"every": 2}, 2), ("bsp", {}, 1), ("sgwu", {"every": 2}, 2)],
+    ids=["bsp", "alone", "sgwu"],
+)
+def test_small_steps_arrive_in_half_precision(
+    dataset: Dataset, strategy: str, rule: dict[str, Any], workers: int
+) -> None:
+    """Between two meetings a weight gains less than half a unit of it: weights that were pushed did not move."""
+    job = job_of(strategy, rule=rule, train={"lr": 1e-5, "reproducible": True}, cluster={"wire": "float16"})
+    before = Replica(job, dataset, Device(), clock=lambda: 0.0).host_weights()
+    half, whole = (
+        trained(each, dataset, workers)[0]
+        for each in (job, job.model_copy(update={"cluster": job.cluster.model_copy(update={"wire": "float32"})}))
+    )
+    assert half.dtype == np.float32
+    assert np.linalg.norm(half - whole) < 0.05 * np.linalg.norm(whole - before)
+
+
 def pulls(run: RunHere) -> int:
     """Answers that bring the center, without those to a worker that joins."""
     return sum(isinstance(request, Pull) for request in run.requests)
@@ -224,7 +245,7 @@ def test_recorded_requests_through_the_bare_server_give_the_same_weights(
     weights, run = trained(job, dataset, 3)
     assert job.rule is not None
     begin = Replica(job, dataset, Device(), clock=lambda: 0.0).host_weights()
-    server = ParameterServer(job.rule, begin, life=1)
+    server = ParameterServer(job.rule, begin, life=1, wire=wire)
     for request in run.requests:
         if isinstance(request, Push):
             request = replace(request, payload=cast(request.payload, np.dtype("float32")))
@@ -824,6 +845,43 @@ def test_a_worker_whose_round_fails_is_left_out_and_the_others_go_on(
     assert lost.worker == "cpu-1"
     assert lost.reason.startswith(words)
     assert sum(event.samples for event in run.of(RoundEnded)) >= EPOCHS * SAMPLES
+
+
+class OwnBSP(BSP):
+    """A rule of a user's that merges gradients."""
+
+
+def test_a_users_rule_that_merges_gradients_trains_as_ours(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer of its server did not arrive there."""
+    monkeypatch.setitem(RULES, "own-bsp", OwnBSP)
+    assert_same(trained(job_of("own-bsp"), dataset, 2)[0], trained(job_of("bsp"), dataset, 2)[0])
+
+
+class Spiteful(BSP):
+    """A rule of a user's, with a mistake in it."""
+
+    def merge(self, *args: Any) -> Merge:
+        raise KeyError("velocity")
+
+
+def test_an_error_of_a_users_rule_ends_the_run_in_words(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firewall was blamed, workers were left out, and the run ended with a traceback."""
+    monkeypatch.setitem(RULES, "spiteful", Spiteful)
+    run = RunHere(job_of("spiteful"), dataset, 2)
+    words = r"rule Spiteful: it raised .* at the push of cpu-.: KeyError: 'velocity' \(test_runs_here.py, line "
+    with pytest.raises(UserError, match=words) as told:
+        run.train()
+    assert told.value.exit_code == 2
+    assert run.of(WorkerLost) == []
+
+
+def test_a_server_without_memory_ends_the_run_in_words(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CenterRange, "proposed", Mock(side_effect=MemoryError("Unable to allocate 1.2 GiB")))
+    run = RunHere(job_of("bsp"), dataset, 2)
+    words = r"parameter server at ps: out of memory at the push of cpu-.: Unable to allocate 1.2 GiB; resume it"
+    with pytest.raises(Lost, match=words):
+        run.train()
+    assert run.of(WorkerLost) == []
 
 
 def test_a_server_that_is_gone_from_a_worker_that_answers_costs_no_worker_its_place(

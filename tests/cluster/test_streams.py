@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ from daskcnn.nn.optimizers.center import CenterDescent
 from daskcnn.nn.optimizers.descent import Descent, Span, Treatment
 from daskcnn.nn.optimizers.steps import SGD
 from daskcnn.ps import RULES, Code, Join, Leave, NoiseScale, Pull, Push, PushPart, Reply, Snapshot
+from daskcnn.ps.server import CenterRange
 from daskcnn.training.coordinator.facts import Waits
 from daskcnn.training.replica import Stopped
 
@@ -284,6 +286,30 @@ def test_refusals_have_their_reason_and_the_stream_goes_on(workers: list[Worker]
         link.call(here.push("a", 1, np.nan))
     assert caught.value.code == Code.FINITE
     assert link.call(here.push("a", 1, 1.0)).version == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("no mean of none"), MemoryError("Unable to allocate 1.2 GiB")], ids=str)
+def test_a_merge_that_raises_is_told_to_all_who_wait_once_and_in_words(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It was made again for each of six streams, and taken for a server that is gone."""
+    here, merge = Hosting(workers, "bsp"), Mock(side_effect=error)
+    for name in "ab":
+        here.join(name)
+    monkeypatch.setattr(CenterRange, "proposed", merge)
+    with ThreadPoolExecutor(2) as pool:
+        told = [pool.submit(here.link(name).call, here.push(name, 1, 1.0)) for name in "ab"]
+        refused = {name: each.exception(10) for name, each in zip("ab", told, strict=True)}
+    for name, found in refused.items():
+        assert isinstance(found, PushRefused)
+        assert found.code == (Code.MEMORY if isinstance(error, MemoryError) else Code.FAILED)
+        assert str(found).startswith(f"{name}: ")
+        assert str(error) in str(found)
+    assert merge.call_count == 1
+    asyncio.run(here.server.leave("a", 1))
+    with pytest.raises(PushRefused, match=str(error)):
+        here.link("b").call(Pull(1, "b", 1))
+    assert merge.call_count == 1
 
 
 def test_one_that_left_with_a_push_and_is_back_is_not_told_the_answer_to_that(workers: list[Worker]) -> None:
@@ -564,6 +590,30 @@ def test_the_coordinator_is_told_when_the_server_heard_of_each(monkeypatch: pyte
     exchange = ServerExchange(context, RULES["bsp"](), replicas, Mock())
     exchange._hosted = Mock()
     assert exchange.waiting(["cpu-0", "cpu-1"]) == Waits(frozenset({"cpu-0"}), ANY, {"cpu-1": ("cpu-1",)}, heard=heard)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such limit")
+def test_one_that_does_not_read_for_a_while_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask gives its connections 30 s, here 1 s. A worker may take another's vector over a slow link meanwhile."""
+
+    def limit(comm: Any) -> None:
+        comm.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000)
+
+    monkeypatch.setattr("distributed.comm.tcp.set_tcp_timeout", limit)
+    sent, arrived = np.arange(1 << 24, dtype=np.uint8), np.empty(1 << 24, np.uint8)
+
+    def read_late(stream: Stream) -> None:
+        time.sleep(2.5)  # longer than the limit, and the probe behind it
+        stream.receive(arrived, never)
+        stream.send(b"!", stopped=never)
+
+    with workers_of() as (host, other):
+        take_streams(host, "late", lambda message: read_late)
+        stream = open_stream(other, host.address, "late", {}, never)
+        stream.send(sent, stopped=never)
+        stream.receive(bytearray(1), never)
+        stream.close()
+    np.testing.assert_array_equal(arrived, sent)
 
 
 def test_all_are_told_before_any_thread_is_woken_up(workers: list[Worker]) -> None:

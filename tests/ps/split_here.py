@@ -39,11 +39,16 @@ from daskcnn.ps.vectors import cut_state
 
 
 def ranges_of(
-    rule: UpdateRule, snapshot: Snapshot, parts: int, ema: float | None = None, steps: CenterDescent | None = None
+    rule: UpdateRule,
+    snapshot: Snapshot,
+    parts: int,
+    ema: float | None = None,
+    steps: CenterDescent | None = None,
+    wire: str = "float32",
 ) -> list[OrderedRange]:
     cuts = spans(snapshot.center.size, parts)
     return [
-        OrderedRange(rule, part.center, part.state, ema=ema, steps=steps and steps.part(*cut))
+        OrderedRange(rule, part.center, part.state, ema=ema, steps=steps and steps.part(*cut), wire=wire)
         for part, cut in zip(split_snapshot(snapshot, cuts), cuts, strict=True)
     ]
 
@@ -64,8 +69,9 @@ class SplitServer:
         seed: int = 0,
         ema: float | None = None,
         steps: CenterDescent | None = None,
+        wire: str = "float32",
     ) -> None:
-        self.ranges = ranges_of(rule, snapshot, parts, ema, steps)
+        self.ranges = ranges_of(rule, snapshot, parts, ema, steps, wire)
         self.under_way: list[list[RangeOrder]] = [[] for _ in self.ranges]
         self.random, self.tickets = random.Random(seed), count()
         self.cuts = spans(snapshot.center.size, parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -24,11 +25,16 @@ from daskcnn.ps import (
     Join,
     Local,
     ParameterServer,
+    Pull,
     Push,
+    Reply,
+    Snapshot,
     UpdateRule,
     Vector,
 )
 from daskcnn.ps.admm import ADMM
+from daskcnn.ps.vectors import cast
+from daskcnn.ps.wire import CODED, Differences, Feedback, Wire, problems_with_int8
 from tests.ps.driving import (
     MOMENTUM,
     Cluster,
@@ -52,6 +58,78 @@ turns = st.lists(st.integers(0, 5), max_size=12)
 
 
 # --- every rule ---
+
+
+def gained(rule: UpdateRule, wire: str, *, gain: float = 1e-5, meetings: int = 200) -> Vector:
+    """What the center gains where each of two replicas gains this between two meetings.
+
+    Where replicas go their own way, what they and the center have gained together.
+    """
+    start, way = np.array([1.0, 0.05, -0.5], np.float32), Wire.of(wire, rule)
+    server, replicas, ways = ParameterServer(rule, start, wire=wire), dict[str, Local](), dict[str, Any]()
+
+    def travelled(vector: Vector) -> Vector:
+        return vector.copy() if vector.dtype == CODED else cast(cast(vector, way.whole), "float32").copy()
+
+    def told(request: Join | Push | Pull) -> list[Reply]:
+        return [each for each in server.handle(request) if isinstance(each, Reply)]
+
+    for name in "ab":
+        (reply,) = told(Join(0, name, 1))
+        local = replicas[name] = Local(start.copy(), start)
+        rule.begin(local, travelled(reply.weights), reply.version)
+        ways[name] = Feedback(rule) if way.coded else Differences(rule) if way.differences else rule
+    for seq in range(1, meetings + 1):
+        for name, local in replicas.items():
+            local.weights += np.float32(gain)
+            pushed = travelled(ways[name].pushed(local))
+            for each in told(Push(0, name, 1, seq, local.base_version, pushed, 10, 1.0)):
+                ways[each.worker].adopt(replicas[each.worker], travelled(each.weights), each.version)
+            if rule.answers == "nothing":
+                (reply,) = told(Pull(0, name, 1))
+                rule.pulled(local, travelled(reply.weights), reply.version)
+    found = server.snapshot().center - start
+    if rule.answers == "difference":
+        found += sum(local.weights - local.base for local in replicas.values())
+    return found
+
+
+@every_variant
+@pytest.mark.parametrize("wire", ["float16", "int8"])
+def test_gains_that_are_small_beside_the_weights_reach_the_center(rule: UpdateRule, wire: str) -> None:
+    """A gain of 1e-5 is a fiftieth of a unit of a float16 near 1: replicas that sent weights never came on."""
+    name = next(name for name, kind in RULES.items() if type(rule) is kind)
+    if wire == "float16" or not list(problems_with_int8(rule, name)):
+        np.testing.assert_allclose(gained(rule, wire), gained(rule, "float32"), rtol=0.1)
+
+
+@every
+def test_replicas_that_have_gained_nothing_leave_the_center_as_it_is(name: str) -> None:
+    """In float16 they are given a rounded center, as they join at first, late, or after a resume."""
+    rule, center = RULES[name](), np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    if not rule.barrier:
+        return
+    arithmetic, server = Differences(rule) if Wire.of("float16", rule).differences else rule, None
+
+    def pushes(found: Iterable[Any], seq: int) -> list[Push]:
+        """Each replica's push of what it was given."""
+        made = []
+        for reply in found:
+            given_ = cast(cast(reply.weights, "float16"), "float32")
+            pushed = cast(cast(arithmetic.pushed(Local(given_.copy(), given_)), "float16"), "float32")
+            made.append(Push(life, reply.worker, 1, seq, reply.version, pushed, 10, 0.5))
+        return made
+
+    for life in range(2):
+        server = ParameterServer.restore(
+            rule, server.snapshot() if server else Snapshot(center), life=life, wire="float16"
+        )
+        first, second = pushes([each for name in "ab" for each in server.handle(Join(life, name, 1))], 1)
+        assert server.handle(first) == server.handle(Join(life, "late", 1)) == []
+        *others, late = server.handle(second)
+        again = [each for push in [*pushes(others, 2), *pushes([late], 1)] for each in server.handle(push)]
+        assert len(again) == 3
+        np.testing.assert_allclose(server.snapshot().center, center, rtol=3e-7)
 
 
 @every_variant

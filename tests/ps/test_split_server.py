@@ -31,7 +31,9 @@ from daskcnn.ps import (
     UpdateRule,
     View,
 )
-from daskcnn.ps.messages import Code, Objection
+from daskcnn.ps.messages import Code, MergeFailed, Objection
+from daskcnn.ps.rule import Merge
+from daskcnn.ps.sgwu import SGWU
 from daskcnn.ps.split import (
     HandOrder,
     KeepOrder,
@@ -388,6 +390,35 @@ def test_one_vote_against_a_merge_drops_it_everywhere() -> None:
     assert not kept.center.any()
     assert kept.state is not None
     assert not kept.state["squares"].any()
+
+
+def test_differences_are_to_each_range_s_part_of_the_center() -> None:
+    rng = np.random.default_rng(0)
+    center, differences = (rng.normal(size=SIZE).astype(np.float32) for _ in range(2))
+    whole = ParameterServer(SGWU(), center, wire="float16")
+    split = SplitServer(SGWU(), Snapshot(center), parts=PARTS, wire="float16")
+    for server in (whole, split):
+        server.handle(Join(0, "a", 1))
+        server.handle(Push(0, "a", 1, 1, 0, differences, 3, 0.5))
+        np.testing.assert_array_equal(server.snapshot().center, center + differences)
+
+
+class Failing(SGWU):
+    """A rule of a user's, with a mistake in it."""
+
+    def merge(self, *args: Any) -> Merge:
+        raise KeyError("velocity")
+
+
+def test_a_merge_that_the_ranges_cannot_work_out_says_why_and_leaves_what_there_was() -> None:
+    begin = Snapshot(np.ones(6))
+    server = SplitServer(Failing(), begin)
+    server.handle(Join(0, "a", 1))
+    with pytest.raises(MergeFailed) as told:
+        server.handle(Push(0, "a", 1, 1, 0, np.zeros(6), 3, 0.5))
+    assert told.value.objection.code == Code.FAILED
+    assert told.value.objection.reason.startswith("KeyError: 'velocity' (test_split_server.py, line ")
+    np.testing.assert_array_equal(server.snapshot().center, begin.center)
 
 
 # --- on threads ---

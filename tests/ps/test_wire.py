@@ -153,7 +153,7 @@ def run(rule: UpdateRule, *, coded: bool, feedback: bool, meetings: int = 600) -
     size = 64
     target = np.linspace(0.9, 1.1, size) * AWAY
     target[0] = 0.0
-    server = ParameterServer(rule, np.zeros(size), coded=coded)
+    server = ParameterServer(rule, np.zeros(size), wire="int8" if coded else "float32")
     replicas = dict[str, Local]()
     feedbacks = dict[str, Feedback]()
     for name in "ab":
@@ -207,9 +207,9 @@ def test_a_split_server_does_the_same(name: str, parts: int) -> None:
     assert all(lo % BLOCK == 0 for lo, _ in cuts)
     assert cuts[-1][1] == size
     rng = np.random.default_rng(0)
-    whole = ParameterServer(rule, rng.standard_normal(size).astype(np.float32), coded=True)
+    whole = ParameterServer(rule, rng.standard_normal(size).astype(np.float32), wire="int8")
     center = whole.snapshot().center
-    held = [ParameterServer(rule, center[lo:hi], coded=True) for lo, hi in cuts]
+    held = [ParameterServer(rule, center[lo:hi], wire="int8") for lo, hi in cuts]
     for server in (whole, *held):
         server.handle(Join(0, "a", 1))
     for seq in range(1, 4):
@@ -237,14 +237,14 @@ def test_a_split_server_does_the_same(name: str, parts: int) -> None:
     ],
 )
 def test_what_is_no_coded_push_is_refused(payload: Vector, code: Code) -> None:
-    server = ParameterServer(rule_of("local-sgd"), np.zeros(300, np.float32), coded=True)
+    server = ParameterServer(rule_of("local-sgd"), np.zeros(300, np.float32), wire="int8")
     server.handle(Join(0, "a", 1))
     (refused,) = server.handle(Push(0, "a", 1, 1, 0, payload, 10, 0.5))
     assert refused.code == code  # type: ignore[union-attr] # it is a refusal
 
 
 def test_a_repeated_push_is_merged_once_and_told_the_same() -> None:
-    server = ParameterServer(rule_of("local-sgd"), np.zeros(300, np.float32), coded=True)
+    server = ParameterServer(rule_of("local-sgd"), np.zeros(300, np.float32), wire="int8")
     server.handle(Join(0, "a", 1))
     push = Push(0, "a", 1, 1, 0, encode(np.linspace(0, 1, 300, dtype=np.float32)), 10, 0.5)
     (first,), center = server.handle(push), server.snapshot().center
@@ -254,7 +254,7 @@ def test_a_repeated_push_is_merged_once_and_told_the_same() -> None:
 
 
 def test_one_that_joins_is_given_the_center_that_the_others_know() -> None:
-    server = ParameterServer(rule_of("sgwu"), np.zeros(300, np.float32), coded=True)
+    server = ParameterServer(rule_of("sgwu"), np.zeros(300, np.float32), wire="int8")
     known = np.zeros(300, np.float32)
     for name in "ac":
         server.handle(Join(0, name, 1))

@@ -12,7 +12,7 @@ from daskcnn.events import SamplesAllocated, Warned, WorkerIgnored, WorkerJoined
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.coordinator import GO_BACK, Phase
 from daskcnn.training.coordinator.departures import FAR
 from daskcnn.training.coordinator.records import Kept
 from tests.training.coordinator_shell import Shell
@@ -188,6 +188,39 @@ def test_a_group_that_stands_still_is_given_up_with_the_worker_that_it_waits_for
     ]
     assert shell.coordinator.roster.alive.keys() == {"cpu-0", "cpu-1", "cpu-2"}
     assert shell.finish().status == "done"
+
+
+# --- tasks out of step ---
+
+
+@pytest.mark.parametrize("which", [(PEERS, {}), (("sgwu", {}), GROUPS)], ids=["peers", "groups"])
+def test_tasks_out_of_step_that_take_the_run_back_to_the_same_state_again_and_again_end_it(which: Any) -> None:
+    """A blocked way between two workers does not go away: the words name it, and what was trained is kept."""
+    rule, groups = which
+    shell = training(rule, workers=4, **groups)
+    blocked = "worker cpu-1 does not come to the meeting"
+    for _ in range(GO_BACK):
+        while shell.coordinator.phase is not Phase.TRAINING:
+            shell.answer(0)
+        shell.tell(facts.OutOfStep(shell.coordinator.life, blocked, shell.now))
+    end = shell.finish()
+    assert end.status == "lost"
+    assert str(end.error).startswith(f"{blocked}, for the {GO_BACK}th time behind step 0: do all workers reach each")
+    assert shell.coordinator.life == GO_BACK
+    assert shell.of(orders.Save)
+
+
+def test_peers_that_do_not_all_come_to_a_meeting_begin_the_round_again_from_the_last_center() -> None:
+    """As often as it happens, if they have met in between."""
+    shell = training(PEERS, epochs=2 * GO_BACK)
+    for _ in range(GO_BACK + 1):
+        shell.answer_to(orders.StartRound), shell.answer_to(orders.StartRound)
+        found = shell.tell(facts.OutOfStep(shell.coordinator.life, "worker cpu-1 does not come", shell.now))
+        assert found[-2:] == [orders.CancelAll(), orders.Rescue()]
+        shell.answer_to(orders.Rescue)
+        shell.answer_to(orders.Join), shell.answer_to(orders.Join)
+    assert shell.finish().status == "done"
+    assert shell.reported == 2 * GO_BACK * SAMPLES, "no round that has ended is made again"
 
 
 # --- groups ---

@@ -28,9 +28,8 @@ from daskcnn.events import (
 from daskcnn.nn.score import Score
 from daskcnn.sharded.balance import WorkerLink, WorkerLinks
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.coordinator import Phase
+from daskcnn.training.coordinator.coordinator import GO_BACK, Phase
 from daskcnn.training.coordinator.departures import FAR, LONGEST
-from daskcnn.training.coordinator.layer import GO_BACK
 from daskcnn.training.coordinator.layer_records import LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.shares import REPORTS

@@ -74,11 +74,15 @@ def sent_function(function: Callable[..., Any], job: Job) -> Callable[..., Any]:
 
 def call_with_values(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call the function with the values in place of those arguments that were sent."""
-    return function(*(a.value if isinstance(a, Sent) else a for a in args), **options)
+    return function(*map(_opened, args), **{name: _opened(value) for name, value in options.items()})
 
 
 try_with_values = returns_refusals(call_with_values)
 """The same for a task whose result goes to the driver, which is told of a module that is missing."""
+
+
+def _opened(value: Any) -> Any:
+    return value.value if isinstance(value, Sent) else value
 
 
 def _called(sent: Sent, *args: Any, **options: Any) -> Any:

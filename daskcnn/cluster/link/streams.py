@@ -129,6 +129,10 @@ def _taken(stream: Any) -> socket.socket:
         for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             end.setsockopt(socket.SOL_SOCKET, limit, _LIMIT)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Dask's 30 s would end a connection whose receiver reads nothing for as long, such as one that takes another's
+        # vector over a slow link first. Who is gone is found by keepalive, which stays, and by the driver.
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
     return end
 
 

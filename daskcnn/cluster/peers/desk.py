@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from daskcnn.cluster.server.stream import Answer, Give, Tell
 from daskcnn.ps import Code, Pull, Push, PushPart, Refuse, Reply, Vector
 from daskcnn.ps.bsp import ASA
+from daskcnn.ps.messages import failure
 from daskcnn.ps.vectors import all_finite
 
 
@@ -88,7 +89,11 @@ class SumDesk:
         if any(len(push.payload) != len(expected.base) for push in pushes):
             return [_refused(push, Code.LENGTH, f"pieces of a range of {len(expected.base)}") for push in pushes]
         pieces, samples = [push.payload for push in pushes], [push.n_samples for push in pushes]
-        merged = self._asa.add_up(expected.base, pieces, samples)
+        try:
+            merged = self._asa.add_up(expected.base, pieces, samples)
+        except Exception as error:  # a user's rule may raise any
+            why = failure(error)
+            return [_refused(push, why.code, why.reason) for push in pushes]
         if not all_finite(merged):
             return [_refused(push, Code.FINITE, "NaN or infinity is in the sum") for push in pushes]
         now = time.monotonic()

@@ -123,7 +123,8 @@ class PieceExchange:
 
         said: the contribution (size,) after this version of the center, in the wire's dtype. base: the own range of
         that center. Neither changes meanwhile. samples: that the contribution stands for. last: the round of all is to
-        end with this meeting. Raises Stopped, Diverged, or OutOfTurn where a worker does not come.
+        end with this meeting. Raises Stopped, Diverged, PushRefused where a sum cannot be made, or OutOfTurn where a
+        worker does not come.
         """
         self.waits = True
         names, ranges, life = self._peers.names, self._peers.spans(), self._peers.life
@@ -176,11 +177,13 @@ def _own(summed: SimpleQueue[Answer], stopped: Callable[[], bool]) -> Reply:
         if isinstance(answer, Reply):
             return answer
         assert not isinstance(answer, ConnectionError)
-        _raise_refused(PushRefused(answer.reason, answer.code))
+        _raise_refused(PushRefused(f"{answer.worker}: {answer.reason}", answer.code))
 
 
 def _raise_refused(refused: PushRefused) -> NoReturn:
     if refused.code == Code.FINITE:
         reason = "NaN or infinity is in what the replicas' weights add up to"
         raise Diverged("center", reason, "lower train.lr") from None
+    if refused.code in (Code.FAILED, Code.MEMORY):
+        raise refused
     raise OutOfTurn(str(refused)) from None

@@ -73,7 +73,7 @@ class Dispatch:
         self, key: tuple[str, int], actor: Callable[..., Any], *args: Any, host: Member, **options: Any
     ) -> Future:
         """Start an actor on this host, which need not be a worker of the run."""
-        return self._pinned(host, key, *_opening(call_with_values, actor, *args), **options, actor=True)
+        return self._pinned(host, key, *_opening(call_with_values, actor, *args, **options), **options, actor=True)
 
     def _pinned(
         self, to: Member, key: tuple[str, int], function: Callable[..., Any], *args: Any, **options: Any
@@ -145,9 +145,9 @@ def _taking_turns(member: Member, function: Callable[..., Any]) -> tuple[Callabl
     return (in_turn, function) if member.plain else (function,)
 
 
-def _opening(with_values: Callable[..., Any], *call: Any) -> tuple[Any, ...]:
-    """Return the call, through `with_values` where an argument has to be opened on the worker."""
-    return (with_values, *call) if any(isinstance(each, Sent) for each in call) else call
+def _opening(with_values: Callable[..., Any], *call: Any, **options: Any) -> tuple[Any, ...]:
+    """Return the call, through `with_values` where an argument or an option has to be opened on the worker."""
+    return (with_values, *call) if any(isinstance(each, Sent) for each in (*call, *options.values())) else call
 
 
 def _argument(value: Any) -> Any:

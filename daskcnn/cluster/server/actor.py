@@ -27,10 +27,12 @@ from daskcnn import ps
 from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.link.leaving import HeldActor, hold_end_up
 from daskcnn.cluster.link.streams import Refused
+from daskcnn.cluster.server.callers import Callers
 from daskcnn.cluster.server.ranges import TRIES, Cast, RangeAt, RangeLines, merges_loading, use_memory_again
 from daskcnn.cluster.server.stream import Answer, Give, Tell, WorkerEnd, take_workers
 from daskcnn.errors import PushRefused
 from daskcnn.partition.step_shares import StepShares
+from daskcnn.ps.messages import MergeFailed, Objection
 from daskcnn.ps.server import Steps
 from daskcnn.ps.split import SplitCenter, StagedPayload, StoredVector
 from daskcnn.ps.vectors import cast
@@ -219,42 +221,6 @@ class ServerLink:
                     raise Stopped from None
 
 
-Key = tuple[str, int, int]
-
-
-class Callers:
-    """Those who wait for the answer to a request. lost: why no answer will come any more.
-
-    heard: the time of each worker's last request, or of the answer to it.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: dict[Key, list[Tell]] = {}
-        self.heard: dict[str, float] = {}
-        self.lost: ConnectionError | None = None
-
-    def expect(self, request: ps.Request, tell: Tell) -> None:
-        """Note who waits: a repeated request gets the answer to the first."""
-        self.waiting.setdefault(_key(request), []).append(tell)
-        self.heard[request.worker] = request.at
-
-    def taken(self, instruction: ps.Instruction, at: float) -> list[Tell]:
-        """Return those who are to be told what the instruction stands for; they do not wait any longer."""
-        self.heard[instruction.worker] = at
-        return self.waiting.pop(_key(instruction), [])
-
-    def lose(self, error: Exception) -> None:
-        """Tell all that no answer will come: a part of the server is gone."""
-        self.lost = self.lost or ConnectionError(str(error))
-        for key in [*self.waiting]:
-            for tell in self.waiting.pop(key, []):
-                tell(self.lost)
-
-
-def _key(message: Any) -> Key:
-    return message.worker, message.session, message.seq
-
-
 class ServerActor:
     """The server: one a run, on a worker that does nothing else.
 
@@ -304,8 +270,7 @@ class ServerActor:
             of_run: dict[str, Any] = {"life": life, "version": snapshot.version, "sharing": sharing}
             self._server = ps.Sequencer(rule, vectors, **of_run).resume(snapshot)
         else:
-            of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps, "besides": besides}
-            of_center["coded"] = way.coded
+            of_center: dict[str, Any] = {"kept": kept, "ema": ema, "steps": steps, "besides": besides, "wire": wire}
             self._server = ps.ParameterServer.restore(rule, snapshot, life=life, sharing=sharing, **of_center)
         self._gives: dict[str, tuple[int, int, Give]] = {}  # to workers of whose pushes parts are there
         self._trial = ps.PartsTrial()  # whether they are to go ahead
@@ -320,8 +285,8 @@ class ServerActor:
     async def handle(self, request: ps.Request) -> ps.Reply:
         """Join, pull or push: the reply to it, with weights as they go over the wire.
 
-        Raises PushRefused where the server refuses the request, or ConnectionError where a range of it is gone. A
-        repeated request gets the reply of the first.
+        Raises PushRefused where the server refuses the request or cannot merge, or ConnectionError where a range of it
+        is gone. A repeated request gets the reply of the first.
         """
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[ps.Reply] = loop.create_future()
@@ -365,7 +330,8 @@ class ServerActor:
     def serve(self, request: ps.Request, tell: Tell | None = None) -> None:
         """Carry out a request, on any thread, in its turn. All whose answers are there now are told them.
 
-        Raises ConnectionError where a range of the server is gone; who waits for an answer is told that.
+        Raises ConnectionError where a range of the server is gone; who waits for an answer is told that. So is who
+        waits for a merge that a rule cannot make, or for which there is no memory.
         """
         request = replace(request, at=time.monotonic())  # on the one clock that all requests share
         with self._turn:
@@ -376,6 +342,9 @@ class ServerActor:
             except ConnectionError as error:
                 self._callers.lose(error)
                 raise
+            except Exception as error:  # a user's rule may raise any
+                self._callers.lose(error)
+                told = []
         for later in [each(answer) for those, answer in told for each in those]:
             if later is not None:
                 later()
@@ -387,7 +356,12 @@ class ServerActor:
         push = replace(part.push, payload=cast(part.push.payload, self._dtype))
         with self._turn:
             self._gives[push.worker] = push.session, push.seq, give
-            for each in self._server.handle_part(replace(part, push=push)):
+            try:
+                given = self._server.handle_part(replace(part, push=push))
+            except Exception as error:  # as in `serve`
+                self._callers.lose(error)
+                return
+            for each in given:
                 session, seq, their = self._gives[each.worker]
                 if (session, seq) == (each.session, each.seq):
                     their(each, self._cast(each.values))
@@ -395,7 +369,7 @@ class ServerActor:
     def _handle(self, request: ps.Request) -> list[tuple[ps.Instruction, Answer]]:
         """Return the instructions that follow, each with its answer."""
         if lost := self._callers.lost:  # what the sequencer was about when it was lost is not done
-            raise ConnectionError(str(lost)) from lost
+            raise MergeFailed(lost) if isinstance(lost, Objection) else ConnectionError(str(lost))
         if isinstance(request, ps.Push) or self._cast.wire != self._dtype:
             self._loaded.result()
         if isinstance(request, ps.Push) and not isinstance(request.payload, StagedPayload) and self.wire != CODED:

@@ -20,7 +20,7 @@ from daskcnn.cluster.link.client import lent_client
 from daskcnn.cluster.link.leaving import HeldActor, hold_end_up
 from daskcnn.errors import PushRefused
 from daskcnn.ps import Code, Push, RuleState, Snapshot, UpdateRule, Vector
-from daskcnn.ps.messages import Objection
+from daskcnn.ps.messages import Objection, failure
 from daskcnn.ps.server import Steps
 from daskcnn.ps.split import MergeOrder, OrderedRange, RangeOrder, Vote
 from daskcnn.ps.vectors import cast
@@ -98,7 +98,7 @@ class RangeActor:
         if run:
             hold_end_up(run, f"range-{id(self)}", HeldActor(self))
         way, of_range = Wire.of(wire, rule), (snapshot.center, snapshot.state, kept, ema, steps, besides)
-        self._range = OrderedRange(rule, *of_range, coded=way.coded)
+        self._range = OrderedRange(rule, *of_range, wire=wire)
         self._cast = Cast(way.whole)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._thread.submit(load_merges, snapshot.center.dtype.name)
@@ -107,7 +107,10 @@ class RangeActor:
     async def stage(self, push: Push, ticket: str) -> Objection | None:
         """Take the piece of a push that the sequencer is told of next. Returns why it does not fit, if so."""
         dtype = self._range.dtype
-        return await self._run(lambda: self._range.stage(replace(push, payload=cast(push.payload, dtype)), ticket))
+        try:
+            return await self._run(lambda: self._range.stage(replace(push, payload=cast(push.payload, dtype)), ticket))
+        except MemoryError as error:  # the sender would take it for its own
+            return failure(error)
 
     async def take(self, orders: Sequence[RangeOrder]) -> None:
         """Orders of the sequencer, in whatever order they come."""

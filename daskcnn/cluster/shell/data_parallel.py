@@ -23,7 +23,7 @@ from daskcnn.cluster.run.exchange import PendingWork, ServerExchange, WorkerRepl
 from daskcnn.cluster.run.probing import ServerProbes
 from daskcnn.cluster.shell.shell import Actions, Shell
 from daskcnn.cluster.worker.session import ask_to_end, await_release
-from daskcnn.errors import Diverged, PushRefused, UserError
+from daskcnn.errors import Diverged, Lost, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights, layout_of
 from daskcnn.nn import Layout, OptimizerState
@@ -271,11 +271,26 @@ class DataParallel:
                 return facts.OutOfStep(self.life, str(still) or "a task was stopped", self._shell.now)
         if (failed := self._failed_worker(name, error)) is not None:
             return facts.WorkerGone((failed.name,), failed.reason, self._shell.now)
-        if isinstance(error, PushRefused) and error.code == Code.FINITE:
-            error = Diverged(f"push of {error}")
+        if isinstance(error, PushRefused):
+            error = self._refused(error)
         if isinstance(error, UserError):
             return facts.RoundFailed(name, self.life, error, self._shell.now)
         raise error
+
+    def _refused(self, error: PushRefused) -> Exception:
+        """Return what a refusal of the server is to people, if it is their error and none of ours."""
+        rule, told = self._settings.rule, f"at the push of {error}"
+        if error.code == Code.FINITE:
+            return Diverged(f"push of {error}")
+        if error.code == Code.MEMORY:
+            if self._settings.peers:
+                return Lost("a worker that adds up pieces", f"out of memory {told}", "lower train.batch_size")
+            hosts = ", ".join(sorted(self.context.workers.hosts))
+            remedy = "resume it with the server on a host with more memory, or in several parts (cluster.ps_shards)"
+            return Lost(f"parameter server at {hosts}", f"out of memory {told}", remedy)
+        if error.code == Code.FAILED and not type(rule).__module__.startswith("daskcnn."):
+            return UserError(f"rule {type(rule).__name__}", f"it raised an error in a merge, {told}")
+        return error
 
     def _failed_worker(self, name: str, error: Exception) -> WorkerFailed | None:
         """Return the worker that cannot go on, if an error says so.

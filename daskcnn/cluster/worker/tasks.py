@@ -26,7 +26,7 @@ from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Join, Local, Pull, Push, PushPart, Reply, Request
 from daskcnn.ps.vectors import cast
-from daskcnn.ps.wire import CODED, Feedback, Wire
+from daskcnn.ps.wire import CODED, Differences, Feedback, Wire
 from daskcnn.store.array_index import ArrayIndex
 from daskcnn.training.cadence import Cadence, TrainSteps, steps_of_round
 from daskcnn.training.exchange_orders import Answer, Await, JudgeCenter, JudgeLocal, Order, PullCenter, Report, Send
@@ -59,8 +59,10 @@ def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -
         cadence = Cadence(rule, job.train.batch_size, job.data.validation)
         local = Local(replica.weights, replica.weights, besides=replica.layout.besides)
         averaged = job.train.ema is not None
-        feedback = Feedback(rule, replica.device.xp) if Wire.of(job.cluster.wire, rule).coded else None
-        how: dict[str, Any] = {"overlap": overlap, "via": feedback, "frozen": replica.frozen, "averaged": averaged}
+        way = Wire.of(job.cluster.wire, rule)
+        feedback = Feedback(rule, replica.device.xp) if way.coded else None
+        via = Differences(rule) if way.differences else feedback
+        how: dict[str, Any] = {"overlap": overlap, "via": via, "frozen": replica.frozen, "averaged": averaged}
         session.exchange = ReplicaExchange(rule, local, cadence, **how)
         session.feedback = feedback
     link = _link(order, session, stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -51,6 +51,8 @@ CUT = "the connection to the scheduler was cut"
 _ENDED = Phase.ENDED  # read with every fact: a member's look-up in its class takes ten times as long
 IN_VAIN = 4
 """Times in a row that a run lacks workers and has come no farther, from which on losses count."""
+GO_BACK = 5
+"""A run ends if tasks out of step take it back to the same step this many times on end."""
 _TURNING = frozenset({Phase.STARTING, Phase.MOVING, Phase.RESCUING})  # another phase follows at once
 
 
@@ -69,6 +71,7 @@ class Coordinating(ABC):
         self._leaving: dict[str, str] = {}  # why, of workers that are to leave as soon as what they do has ended
         self._paused: float | None = None  # the time since when too few workers are there
         self._lacked_at, self._in_vain = -1, 0  # how far the run was then; how often in a row it was no farther
+        self._gone_back: deque[int] = deque(maxlen=GO_BACK)  # the steps that tasks out of step took it back to, last
         self.phase = Phase.CALIBRATING
         self.life = 0
         self._interrupted: errors.Interrupted | None = None
@@ -329,6 +332,14 @@ class Coordinating(ABC):
     def _lost_last(self, error: Lost) -> None:
         """Go on after the last worker is lost, or end the run."""
         self._give_up(error)
+
+    def _back_too_often(self, message: str, step: int) -> Lost | None:
+        """Note that tasks out of step take the run back to this step. Returns the error that ends it after too many."""
+        self._gone_back.append(step)
+        if self._gone_back.count(step) < GO_BACK:
+            return None
+        remedy = "do all workers reach each other? `daskcnn doctor --scheduler ADDRESS` tries their links"
+        return Lost(f"{message}, for the {GO_BACK}th time behind step {step}: {remedy}")
 
     # --- the end ---
 

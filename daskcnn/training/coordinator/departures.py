@@ -203,13 +203,6 @@ class Departures(Recovering):
         self._alive.closing = True
         self._end_all_rounds()
 
-    def _stop_at_once(self) -> None:
-        """Keep the center as it is, and end. Rounds under way are begun again by a resume."""
-        if self.settings.peers:
-            self._rescue()
-        else:
-            self._keep_and_stop()
-
     # --- the server's worker leaves ---
 
     def _on_server_leaving(self, fact: facts.ServerLeaving) -> None:

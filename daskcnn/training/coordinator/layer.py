@@ -22,7 +22,6 @@ the snapshot is saved that there is.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,16 +36,12 @@ from daskcnn.training.coordinator.layer_segments import LayerSegments
 from daskcnn.training.coordinator.roster import Refusal
 from daskcnn.training.coordinator.settings import PATIENCE, LayerSettings
 
-GO_BACK = 5
-"""A run ends if tasks out of step take it back to the same snapshot this many times on end."""
-
 
 class LayerCoordinator(LayerSegments):
     """Decides a layer-sharded run, as the module's text describes it. snapshot: the state to go on from."""
 
     def __init__(self, settings: LayerSettings, snapshot: LayerSnapshot | None = None) -> None:
         super().__init__(settings, snapshot)
-        self._gone_back: deque[int] = deque(maxlen=GO_BACK)  # the steps gone back to, last
         self._keep_by = 0.0  # the time when the snapshot of a run that is to end is saved, whatever is under way
 
     def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
@@ -169,10 +164,8 @@ class LayerCoordinator(LayerSegments):
             return
         step = self.snapshot.step
         self._out.warn(f"{fact.message}: back to step {step}")
-        self._gone_back.append(step)
-        if self._gone_back.count(step) == GO_BACK:
-            remedy = "do all workers reach each other? `daskcnn doctor --scheduler ADDRESS` tries their links"
-            self._give_up(Lost(f"{fact.message}, for the {GO_BACK}th time behind step {step}: {remedy}"))
+        if (error := self._back_too_often(fact.message, step)) is not None:
+            self._give_up(error)
         else:
             self._go_back()
 

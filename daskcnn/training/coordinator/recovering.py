@@ -45,7 +45,7 @@ class Recovering(Coordinating):
         self._present: Life | None = None  # the life of that number
         self._moved_from: int | None = None  # merges that the lost server had
         self._choosing, self._anew = Choosing(settings), False  # True once all that were chosen were lost
-        self._lacks: Lost | None = None  # the end of a run that has paused for too long
+        self._lacks: Lost | None = None  # the end of a run that cannot go on, once it is kept
         self._turn: Choice | None = None  # of the life that begins next
 
     @property
@@ -112,9 +112,16 @@ class Recovering(Coordinating):
     def _stop_short(self, error: Lost) -> None:
         if self.phase is _TRAINING:
             self._lacks = error
-            self._keep_and_stop()
+            self._stop_at_once()
         else:
             self._give_up(error)
+
+    def _stop_at_once(self) -> None:
+        """Keep the center as it is, and end. Rounds under way are begun again by a resume."""
+        if self.settings.peers:
+            self._rescue()
+        else:
+            self._keep_and_stop()
 
     def _await_workers(self) -> None:
         """Go on from the state kept last once enough workers are there."""
@@ -277,7 +284,7 @@ class Recovering(Coordinating):
         self._records.saving.clear()  # a worker was lost that had what was to be kept
         if fact.version is not None:
             self._records.rescued(fact.version, self._alive.rounds, self.life)
-        if self._interrupted is None:
+        if self._interrupted is None and self._lacks is None:
             if fact.version is None:
                 self._go_back()
             elif self._is_short(fact.at):

@@ -165,17 +165,30 @@ class Coordinator(Changes):
         self._moved_from = max(0, self._records.version - self.kept.step)
 
     def _on_out_of_step(self, fact: facts.OutOfStep) -> None:
-        if self._is_training(fact.life):
-            self._out.warn(f"{fact.message}: back to the checkpoint at epoch {self.kept.epoch:.2f}")
-            self._restart(fact.at)
+        if not self._is_training(fact.life):
+            return
+        peers = self.settings.peers
+        if error := self._back_too_often(fact.message, self._records.version if peers else self.kept.step):
+            self._stop_short(error)
+        elif peers:
+            self._out.warn(f"{fact.message}: the round is given up")
+            self._rescue()
+        else:
+            self._go_back_to_kept(fact.message, fact.at)
+
+    def _go_back_to_kept(self, why: str, now: float) -> None:
+        self._out.warn(f"{why}: back to the checkpoint at epoch {self.kept.epoch:.2f}")
+        self._restart(now)
 
     def _on_cut(self, fact: facts.ConnectionCut) -> None:
         """Begin the rounds under way again: peers from the last center, others from the state that was kept."""
         super()._on_cut(fact)
-        if self.phase is _TRAINING and self.settings.peers:
+        if self.phase is not _TRAINING:
+            return
+        if self.settings.peers:
             self._rescue()
         else:
-            self._on_out_of_step(facts.OutOfStep(self.life, CUT, fact.at))
+            self._go_back_to_kept(CUT, fact.at)
 
     def _restart(self, now: float) -> None:
         """Begin a new life from the state kept last, unless the run is to end: then that state stands."""
