@@ -15,7 +15,7 @@ import numpy.typing as npt
 from distributed import Client, Future, futures_of
 
 from daskcnn.cluster.link.calls import Check, no_check
-from daskcnn.cluster.link.client import given_or_default
+from daskcnn.cluster.link.client import bound_to, given_or_default
 from daskcnn.cluster.run.admission import check_sight
 from daskcnn.cluster.spread.spread import spread, submit_part
 from daskcnn.datasets.array_samples import Arrangement, ArraySamples, arranged, samples_of
@@ -105,7 +105,7 @@ def prepare(
     refuse_occupied(out)
     client = given_or_default(client)
     # Dask's settings may name a cluster that is gone
-    scheduler: AbstractContextManager[object] = client.as_current() if client else dask.config.set(scheduler="threads")
+    scheduler: AbstractContextManager[object] = bound_to(client) if client else dask.config.set(scheduler="threads")
     try:
         with scheduler:
             samples = samples_of(images, labels, classes, test, layout, seed, weights, nodata, labelling)

@@ -13,7 +13,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
+import dask
 from distributed import Client, default_client, get_worker, utils
+from distributed.client import _current_client
 from distributed.comm import CommClosedError
 
 from daskcnn.cluster.link.calls import (
@@ -168,7 +170,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 _LENT: WeakSet[Client] = WeakSet()
-_one_at_a_time = threading.Lock()  # `as_current` sets Dask's settings too: two that overlap would leave them set
+_one_at_a_time = threading.Lock()  # two that set Dask's settings, and overlap, would leave them set
 
 
 def lend_client(client: Client) -> None:
@@ -190,8 +192,21 @@ def lent_client() -> Iterator[None]:
 
 @contextmanager
 def bound_to(client: Client) -> Iterator[None]:
-    """Bind handles of actors that are made inside to this client."""
-    with _one_at_a_time, client.as_current():
+    """Let Dask take this client on this thread: for handles of actors that are made inside, and for computations.
+
+    `Client.as_current` sets Dask's settings besides, which are those of all threads.
+    """
+    token = _current_client.set(client)
+    try:
+        yield
+    finally:
+        _current_client.reset(token)
+
+
+@contextmanager
+def made_with(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Let Dask's servers that are made inside have these settings."""
+    with _one_at_a_time, dask.config.set(settings):
         yield
 
 

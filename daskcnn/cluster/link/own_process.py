@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import dask
 from distributed import Client, Scheduler, SpecCluster, Worker, get_worker
 
 from daskcnn.arrays import cpu_count
+from daskcnn.cluster.link.client import made_with
 from daskcnn.cluster.link.members import RESOURCES
 from daskcnn.errors import UserError
 
@@ -73,7 +73,7 @@ class SharedCluster:
             nowhere = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
             # no limit of memory: the process is not the worker's alone
             worker = {"nthreads": cpu_count(), "resources": {RESOURCES["cpu"]: 1}, "memory_limit": 0, **nowhere}
-            with dask.config.set(settings):
+            with made_with(settings):
                 self._cluster = SpecCluster(
                     workers={"cpu-0": {"cls": Worker, "options": worker}},
                     scheduler={"cls": Scheduler, "options": {"protocol": "inproc://", **nowhere}},
