@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import json
 import shutil
@@ -280,6 +281,23 @@ def test_home_is_found(trained: Result, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_is_no_client_is_refused(given: Any, words: str) -> None:
     with pytest.raises(ClusterError, match=words):
         daskcnn.train(given)
+
+
+def test_an_asynchronous_client_is_refused_also_as_the_default_one(job: dict[str, Any]) -> None:
+    """The job would wait, on the thread of the event loop, for what that loop is to do."""
+
+    async def train() -> None:
+        settings: dict[str, Any] = {"processes": False, "dashboard_address": ":0", "silence_logs": "ERROR"}
+        async with (
+            LocalCluster(n_workers=0, asynchronous=True, **settings) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            with pytest.raises(ClusterError, match=r"client: it is asynchronous, .*; give one that is not"):
+                daskcnn.train(client, job)
+            with pytest.raises(ClusterError, match=r"the default client: it is asynchronous, .*; give one that is not"):
+                daskcnn.train(job=job | {"cluster": {"scheduler": "tcp://127.0.0.1:9", "wait": 0}})
+
+    asyncio.run(train())
 
 
 @pytest.mark.parametrize(

@@ -141,20 +141,21 @@ def given_or_default(client: Any) -> Client | None:
         found = default_client()
     except ValueError:
         return None
-    return None if found in _OF_PARENT else found
+    return None if found in _OF_PARENT else checked_client(found, "the default client")
 
 
-def checked_client(client: Any) -> Client:
+def checked_client(client: Any, called: str = "client") -> Client:
     """Return the client. Raises ClusterError unless it is a client, synchronous, and connected."""
     if not isinstance(client, Client):
         raise ClusterError(f"client={client!r:.60}", "not a client of Dask", "give a distributed.Client, or none")
     if client.asynchronous:
-        raise ClusterError("client", "it is asynchronous, and cannot be waited with", "give one that is not")
+        remedy = "give one that is not, such as client=Client(address)"
+        raise ClusterError(called, "it is asynchronous, and cannot be waited with", remedy)
     if client.status in ("closed", "closing"):
-        raise ClusterError("client", "it is closed", "give one that is connected, such as Client(cluster)")
+        raise ClusterError(called, "it is closed", "give one that is connected, such as Client(cluster)")
     if client in _OF_PARENT:
         reason = "it belongs to the process that this one was forked from"
-        raise ClusterError("client", reason, "connect one here: Client(address)")
+        raise ClusterError(called, reason, "connect one here: Client(address)")
     return client
 
 
