@@ -732,6 +732,21 @@ def test_a_client_of_the_parent_is_refused_in_a_forked_process(client: Client, j
     assert forked.exitcode == 0
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_process_that_may_start_no_others_starts_no_cluster(job: dict[str, Any]) -> None:
+    """As the workers of `multiprocessing.Pool`, and those of Dask, whose tasks may call it."""
+
+    def train() -> None:
+        with pytest.raises(ClusterError, match=r"may start no others; give a client, or call it outside of the task"):
+            daskcnn.train(job=job)
+
+    forked = get_context("fork").Process(target=train, daemon=True)
+    forked.start()
+    forked.join(60)
+    forked.kill()
+    assert forked.exitcode == 0
+
+
 def _fail(block: Any) -> Any:
     raise AssertionError("an image was read")
 

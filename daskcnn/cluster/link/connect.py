@@ -356,6 +356,9 @@ _GUARD = 'if this is a script, put what it does under `if __name__ == "__main__"
 def _local(settings: Cluster, server: bool) -> Iterator[Client]:
     if getattr(process.current_process(), "_inheriting", False):  # as multiprocessing asks before it starts a process
         raise ClusterError("this script", "it starts workers, and each worker imports it", _GUARD)
+    if process.current_process().daemon:
+        reason = "this process, of a Dask worker or of a pool, may start no others"
+        raise ClusterError("local workers", reason, "give a client, or call it outside of the task or pool")
     least, most = settings.workers.given, settings.workers.most
     wanted = least or {"cpu": cpu_count()}
     if "cpu" in wanted and not settings.adapt:  # of a range as many as there are cores
