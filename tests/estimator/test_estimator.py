@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import io
+import logging
 import pickle
 import subprocess
 import sys
@@ -389,6 +391,26 @@ def test_a_refusal_is_told_once(images: np.ndarray, y: np.ndarray, caplog: pytes
     with pytest.raises(AssertionError, match="an image was read"):
         small().fit(unreadable, y)
     assert "Compute Failed" in caplog.text
+
+
+def test_a_fit_leaves_the_log_of_other_clusters_as_it_was(images: np.ndarray, y: np.ndarray) -> None:
+    """The shared cluster goes on after the fit, and says nothing there but errors."""
+    log, heard = logging.getLogger("distributed"), io.StringIO()
+    log.addHandler(handler := logging.StreamHandler(heard))
+    SHARED.close()
+    try:
+        with LocalCluster(n_workers=0, processes=False, dashboard_address=":0", silence_logs=False):
+            before, _ = [each.level for each in log.handlers], heard.truncate(0)
+            small(epochs=1).fit(images, y)
+            assert [each.level for each in log.handlers] == before
+            assert not heard.getvalue()
+            logging.getLogger("distributed.worker").warning("of another cluster")
+            assert heard.getvalue().strip("\0\n") == "of another cluster"
+            heard.truncate(0)
+            SHARED.close()
+            assert not heard.getvalue().strip("\0")
+    finally:
+        log.removeHandler(handler)
 
 
 def test_numbers_of_numpy_s_are_numbers(images: np.ndarray, y: np.ndarray) -> None:
