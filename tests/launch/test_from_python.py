@@ -650,6 +650,12 @@ def test_numbers_of_numpy_are_numbers(
     assert daskcnn.train(client, small, data=(own, labels)).model.job.train.lr == 0.5
 
 
+def test_paths_of_python_are_paths(own: np.ndarray, labels: np.ndarray, tmp_path: Path) -> None:
+    tables = {"run": {"dir": tmp_path / "runs"}, "data": {"path": tmp_path / "own.zarr"}}
+    found = daskcnn.dry_run(tables, data=(own, labels)).job
+    assert (found.run.dir, found.data.path) == (f"{tmp_path}/runs", f"{tmp_path}/own.zarr")
+
+
 def test_no_image_has_no_prediction(trained: Result, images: np.ndarray) -> None:
     assert trained.model.predict(images[:0]).shape == (0, 10)
 
