@@ -41,7 +41,7 @@ def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return next((np.dtype(name) for name in _STORED if np.can_cast(found, name, "safe")), np.dtype("float64"))
 
 
-def image_shape_of(shape: Sequence[int], wanted: Sequence[int] | None) -> ImageShape:
+def image_shape_of(shape: Sequence[int], wanted: Any) -> ImageShape:
     """Return (H, W, C) of the images in an array (N, features), (N, H, W) or (N, H, W, C).
 
     Two dimensions are 1 × features × 1 where no shape, (H, W, C) or (H, W), is wanted. Raises ValueError where the
@@ -124,7 +124,7 @@ def checked_weights(weights: Any, samples: int) -> npt.NDArray[np.float32] | Non
     return None if (found == found[0]).all() else found.astype(np.float32)
 
 
-def held_out(samples: int, fraction: float) -> int:
+def held_out(samples: int, fraction: Any) -> int:
     """Return the size of the validation part: this fraction of the samples, at least one; one is left to train on.
 
     Raises ValueError unless the fraction lies between 0 and 1.

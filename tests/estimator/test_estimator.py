@@ -213,7 +213,7 @@ def test_other_strategies(images: np.ndarray, y: np.ndarray, strategy: str) -> N
 def test_a_job_s_tables_are_laid_over(images: np.ndarray, y: np.ndarray, kind: str, tmp_path: Path) -> None:
     tables = {"train": {"momentum": 0.5, "nesterov": False}}
     (tmp_path / "job.toml").write_text("[train]\nmomentum = 0.5\nnesterov = false\n")
-    kinds = {"tables": tables, "job": daskcnn.Job(**tables), "file": tmp_path / "job.toml"}
+    kinds = {"tables": tables, "job": daskcnn.Job.model_validate(tables), "file": tmp_path / "job.toml"}
     estimator = small(job=kinds[kind])
     fitted = estimator.fit(images, y)
     assert (fitted.model_.job.train.momentum, fitted.model_.job.train.epochs) == (0.5, 3)
