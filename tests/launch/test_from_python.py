@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ import zarr
 from distributed import Client, LocalCluster, default_client
 
 import daskcnn
+from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.run import admission
 from daskcnn.errors import ClusterError, DataError, JobError, UserError
 from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunResumed, RunStarted
@@ -634,6 +636,16 @@ def test_a_closed_client_is_refused(small: dict[str, Any], own: np.ndarray, labe
         closed.close()
         with pytest.raises(daskcnn.errors.ClusterError, match="client: it is closed"):
             daskcnn.train(closed, small, data=(own, labels))
+
+
+def test_a_default_client_that_was_closed_is_none() -> None:
+    with (
+        dask.config.set(scheduler=None),  # Dask leaves its own where a client is closed within its context
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as closed,
+    ):
+        closed.close()
+        assert given_or_default(None) is None
 
 
 def test_an_async_function_is_no_listener(client: Client, small: dict[str, Any]) -> None:

@@ -141,7 +141,8 @@ def given_or_default(client: Any) -> Client | None:
         found = default_client()
     except ValueError:
         return None
-    return None if found in _OF_PARENT else checked_client(found, "the default client")
+    gone = found in _OF_PARENT or found.status in ("closing", "closed")
+    return None if gone else checked_client(found, "the default client")
 
 
 def checked_client(client: Any, called: str = "client") -> Client:
