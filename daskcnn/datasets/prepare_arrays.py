@@ -12,16 +12,17 @@ from typing import Any, get_args
 import dask
 import numpy as np
 import numpy.typing as npt
-from distributed import Client, Future
+from distributed import Client, Future, futures_of
 
 from daskcnn.cluster.link.calls import Check, no_check
-from daskcnn.cluster.link.client import given_or_default
+from daskcnn.cluster.link.client import bound_to, given_or_default
 from daskcnn.cluster.run.admission import check_sight
 from daskcnn.cluster.spread.spread import spread, submit_part
 from daskcnn.datasets.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.datasets.array_sources import ImageSource, SampleBlock, channels_elsewhere
+from daskcnn.datasets.given_arrays import is_dask_array
 from daskcnn.datasets.names import check_name, name_of
-from daskcnn.errors import DataError
+from daskcnn.errors import ClusterError, DataError
 from daskcnn.show.renderers import terminal
 from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
 from daskcnn.store.dataset import Dataset, open_dataset
@@ -104,7 +105,7 @@ def prepare(
     refuse_occupied(out)
     client = given_or_default(client)
     # Dask's settings may name a cluster that is gone
-    scheduler: AbstractContextManager[object] = client.as_current() if client else dask.config.set(scheduler="threads")
+    scheduler: AbstractContextManager[object] = bound_to(client) if client else dask.config.set(scheduler="threads")
     try:
         with scheduler:
             samples = samples_of(images, labels, classes, test, layout, seed, weights, nodata, labelling)
@@ -251,6 +252,8 @@ class _ArrayWriter:
 
     def through_buckets(self, out: str, client: Client | None) -> dict[str, list[ChunkFacts]]:
         """Shuffle in two passes through files, on the workers if they can read the images."""
+        for part in self._samples.given:
+            _check_persisted(part.images.what, client)
         there = client if all(part.images.on_workers for part in self._samples.given) else None
         if there is not None:
             folders = [found for part in self._samples.given if (found := part.images.folder) is not None]
@@ -290,6 +293,22 @@ class _ArrayWriter:
             for group, bucket in zip(groups, writer.buckets(places, edges), strict=True):
                 weights = self._weights_of(name, bucket.lo, bucket.hi)
                 yield _BucketWork(name, bucket, group, self._labels[bucket.lo : bucket.hi], weights)
+
+
+def _check_persisted(images: Any, client: Client | None) -> None:
+    """Raise ClusterError where blocks of a Dask array are in the memory of another cluster than the client's."""
+    if not is_dask_array(images):
+        return
+    held = futures_of([dict(layer) for layer in images.dask.layers.values() if layer.is_materialized()])
+    if any(future.cancelled() or _scheduler_of(future.client) != _scheduler_of(client) for future in held):
+        reason = "they were persisted on another cluster than the one that is to read them, or on one that is gone"
+        remedy = "give client=, a client of the cluster that has them, or the array as it was before persist()"
+        raise ClusterError("images", reason, remedy)
+
+
+def _scheduler_of(client: Client | None) -> object:
+    """The scheduler's own name: clients may know it by several addresses."""
+    return client and client._scheduler_identity.get("id")
 
 
 def _submit_block(client: Client, function: Future, work: _BlockWork, key: str, worker: str) -> Future:

@@ -24,8 +24,17 @@ from daskcnn.datasets.array_sources import channels_elsewhere
 from daskcnn.datasets.given_arrays import array_of, labels_of, meant, with_coordinates
 from daskcnn.datasets.own_data import OwnData, new_path, stored
 from daskcnn.errors import JobError, NotInstalled, installing
-from daskcnn.estimator.fit_job import FIXED, PARAMETERS, fit_job, merged, network_tables, seed_of, weights_by_name
-from daskcnn.estimator.going_on import Momentum, all_classes, places_among, run_to_go_on_with, tables_of
+from daskcnn.estimator.fit_job import (
+    FIXED,
+    PARAMETERS,
+    fit_job,
+    laid_over,
+    merged,
+    network_tables,
+    seed_of,
+    weights_by_name,
+)
+from daskcnn.estimator.going_on import Momentum, all_classes, kept_tables, places_among, run_to_go_on_with
 from daskcnn.estimator.samples import (
     FitSamples,
     as_images,
@@ -34,11 +43,12 @@ from daskcnn.estimator.samples import (
     encode_labels,
     held_out,
     image_shape_of,
+    no_labels,
     stored_dtype,
 )
 from daskcnn.job.tables import Job
-from daskcnn.launch.jobs import plain_numbers
-from daskcnn.launch.recorder import OnEvent
+from daskcnn.launch.jobs import JobTables, plain_numbers
+from daskcnn.launch.recorder import OnEvent, check_listener
 from daskcnn.launch.training import Result, train_job
 from daskcnn.store.masks import filled, own_nodata
 from daskcnn.temporary import OwnFolder
@@ -47,6 +57,7 @@ from daskcnn.training.trained_network import Classifier
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.metrics import accuracy_score
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 except ModuleNotFoundError as error:
@@ -88,8 +99,9 @@ def checked_labels(estimator: Any, y: Any) -> npt.NDArray[Any]:
         remedy = "give the class of each sample; of rows with one 1 each it is y.argmax(axis=1)"
         raise ValueError(f"y should be a 1d array, got an array of shape {shape} instead: {remedy}")
     found = column_or_1d(y, warn=True)
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
-        raise ValueError("Input y contains NaN or infinity")
+    if (gone := no_labels(found)).any():
+        told = f"Input y contains NaN, infinity or None in sample {gone.argmax()}"
+        raise ValueError(f"{told}: leave out samples without a label")
     check_classification_targets(found)
     return found
 
@@ -119,7 +131,8 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         their channel. None: the fill value of a masked array; elsewhere NaN is refused.
     random_state : seed of weights and order: a number, a NumPy generator, or None for a new seed each time.
     job : tables of a job that are laid over those that the other parameters make, such as
-        ``{"train": {"clip": 1.0}}``. What a fit gives is refused there: its samples, and parameters that were set.
+        ``{"train": {"clip": 1.0}}``, or a `daskcnn.Job` or the path of a job file with such keys alone. What a fit
+        gives is refused there: its samples, and parameters that were set.
     data_dir : folder or URL that every worker sees, for the data set of a fit while it lasts. None: a folder for
         temporary files of this machine.
     run_dir : folder where the runs of the fits are kept. None: they are not kept.
@@ -165,7 +178,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         validation_fraction: float = 0.1,
         nodata: float | None = None,
         random_state: Any = 0,
-        job: Mapping[str, Any] | None = None,
+        job: JobTables | None = None,
         data_dir: str | Path | None = None,
         run_dir: str | Path | None = None,
         on_event: OnEvent | None = None,
@@ -267,6 +280,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     def _trained(self, samples: FitSamples, one_epoch: bool) -> Result:
         client = None if self.client is None else checked_client(self.client)
+        check_listener(self.on_event)
         with OwnFolder() as folder, _told_as("the fit before (warm_start)", Path(folder) / _BEFORE):
             path = new_path(str(self.data_dir or folder))
             job = self._job(samples, path, Path(folder), one_epoch)  # before samples are written: it may be wrong
@@ -285,8 +299,8 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         """Return the job of a fit on the data set at this path. Raises JobError."""
         places = {"data": {"path": path}, "run": {"dir": str(self.run_dir or folder / "runs")}}
         given = merged(self._tables(samples.data), places)
-        defaults, own = inspect.signature(type(self)).parameters, self.get_params(deep=False)
-        chosen = {name for name in PARAMETERS.values() if own[name] != defaults[name].default}
+        defaults = {**_defaults(CNNClassifier), **_defaults(type(self))}  # a subclass may leave some out
+        chosen = {name for name in PARAMETERS.values() if getattr(self, name) != defaults[name]}
         fixed = FIXED | {
             key: f"the estimator's {name} is given too; keep one" for key, name in PARAMETERS.items() if name in chosen
         }
@@ -295,13 +309,13 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             fixed |= {"train.epochs": f"{once}; remove it", "train.schedule": f"{once}; give lr"}
             given["train"] |= {"epochs": 1, "schedule": "constant"}
         if one_epoch and hasattr(self, "model_"):
-            own_tables = tables_of(self.model_)
+            own_tables = kept_tables(self.model_)
             given["model"], given["data"] = own_tables["model"], given["data"] | own_tables["data"]
         elif self.warm_start and hasattr(self, "model_"):
             given["model"]["from"] = str(self.model_.kept_in(folder / _BEFORE))
             fixed["model.from"] = "with warm_start this fit goes on from the weights of the one before; keep one"
         names = dict(zip(samples.classes.tolist(), samples.data.classes, strict=True))
-        over = weights_by_name(dict(self.job or {}), names)
+        over = weights_by_name(laid_over(self.job), names)
         how = {"client": self.client is not None, "kept": self.run_dir is not None}
         return fit_job(plain_numbers(given), plain_numbers(over), fixed, **how)
 
@@ -309,8 +323,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         """Return the tables that the estimator's parameters stand for."""
         train: dict[str, Any] = {"strategy": self.strategy, "epochs": self.epochs, "lr": self.lr}
         train |= {} if self.batch_size is None else {"batch_size": self.batch_size}
-        train["optimizer"] = self.optimizer if isinstance(self.optimizer, str) else dict(self.optimizer)
-        train["seed"] = seed_of(self.random_state)
+        train |= {"optimizer": self.optimizer, "seed": seed_of(self.random_state)}
         network = network_tables(self.model, len(samples.classes))
         return {"data": {"validation": samples.validation}, "model": network, "train": train}
 
@@ -348,14 +361,16 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy on samples; y and weights are taken in the order of X where all have coordinates."""
-        return float(super().score(X, _in_order(y, "y", X), _in_order(sample_weight, "sample_weight", X)))
+        found = labels_of(self.predict(X), "X")  # computed once: scikit-learn would do so at each look at a Dask array
+        weights = _in_order(sample_weight, "sample_weight", X)
+        return float(accuracy_score(_in_order(y, "y", X), found, sample_weight=weights))
 
     # --- parameters and copies ---
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         """Return the parameters of the training, and those of the others that are not their defaults."""
-        defaults, own = inspect.signature(type(self)).parameters, self.get_params(deep=False)
-        shown = [name for name in defaults if name in _TRAINING or own[name] is not defaults[name].default]
+        defaults, own = _defaults(type(self)), self.get_params(deep=False)
+        shown = [name for name in defaults if name in _TRAINING or own[name] is not defaults[name]]
         text = ", ".join(f"{name}={own[name]!r}" for name in shown)
         return f"{type(self).__name__}({text})"[:N_CHAR_MAX]
 
@@ -367,13 +382,14 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             tables = value
             for part in reversed(name.split("__")[1:]):
                 tables = {part: tables}
-            self.job = merged(self.job or {}, tables)
+            self.job = merged(laid_over(self.job), tables)
         return self
 
     def __sklearn_clone__(self) -> Self:
         """Return an unfitted estimator with the same client and on_event, and copies of the other parameters."""
         own = self.get_params(deep=False)
-        same = {name: own.pop(name) for name in ("client", "on_event")}  # a copy of a method's object hears no event
+        # a copy of a method's object hears no event
+        same = {name: own.pop(name) for name in ("client", "on_event") if name in own}
         found = type(self)(**copy.deepcopy(own), **same)
         for name in ("_metadata_request", "_sklearn_output_config"):
             if hasattr(self, name):
@@ -409,6 +425,10 @@ def _connected(client: Client | None, job: Job) -> Iterator[Client]:
     named = job.cluster.scheduler or job.cluster.scheduler_file
     with connect(job.cluster) if named else SHARED.client() as own:
         yield own
+
+
+def _defaults(estimator: type) -> dict[str, Any]:
+    return {name: each.default for name, each in inspect.signature(estimator).parameters.items()}
 
 
 def _in_order(labels: Any, what: str, X: Any) -> Any:

@@ -11,6 +11,7 @@ from daskcnn.errors import JobError
 from daskcnn.job.network import reconstructs
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import LAYER, Job
+from daskcnn.launch.jobs import JobTables, tables_of
 from daskcnn.ps import RULES
 
 _SAMPLES = "the samples of a fit are its X and y; remove it"
@@ -47,14 +48,21 @@ def merged(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
+def laid_over(job: JobTables | None) -> dict[str, Any]:
+    """Return the tables of an estimator's `job`; classes keep their labels. Raises JobError for what is no job."""
+    return dict(job) if isinstance(job, Mapping) else tables_of(job)
+
+
 def network_tables(model: str | Sequence[Mapping[str, Any]] | None, classes: int) -> dict[str, Any]:
     """Return the table of an estimator's `model`; a last dense layer without units has one for each class."""
     if isinstance(model, str):
         return {"name": model}
     if model is None:
         return {}
-    given = [dict(layer) for layer in model]
-    if given and given[-1].get("layer") == "dense":
+    if isinstance(model, Mapping) or not isinstance(model, Sequence):
+        raise JobError([f"model = {model!r:.60}: give the name of a network, or a list of layers"])
+    given: list[Any] = [dict(layer) if isinstance(layer, Mapping) else layer for layer in model]
+    if given and isinstance(given[-1], dict) and given[-1].get("layer") == "dense":
         given[-1].setdefault("units", classes)
     return {"layers": given}
 
@@ -65,6 +73,8 @@ def seed_of(random_state: Any) -> int:
         return int(random_state)
     if random_state is None or isinstance(random_state, np.random.Generator):
         return int(np.random.default_rng(random_state).integers(2**31))
+    if not hasattr(random_state, "randint"):
+        raise ValueError(f"random_state={random_state!r:.60}: give a whole number, a generator of NumPy, or None")
     return int(random_state.randint(2**31 - 1))
 
 

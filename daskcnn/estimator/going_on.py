@@ -55,7 +55,7 @@ def _method(job: Job) -> tuple[str, ...]:
     return job.train.strategy, *optimizer_of(job).vectors, *averaged
 
 
-def tables_of(model: TrainedModel) -> dict[str, dict[str, Any]]:
+def kept_tables(model: TrainedModel) -> dict[str, dict[str, Any]]:
     """Return the tables by which training goes on: the network, and what images are normalised by."""
     network = model.job.model.model_dump(
         mode="json", by_alias=True, exclude={"from_", "from_checkpoint"}, exclude_none=True

@@ -41,7 +41,7 @@ def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return next((np.dtype(name) for name in _STORED if np.can_cast(found, name, "safe")), np.dtype("float64"))
 
 
-def image_shape_of(shape: Sequence[int], wanted: Sequence[int] | None) -> ImageShape:
+def image_shape_of(shape: Sequence[int], wanted: Any) -> ImageShape:
     """Return (H, W, C) of the images in an array (N, features), (N, H, W) or (N, H, W, C).
 
     Two dimensions are 1 × features × 1 where no shape, (H, W, C) or (H, W), is wanted. Raises ValueError where the
@@ -49,10 +49,11 @@ def image_shape_of(shape: Sequence[int], wanted: Sequence[int] | None) -> ImageS
     """
     asked: ImageShape | None = None
     if wanted is not None:
-        H, W, *C = (int(size) for size in wanted)
-        asked = (H, W, C[0] if C else 1)
-        if len(C) > 1 or min(asked) < 1:
-            raise ValueError(f"image_shape={tuple(wanted)}: give (height, width) or (height, width, channels)")
+        sizes = tuple(wanted) if np.iterable(wanted) and not isinstance(wanted, str) else ()
+        if len(sizes) not in (2, 3) or not all(isinstance(size, int | np.integer) and size > 0 for size in sizes):
+            raise ValueError(f"image_shape={wanted!r:.60}: give (height, width) or (height, width, channels)")
+        H, W, C = (*(int(size) for size in sizes), 1)[:3]
+        asked = (H, W, C)
     if len(shape) == 2:
         found = asked or (1, int(shape[1]), 1)
         if prod(found) != shape[1]:
@@ -70,6 +71,20 @@ def as_images(X: Any, shape: ImageShape) -> Any:
     """Return the array as (N, H, W, C), in a number type that a data set keeps; a Dask array stays one."""
     images = X if X.shape[1:] == shape else X.reshape((X.shape[0], *shape))
     return images.astype(stored_dtype(X.dtype), copy=False)
+
+
+def no_labels(y: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return True for each label that is none: NaN, an infinity, NaT of a date, None, or a missing value of pandas."""
+    if y.dtype.kind == "O":
+        return np.array([_is_none(label) for label in y.tolist()], bool)
+    if y.dtype.kind in "mM":
+        return np.isnat(y)
+    return ~np.isfinite(y) if y.dtype.kind == "f" else np.zeros(y.shape, bool)
+
+
+def _is_none(label: Any) -> bool:
+    # a comparison with pandas.NA is neither true nor false
+    return label is None or type(label).__name__ in ("NAType", "NaTType") or label != label
 
 
 def encode_labels(y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -109,11 +124,11 @@ def checked_weights(weights: Any, samples: int) -> npt.NDArray[np.float32] | Non
     return None if (found == found[0]).all() else found.astype(np.float32)
 
 
-def held_out(samples: int, fraction: float) -> int:
+def held_out(samples: int, fraction: Any) -> int:
     """Return the size of the validation part: this fraction of the samples, at least one; one is left to train on.
 
     Raises ValueError unless the fraction lies between 0 and 1.
     """
-    if not 0 < fraction < 1:
-        raise ValueError(f"validation_fraction={fraction}: give a number between 0 and 1")
+    if not (isinstance(fraction, int | float | np.number) and 0 < fraction < 1):
+        raise ValueError(f"validation_fraction={fraction!r:.60}: give a number between 0 and 1")
     return min(max(1, round(samples * fraction)), samples - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -163,12 +164,14 @@ def tables_of(job: JobTables | None) -> dict[str, Any]:
 
 
 def plain_numbers(value: Any) -> Any:
-    """Return the tables with numbers of NumPy as numbers of Python. A class's number may stand for its name."""
+    """Return the tables with numbers of NumPy as numbers, paths as texts. A class's number may stand for its name."""
     if isinstance(value, Mapping):
         numbers = int | np.integer
         return {str(key) if isinstance(key, numbers) else key: plain_numbers(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain_numbers(inner) for inner in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     return value.item() if isinstance(value, np.generic) else value
 
 

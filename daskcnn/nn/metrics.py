@@ -61,6 +61,10 @@ def metric_of(name: str) -> Metric:
             own = f"a function of yours is my_module:{name:.60}"
             raise ValueError(f"no such metric{or_own(nearest(name, METRICS), own)}")
         return METRICS[name]
+    if module == "__main__":
+        own = short_name(name)[:60]
+        remedy = f"put the function into a module of its own, or set METRICS[{own!r}] = {own} and name {own}"
+        raise ValueError(f"on a worker __main__ is another module; {remedy}")
     found = getattr(sys.modules.get(module), short_name(name), None)
     if not callable(found):
         there = getattr(sys.modules.get(module), "__dict__", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -11,16 +12,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from click.testing import CliRunner
+from distributed import Client, LocalCluster
 
 from daskcnn.cluster.link import connect as connect_module
+from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.link.connect import _Client, await_scheduler, connect
 from daskcnn.errors import ClusterError
-from daskcnn.job.tables import Cluster
+from daskcnn.job.tables import Cluster, Workers
 from daskcnn.run import main as run
 
 
@@ -52,6 +57,37 @@ def test_whoever_listens_will_do_for_a_start(tmp_path: Path) -> None:
         await_scheduler(Cluster(scheduler=address, wait=0))
         await_scheduler(Cluster(scheduler_file=str(file), wait=0))
     await_scheduler(Cluster())
+
+
+def default_of_another_thread() -> Client | None:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(given_or_default, None).result()
+
+
+def check_two_at_once(settings: list[Cluster]) -> None:
+    """Two jobs have clusters, and the first one ends first: no other thread has them, or has other settings."""
+    before, default = copy.deepcopy(dask.config.config), default_of_another_thread()
+    jobs = [ExitStack(), ExitStack()]
+    for own, each in zip(jobs, settings, strict=True):
+        client = own.enter_context(connect(each, server=False))
+        assert given_or_default(None) is client, "what the job's own thread computes goes there"
+        assert default_of_another_thread() is default
+        assert dask.config.config == before
+    for own in jobs:
+        own.close()
+    assert dask.config.config == before
+    assert default_of_another_thread() is default
+
+
+def test_two_jobs_at_once_have_a_scheduler_each() -> None:
+    how: dict[str, Any] = {"processes": False, "dashboard_address": ":0", "silence_logs": "ERROR"}
+    with LocalCluster(n_workers=0, protocol="tcp://", host="127.0.0.1", **how) as cluster:
+        check_two_at_once([Cluster(scheduler=cluster.scheduler_address)] * 2)
+
+
+@pytest.mark.cluster
+def test_two_jobs_at_once_start_workers_each() -> None:
+    check_two_at_once([Cluster(workers=Workers(cpu=1))] * 2)
 
 
 def test_what_is_waited_for_is_said_and_may_come() -> None:

@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zarr
+from distributed import Client, LocalCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import daskcnn
+from daskcnn.cluster.link.own_process import SHARED
 from daskcnn.datasets.own_data import with_own_data
-from daskcnn.errors import UserError
+from daskcnn.errors import ClusterError, UserError
 from daskcnn.job.resolve import resolve
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.manifest import Dtype
@@ -211,6 +213,25 @@ def _given_or_refused(case: Given, door: Callable[[], Any], *, strict: bool = Fa
         assert all((refused.value, refused.reason, refused.remedy))
     assert str(refused)
     return None
+
+
+def test_blocks_in_another_cluster_s_memory_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    """Its workers ask each other for the blocks in vain, and are taken for lost."""
+    settings: dict[str, Any] = {"processes": False, "dashboard_address": ":0", "silence_logs": "ERROR"}
+    images = np.random.default_rng(0).random((40, 8, 8), np.float32)
+    refused = pytest.raises(ClusterError, match=r"persisted on another cluster .*; give client=, a client of the")
+    with LocalCluster(n_workers=1, threads_per_worker=1, **settings) as cluster:
+        with Client(cluster):
+            lazy = da.from_array(images, chunks=(20, 8, 8)).persist() + 1
+            with SHARED.client() as other, refused:
+                daskcnn.prepare(lazy, _labels(40), tmp_path / "other.zarr", client=other)
+            with refused:
+                daskcnn.CNNClassifier().fit(lazy, _labels(40))
+            with Client(cluster, set_as_default=False) as again:  # another client of the same scheduler
+                assert len(daskcnn.prepare(lazy, _labels(40), tmp_path / "x.zarr", client=again).train) == 32
+        with refused:
+            daskcnn.prepare(lazy, _labels(40), tmp_path / "none.zarr")
+    SHARED.close()
 
 
 @pytest.mark.filterwarnings("ignore:.* have NaN or infinities")

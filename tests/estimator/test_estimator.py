@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import io
+import logging
 import pickle
 import subprocess
 import sys
@@ -114,6 +116,19 @@ def test_at_most_eight_checks_fail() -> None:
 # --- inputs ---
 
 
+def test_a_score_reads_every_chunk_once(images: np.ndarray, y: np.ndarray) -> None:
+    read: list[int] = []
+
+    def seen(block: np.ndarray) -> np.ndarray:
+        read.append(len(block))
+        return block
+
+    lazy = da.from_array(images, chunks=(10, *images.shape[1:])).map_blocks(seen, dtype=images.dtype, meta=images[:0])
+    fitted = small().fit(images, y)
+    assert fitted.score(lazy, da.from_array(y, chunks=20)) == fitted.score(images, y) == 1
+    assert read == [10] * 4
+
+
 def as_zarr(images: np.ndarray) -> Any:
     stored = zarr.create_array({}, shape=images.shape, chunks=(15, *images.shape[1:]), dtype=images.dtype)
     stored[...] = images
@@ -194,9 +209,16 @@ def test_other_strategies(images: np.ndarray, y: np.ndarray, strategy: str) -> N
     assert small(model=model, strategy=strategy).fit(images, y).score(images, y) == 1
 
 
-def test_a_job_s_tables_are_laid_over(images: np.ndarray, y: np.ndarray) -> None:
-    fitted = small(job={"train": {"momentum": 0.5, "nesterov": False}}).fit(images, y)
+@pytest.mark.parametrize("kind", ["tables", "job", "file"])
+def test_a_job_s_tables_are_laid_over(images: np.ndarray, y: np.ndarray, kind: str, tmp_path: Path) -> None:
+    tables = {"train": {"momentum": 0.5, "nesterov": False}}
+    (tmp_path / "job.toml").write_text("[train]\nmomentum = 0.5\nnesterov = false\n")
+    kinds = {"tables": tables, "job": daskcnn.Job.model_validate(tables), "file": tmp_path / "job.toml"}
+    estimator = small(job=kinds[kind])
+    fitted = estimator.fit(images, y)
     assert (fitted.model_.job.train.momentum, fitted.model_.job.train.epochs) == (0.5, 3)
+    np.testing.assert_array_equal(fitted.model_.vector, small(job=tables).fit(images, y).model_.vector)
+    assert estimator.set_params(job__train__clip=2.0).job == {"train": {**tables["train"], "clip": 2.0}}
 
 
 @pytest.mark.parametrize(
@@ -369,6 +391,26 @@ def test_a_refusal_is_told_once(images: np.ndarray, y: np.ndarray, caplog: pytes
     with pytest.raises(AssertionError, match="an image was read"):
         small().fit(unreadable, y)
     assert "Compute Failed" in caplog.text
+
+
+def test_a_fit_leaves_the_log_of_other_clusters_as_it_was(images: np.ndarray, y: np.ndarray) -> None:
+    """The shared cluster goes on after the fit, and says nothing there but errors."""
+    log, heard = logging.getLogger("distributed"), io.StringIO()
+    log.addHandler(handler := logging.StreamHandler(heard))
+    SHARED.close()
+    try:
+        with LocalCluster(n_workers=0, processes=False, dashboard_address=":0", silence_logs=False):
+            before, _ = [each.level for each in log.handlers], heard.truncate(0)
+            small(epochs=1).fit(images, y)
+            assert [each.level for each in log.handlers] == before
+            assert not heard.getvalue()
+            logging.getLogger("distributed.worker").warning("of another cluster")
+            assert heard.getvalue().strip("\0\n") == "of another cluster"
+            heard.truncate(0)
+            SHARED.close()
+            assert not heard.getvalue().strip("\0")
+    finally:
+        log.removeHandler(handler)
 
 
 def test_numbers_of_numpy_s_are_numbers(images: np.ndarray, y: np.ndarray) -> None:
@@ -576,6 +618,48 @@ def test_what_is_no_client_and_what_is_no_epoch_is_refused(images: np.ndarray, y
     with pytest.raises(JobError, match=r"the job has a problem:\n  train\.epochs = 0") as caught:
         small(epochs=0).fit(images, y)
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"model": {"name": "quick"}}, "model = {'name': 'quick'}: give the name of a network, or a list of layers"),
+        ({"model": 3}, "model = 3: give the name of a network, or a list of layers"),
+        ({"model": ["conv", "dense"]}, "model.layers.1 = 'dense': write a table of keys"),
+        ({"job": 3}, "job = 3: no job; give its tables, a daskcnn.Job, or the path of a job file"),
+        ({"optimizer": None}, "train.optimizer = None: write a name, or a table"),
+        ({"image_shape": 64}, "image_shape=64: give (height, width) or (height, width, channels)"),
+        ({"image_shape": "8x8"}, "image_shape='8x8': give (height, width) or (height, width, channels)"),
+        ({"random_state": 1.5}, "random_state=1.5: give a whole number, a generator of NumPy, or None"),
+        ({"validation_fraction": None}, "validation_fraction=None: give a number between 0 and 1"),
+        ({"on_event": "x"}, "on_event = 'x': give a function of one argument, the event"),
+    ],
+    ids=str,
+)
+def test_parameters_of_another_kind_are_refused_in_words(
+    images: np.ndarray, y: np.ndarray, parameters: dict[str, Any], told: str
+) -> None:
+    with pytest.raises((ValueError, JobError)) as caught:
+        small(**parameters).fit(
+            da.from_array(images, chunks=10).map_blocks(_fail, dtype=images.dtype, meta=images[:0]), y
+        )
+    assert told in str(caught.value)
+
+
+class Brief(CNNClassifier):
+    """A classifier of one network, with fewer parameters."""
+
+    def __init__(self, epochs: int = 2, lr: float = 0.02) -> None:
+        super().__init__(model=[{"layer": "dense"}], epochs=epochs, lr=lr, optimizer="sgd", batch_size=10)
+
+
+def test_a_subclass_may_have_fewer_parameters(images: np.ndarray, y: np.ndarray) -> None:
+    fitted = sklearn_base.clone(Brief(epochs=3)).fit(images, y)
+    np.testing.assert_array_equal(fitted.model_.vector, small().fit(images, y).model_.vector)
+    fitted.set_params(job__train__lr=0.5).fit(images, y)
+    assert fitted.model_.job.train.lr == 0.5, "it was not set"
+    with pytest.raises(JobError, match=r"train\.optimizer: the estimator's optimizer is given too; keep one"):
+        fitted.set_params(job__train__optimizer="adamw").fit(images, y)
 
 
 def test_help_has_an_example_that_runs() -> None:

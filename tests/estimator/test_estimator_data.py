@@ -8,6 +8,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
+from daskcnn.estimator.classifier import CNNClassifier
 from daskcnn.estimator.fit_job import merged
 from daskcnn.estimator.samples import (
     as_images,
@@ -88,6 +89,33 @@ def test_labels_are_places_among_sorted_classes(y: Any) -> None:
     classes, labels = encode_labels(np.asarray(y))
     assert labels.tolist() == [1, 0, 1]
     assert (classes[labels] == np.asarray(y)).all()
+
+
+DAY = np.datetime64("2026-01-01")
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.array(["a", "b", None, "a"], object),
+        np.array(["a", "b", np.nan, "a"], object),
+        np.array([DAY, DAY + 1, np.datetime64("NaT"), DAY]),
+        [0.0, 1.0, np.nan, 0.0],
+        [0.0, 1.0, np.inf, 0.0],
+    ],
+    ids=["None", "NaN among texts", "NaT", "NaN", "infinity"],
+)
+def test_a_missing_label_is_no_class(y: Any) -> None:
+    with pytest.raises(ValueError, match=r"Input y contains NaN, .* in sample 2: leave out samples without a label"):
+        CNNClassifier().fit(np.zeros((4, 8, 8)), y)
+
+
+@pytest.mark.parametrize("values", [["a", "b", None, "a"], [DAY, DAY + 1, None, DAY]], ids=["texts", "dates"])
+def test_a_missing_value_of_pandas_is_no_class(values: list[Any]) -> None:
+    pandas = pytest.importorskip("pandas")
+    kind = "string" if values[0] == "a" else "datetime64[s]"
+    with pytest.raises(ValueError, match=r"Input y contains NaN, .* in sample 2"):
+        CNNClassifier().fit(np.zeros((4, 8, 8)), pandas.Series(values, dtype=kind))
 
 
 def test_one_class_is_refused() -> None:

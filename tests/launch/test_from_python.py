@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import json
 import shutil
@@ -14,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ import zarr
 from distributed import Client, LocalCluster, default_client
 
 import daskcnn
+from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.run import admission
 from daskcnn.errors import ClusterError, DataError, JobError, UserError
 from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunResumed, RunStarted
@@ -280,6 +283,23 @@ def test_home_is_found(trained: Result, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_is_no_client_is_refused(given: Any, words: str) -> None:
     with pytest.raises(ClusterError, match=words):
         daskcnn.train(given)
+
+
+def test_an_asynchronous_client_is_refused_also_as_the_default_one(job: dict[str, Any]) -> None:
+    """The job would wait, on the thread of the event loop, for what that loop is to do."""
+
+    async def train() -> None:
+        settings: dict[str, Any] = {"processes": False, "dashboard_address": ":0", "silence_logs": "ERROR"}
+        async with (
+            LocalCluster(n_workers=0, asynchronous=True, **settings) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            with pytest.raises(ClusterError, match=r"client: it is asynchronous, .*; give one that is not"):
+                daskcnn.train(client, job)
+            with pytest.raises(ClusterError, match=r"the default client: it is asynchronous, .*; give one that is not"):
+                daskcnn.train(job=job | {"cluster": {"scheduler": "tcp://127.0.0.1:9", "wait": 0}})
+
+    asyncio.run(train())
 
 
 @pytest.mark.parametrize(
@@ -618,6 +638,16 @@ def test_a_closed_client_is_refused(small: dict[str, Any], own: np.ndarray, labe
             daskcnn.train(closed, small, data=(own, labels))
 
 
+def test_a_default_client_that_was_closed_is_none() -> None:
+    with (
+        dask.config.set(scheduler=None),  # Dask leaves its own where a client is closed within its context
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as closed,
+    ):
+        closed.close()
+        assert given_or_default(None) is None
+
+
 def test_an_async_function_is_no_listener(client: Client, small: dict[str, Any]) -> None:
     async def look(event: Event) -> None: ...
 
@@ -630,6 +660,12 @@ def test_numbers_of_numpy_are_numbers(
 ) -> None:
     small["train"] = {**small["train"], "epochs": np.int64(1), "lr": np.float32(0.5)}
     assert daskcnn.train(client, small, data=(own, labels)).model.job.train.lr == 0.5
+
+
+def test_paths_of_python_are_paths(own: np.ndarray, labels: np.ndarray, tmp_path: Path) -> None:
+    tables = {"run": {"dir": tmp_path / "runs"}, "data": {"path": tmp_path / "own.zarr"}}
+    found = daskcnn.dry_run(tables, data=(own, labels)).job
+    assert (found.run.dir, found.data.path) == (f"{tmp_path}/runs", f"{tmp_path}/own.zarr")
 
 
 def test_no_image_has_no_prediction(trained: Result, images: np.ndarray) -> None:
@@ -708,6 +744,21 @@ def test_a_client_of_the_parent_is_refused_in_a_forked_process(client: Client, j
             daskcnn.train(client, job)
 
     forked = get_context("fork").Process(target=train)
+    forked.start()
+    forked.join(60)
+    forked.kill()
+    assert forked.exitcode == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_process_that_may_start_no_others_starts_no_cluster(job: dict[str, Any]) -> None:
+    """As the workers of `multiprocessing.Pool`, and those of Dask, whose tasks may call it."""
+
+    def train() -> None:
+        with pytest.raises(ClusterError, match=r"may start no others; give a client, or call it outside of the task"):
+            daskcnn.train(job=job)
+
+    forked = get_context("fork").Process(target=train, daemon=True)
     forked.start()
     forked.join(60)
     forked.kill()

@@ -91,6 +91,14 @@ def test_value_that_is_no_number_is_unknown(module: ModuleType) -> None:
     assert score([f"{MODULE}:odd"], np.full((2, 4), 0.25), np.zeros(2, int)).judged.metrics == {"odd": None}
 
 
+def test_a_script_s_own_function_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process has a module `__main__` of its own."""
+    monkeypatch.setattr(sys.modules["__main__"], "confident", len, raising=False)
+    told = "train.metrics = '__main__:confident': on a worker __main__ is another module; put the function into a "
+    (found,) = name_problems(["__main__:confident"])
+    assert found.startswith(told)
+
+
 def test_names_that_are_none_and_names_of_two_are_told(module: ModuleType) -> None:
     module.top3 = module.accuracy = len  # type: ignore[attr-defined]
     assert [*name_problems(["top3", "top5"])] == []

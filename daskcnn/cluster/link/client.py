@@ -13,7 +13,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
+import dask
 from distributed import Client, default_client, get_worker, utils
+from distributed.client import _current_client
 from distributed.comm import CommClosedError
 
 from daskcnn.cluster.link.calls import (
@@ -139,20 +141,22 @@ def given_or_default(client: Any) -> Client | None:
         found = default_client()
     except ValueError:
         return None
-    return None if found in _OF_PARENT else found
+    gone = found in _OF_PARENT or found.status in ("closing", "closed")
+    return None if gone else checked_client(found, "the default client")
 
 
-def checked_client(client: Any) -> Client:
+def checked_client(client: Any, called: str = "client") -> Client:
     """Return the client. Raises ClusterError unless it is a client, synchronous, and connected."""
     if not isinstance(client, Client):
         raise ClusterError(f"client={client!r:.60}", "not a client of Dask", "give a distributed.Client, or none")
     if client.asynchronous:
-        raise ClusterError("client", "it is asynchronous, and cannot be waited with", "give one that is not")
+        remedy = "give one that is not, such as client=Client(address)"
+        raise ClusterError(called, "it is asynchronous, and cannot be waited with", remedy)
     if client.status in ("closed", "closing"):
-        raise ClusterError("client", "it is closed", "give one that is connected, such as Client(cluster)")
+        raise ClusterError(called, "it is closed", "give one that is connected, such as Client(cluster)")
     if client in _OF_PARENT:
         reason = "it belongs to the process that this one was forked from"
-        raise ClusterError("client", reason, "connect one here: Client(address)")
+        raise ClusterError(called, reason, "connect one here: Client(address)")
     return client
 
 
@@ -168,7 +172,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 _LENT: WeakSet[Client] = WeakSet()
-_one_at_a_time = threading.Lock()  # `as_current` sets Dask's settings too: two that overlap would leave them set
+_one_at_a_time = threading.Lock()  # two that set Dask's settings, and overlap, would leave them set
 
 
 def lend_client(client: Client) -> None:
@@ -190,8 +194,21 @@ def lent_client() -> Iterator[None]:
 
 @contextmanager
 def bound_to(client: Client) -> Iterator[None]:
-    """Bind handles of actors that are made inside to this client."""
-    with _one_at_a_time, client.as_current():
+    """Let Dask take this client on this thread: for handles of actors that are made inside, and for computations.
+
+    `Client.as_current` sets Dask's settings besides, which are those of all threads.
+    """
+    token = _current_client.set(client)
+    try:
+        yield
+    finally:
+        _current_client.reset(token)
+
+
+@contextmanager
+def made_with(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Let Dask's servers that are made inside have these settings."""
+    with _one_at_a_time, dask.config.set(settings):
         yield
 
 

@@ -27,7 +27,7 @@ from tornado.ioloop import IOLoop
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.link.calls import Check, Unanswered, answer_to, no_check
-from daskcnn.cluster.link.client import quiet_lost_connections
+from daskcnn.cluster.link.client import bound_to, made_with, quiet_lost_connections
 from daskcnn.cluster.link.kept_open import kept_open
 from daskcnn.cluster.link.lease_table import named_by
 from daskcnn.cluster.link.members import Patience, Say
@@ -227,7 +227,7 @@ def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
             if hopeless or patience.over:
                 raise _unreachable(where, reason if hopeless else f"{reason} for {patience.seconds:g} s") from error
             patience.wait_for(f"scheduler {where} ({reason})")
-    with client, client.as_current(), kept_open(client):
+    with client, bound_to(client), kept_open(client):
         yield client
 
 
@@ -356,6 +356,9 @@ _GUARD = 'if this is a script, put what it does under `if __name__ == "__main__"
 def _local(settings: Cluster, server: bool) -> Iterator[Client]:
     if getattr(process.current_process(), "_inheriting", False):  # as multiprocessing asks before it starts a process
         raise ClusterError("this script", "it starts workers, and each worker imports it", _GUARD)
+    if process.current_process().daemon:
+        reason = "this process, of a Dask worker or of a pool, may start no others"
+        raise ClusterError("local workers", reason, "give a client, or call it outside of the task or pool")
     least, most = settings.workers.given, settings.workers.most
     wanted = least or {"cpu": cpu_count()}
     if "cpu" in wanted and not settings.adapt:  # of a range as many as there are cores
@@ -365,32 +368,19 @@ def _local(settings: Cluster, server: bool) -> Iterator[Client]:
         reason = f"no worker of a local cluster has such a name, but {names[0]} to {names[-1]}"
         remedy = "give the scheduler whose workers they are (--scheduler), or leave it out"
         raise ClusterError(f"cluster.only = {', '.join(settings.only)}", reason, remedy)
-    # a worker that dies is replaced by the nanny; the job itself must never be sent a second time for it
-    config = {
-        "distributed.scheduler.allowed-failures": 0,
-        "distributed.admin.tick.limit": "30s",
-        # by default every process checks its event loop fifty times a second and its memory ten times, even when idle:
-        # on two cores a twentieth of the time
-        "distributed.admin.tick.interval": "1s",
-        "distributed.worker.memory.monitor-interval": "500ms",
-        "distributed.admin.system-monitor.interval": "5s",
-        # samples every thread a hundred times a second, and keeps a thousand seconds of samples
-        "distributed.worker.profile.enabled": False,
-        "distributed.nanny.pre-spawn-environ": {**dask.config.get("distributed.nanny.pre-spawn-environ"), **MEMORY},
-    }
-    with OwnFolder() as scratch, dask.config.set(config), _own_loop() as loop:
+    with OwnFolder() as scratch, _own_loop() as loop:
         try:
             cluster = SpecCluster(
                 loop=loop,
                 workers=dict(_local_workers(wanted, scratch, server)),
                 worker=_local_worker(next(iter(wanted)), scratch),  # more of them
-                scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}},
+                scheduler={"cls": _scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}},
                 name="daskcnn",
                 silence_logs="ERROR",
             )
         except RuntimeError as error:
             raise ClusterError("local workers", f"they did not start ({_reason(error)})", _GUARD) from error
-        with cluster, Client(cluster) as client:
+        with cluster, Client(cluster, set_as_default=False) as client, bound_to(client):
             yield client
 
 
@@ -415,6 +405,33 @@ def _own_loop() -> Iterator[IOLoop]:
         runner.stop()
 
 
+_LOCAL = {
+    # a worker that dies is replaced by the nanny; the job itself must never be sent a second time for it
+    "distributed.scheduler.allowed-failures": 0,
+    "distributed.admin.tick.limit": "30s",
+    # by default every process checks its event loop fifty times a second and its memory ten times, even when idle:
+    # on two cores a twentieth of the time
+    "distributed.admin.tick.interval": "1s",
+    "distributed.worker.memory.monitor-interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
+    # samples every thread a hundred times a second, and keeps a thousand seconds of samples
+    "distributed.worker.profile.enabled": False,
+    **{f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in MEMORY.items()},
+}
+"""Dask's settings of a local cluster. Its servers read them as they are made, and nannies hand them on."""
+
+
+def _scheduler(**options: Any) -> Scheduler:
+    with made_with(_LOCAL):
+        return Scheduler(**options)
+
+
+def _nanny(scheduler: str, **options: Any) -> Nanny:
+    with made_with(_LOCAL):
+        # a copy of all settings, for its worker: Dask would hand on those that there are when the worker starts
+        return Nanny(scheduler, config=dask.config.merge(dask.config.config), **options)
+
+
 def _local_workers(wanted: dict[str, int], scratch: str, server: bool) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield one single-threaded process for each worker, and one more for the parameter server if there is one."""
     names = [(f"{kind}-{i}", kind) for kind, count in wanted.items() for i in range(count)]
@@ -425,4 +442,4 @@ def _local_workers(wanted: dict[str, int], scratch: str, server: bool) -> Iterat
 def _local_worker(kind: str, scratch: str) -> dict[str, object]:
     options: dict[str, object] = {"local_directory": scratch, "host": "127.0.0.1", "dashboard": False, "nthreads": 1}
     options |= {"memory_limit": "auto", "preload": ["daskcnn.cluster.preload"], "silence_logs": logging.ERROR}
-    return {"cls": Nanny, "options": {**options, "resources": {kind.upper(): 1}}}
+    return {"cls": _nanny, "options": {**options, "resources": {kind.upper(): 1}}}

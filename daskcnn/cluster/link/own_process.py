@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import dask
 from distributed import Client, Scheduler, SpecCluster, Worker, get_worker
+from distributed.utils import LoopRunner
 
 from daskcnn.arrays import cpu_count
+from daskcnn.cluster.link.client import made_with
 from daskcnn.cluster.link.members import RESOURCES
 from daskcnn.errors import UserError
 
@@ -34,6 +35,18 @@ def _is_no_refusal(record: logging.LogRecord) -> bool:
     for kind in kinds:  # grows meanwhile
         kinds += kind.__subclasses__()
     return not any(kind.__name__ in raised for kind in kinds)
+
+
+_QUIET: set[int] = set()  # the threads of the event loops of clusters whose log is of no use
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    """Return False for what a quiet cluster logs below an error."""
+    return record.levelno >= logging.ERROR or record.thread not in _QUIET
+
+
+async def _thread() -> int:
+    return threading.get_ident()
 
 
 R = TypeVar("R")
@@ -59,6 +72,7 @@ class SharedCluster:
     turn: threading.RLock = field(default_factory=threading.RLock)  # its worker can be in one run only
     _cluster: SpecCluster | None = None
     _client: Client | None = None
+    _loop: LoopRunner | None = None
 
     @contextmanager
     def client(self) -> Iterator[Client]:
@@ -70,15 +84,20 @@ class SharedCluster:
         if self._client is None or self._client.status != "running":
             quiet_refusals()
             settings = {"distributed.worker.profile.enabled": False, "distributed.scheduler.allowed-failures": 0}
+            self._loop = LoopRunner(asynchronous=False)
+            self._loop.start()
+            _QUIET.add(self._loop.run_sync(_thread))
+            for handler in logging.getLogger("distributed").handlers:  # `silence_logs` would quieten all clusters
+                handler.addFilter(_is_of_others)
             nowhere = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
             # no limit of memory: the process is not the worker's alone
             worker = {"nthreads": cpu_count(), "resources": {RESOURCES["cpu"]: 1}, "memory_limit": 0, **nowhere}
-            with dask.config.set(settings):
+            with made_with(settings):
                 self._cluster = SpecCluster(
                     workers={"cpu-0": {"cls": Worker, "options": worker}},
                     scheduler={"cls": Scheduler, "options": {"protocol": "inproc://", **nowhere}},
                     name="daskcnn",
-                    silence_logs=logging.ERROR,
+                    loop=self._loop.loop,
                 )
             self._client = Client(self._cluster, set_as_default=False)
         return self._client
@@ -86,15 +105,18 @@ class SharedCluster:
     def close(self) -> None:
         """Stop the cluster. The next use starts another one."""
         with self.turn:
-            client, cluster = self._client, self._cluster
-            self._client = self._cluster = None
-            if client is not None and cluster is not None:
+            client, cluster, loop = self._client, self._cluster, self._loop
+            self._client = self._cluster = self._loop = None
+            if client is not None and cluster is not None and loop is not None:
                 client.close()
                 cluster.close()
+                _QUIET.discard(loop.run_sync(_thread))
+                loop.stop()
 
     def forget(self) -> None:
         """Take no notice of the cluster: this process was forked, and has none of the cluster's threads."""
-        self.turn, self._client, self._cluster = threading.RLock(), None, None
+        self.turn, self._client, self._cluster, self._loop = threading.RLock(), None, None, None
+        _QUIET.clear()
 
 
 SHARED = SharedCluster()  # the cluster of this process
