@@ -187,9 +187,11 @@ def latest(folder: Path, *, warn: Warn, check: Check | None = None) -> Checkpoin
 
 def best(folder: Path, *, warn: Warn, check: Check | None = None) -> Checkpoint | None:
     """Return the whole checkpoint of the highest score, the later of equals; otherwise as `latest`."""
-    scored = [(score, path) for path in _entries(folder) if (score := _score(path)) is not None]
-    by_score = sorted(scored, key=lambda s: (s[0], _order(s[1])), reverse=True)
-    return _first_whole([path for _, path in by_score], warn, check)
+    scores, unread = _scores(_entries(folder))
+    for error in unread.values():
+        warn(f"checkpoint passed over, its score is not known: {error}")
+    by_score = sorted(scores, key=lambda path: (scores[path], _order(path)), reverse=True)
+    return _first_whole(by_score, warn, check)
 
 
 def _first_whole(paths: Iterable[Path], warn: Warn, check: Check | None) -> Checkpoint | None:
@@ -296,19 +298,29 @@ def _order(path: Path) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 1)
 
 
-def _score(path: Path) -> float | None:
-    try:
-        return _read_document(path).score
-    except DataError:
-        return None
+def _scores(paths: Iterable[Path]) -> tuple[dict[Path, float], dict[Path, DataError]]:
+    """The scores of those that have one, and the errors of those that cannot be read."""
+    scores, unread = dict[Path, float](), dict[Path, DataError]()
+    for path in paths:
+        try:
+            score = _read_document(path).score
+        except DataError as error:
+            unread[path] = error
+        else:
+            scores |= {} if score is None else {path: score}
+    return scores, unread
 
 
 def _prune(folder: Path, new: Path, keep: int) -> None:
-    """Remove other checkpoints. Never raises: the new one is safe, and space is the next save's concern."""
+    """Remove other checkpoints. Never raises: the new one is safe, and space is the next save's concern.
+
+    One whose score cannot be read stays: it may be the best, and a disk that fails now may be read later.
+    """
     entries = _entries(folder)
     current = [path for path in entries if path == new or _order(path)[0] < _order(new)[0]]
-    scores = [(score, _order(path), path) for path in current if (score := _score(path)) is not None]
-    kept = {*current[-keep:], *([max(scores)[2]] if scores else [])}
+    scores, unread = _scores(current)
+    best_one = max(scores, key=lambda path: (scores[path], _order(path)), default=new)
+    kept = {*current[-keep:], *unread, best_one}
     for path in entries:
         if path not in kept:
             with suppress(OSError):
