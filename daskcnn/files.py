@@ -64,6 +64,24 @@ def _checked(found: os.stat_result, path: str | Path) -> int:
     raise DataError(path, f"{_KINDS.get(stat.S_IFMT(found.st_mode), 'a special file')}, not a regular file", REGULAR)
 
 
+def output_file(path: str | Path, remedy: str = "give a file that may be written") -> Path:
+    """Return the place of a file to write under a path that a user gives: that of its target, where it is a link.
+
+    Raises DataError where no file can be: at a folder, a pipe, a device or a socket, and where there is no folder.
+    """
+    place = Path(os.path.realpath(path))
+    try:
+        check_regular(place)
+    except DataError as error:
+        raise DataError(path, error.reason, remedy) from error
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) or not place.parent.is_dir():
+            raise DataError(path, error.strerror or error, remedy) from error
+    if not os.access(place if place.exists() else place.parent, os.W_OK):
+        raise DataError(path, "it may not be written", remedy)
+    return place
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """Write a new file and wait until it is on the disk."""
     with open(path, "wb") as file:

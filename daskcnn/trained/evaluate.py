@@ -16,11 +16,12 @@ import numpy as np
 from daskcnn.arrays import Device, compile_here, cpu_count, single_threaded_blas
 from daskcnn.datasets.own_data import check_kept
 from daskcnn.errors import DataError, UserError
+from daskcnn.files import output_file
 from daskcnn.job.dataset import opened
 from daskcnn.job.tables import CheckpointChoice
 from daskcnn.nn.network import Views
 from daskcnn.nn.score import MOST_CONFUSED, TOP, ClassAnswers, ClassScores, LabelAnswers, shares
-from daskcnn.runs.summary import keep_evaluation
+from daskcnn.runs.summary import check_keeping, keep_evaluation
 from daskcnn.show.renderers.drawing import draw_confusion, need_matplotlib
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import INDEX, read_index
@@ -43,6 +44,7 @@ def evaluate(
     checkpoint: CheckpointChoice | None,
     path: str | None,
     say: Callable[[str], None],
+    csv_file: str | None = None,
     picture: str | None = None,
     keep: bool = False,
     views: Views | None = None,
@@ -57,6 +59,7 @@ def evaluate(
     ----------
     place, checkpoint, views : as for `find_network`.
     path : a data set; None for that of the run's job.
+    csv_file : a file that `write_evaluation` is to write; whether it can be is known before anything is computed.
     picture : a file to draw the confusion matrix into, SVG or PNG.
     keep : whether to write the result into the run directory too, for the page of its report.
 
@@ -66,14 +69,13 @@ def evaluate(
         such views, or a model file comes without a data set.
     DataError : the network or the data set cannot be read, or the result cannot be kept.
     """
-    if picture is not None:
-        need_matplotlib()
-        if Path(picture).suffix not in (".svg", ".png"):
-            raise UserError(picture, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
+    _check_files(csv_file, picture)
     found = find_network(place, checkpoint, say, views=views)
     classifier, run = found.classifier, found.run
     if keep and run is None:
         raise UserError(place, "a model file has no run directory that keeps the result", "leave --keep out")
+    if keep and run is not None:
+        check_keeping(run)
     dataset, of_image = open_dataset(path) if path else _dataset_of(place, found), classifier.reconstructs
     _check_images(dataset, classifier.facts, place)
     if not of_image:
@@ -115,6 +117,15 @@ def evaluate(
     if keep and run is not None:
         keep_evaluation(run, result)
     return result
+
+
+def _check_files(csv_file: str | None, picture: str | None) -> None:
+    for file in filter(None, (csv_file, picture)):
+        output_file(file)
+    if picture is not None:
+        need_matplotlib()
+        if Path(picture).suffix not in (".svg", ".png"):
+            raise UserError(picture, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
 
 
 def _dataset_of(place: str, found: FoundNetwork) -> Dataset:

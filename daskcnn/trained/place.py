@@ -10,7 +10,7 @@ from typing import get_args
 
 from daskcnn.errors import DataError, UserError
 from daskcnn.export import FORMATS, read_model
-from daskcnn.files import SEEN, local_path
+from daskcnn.files import SEEN, local_path, output_file
 from daskcnn.job.tables import CheckpointChoice, Job
 from daskcnn.nn.network import Views, views_problem
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, load
@@ -124,6 +124,8 @@ def export(
     Without `out` the file is `model` with the format's suffix, in the run directory or beside the model file.
     Raises UserError.
     """
+    if out is not None:
+        output_file(out)
     kind, found = FORMATS[to], find_network(place, checkpoint, say)
     say(f"weights: {found.weights}")
     file = Path(out) if out else (found.run or found.source.parent) / f"model{kind.suffix}"

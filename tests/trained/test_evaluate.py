@@ -135,6 +135,18 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_is_computed(
     assert f"matplotlib is not installed; {installing('plot')}" in told
 
 
+@pytest.mark.parametrize("option", ["--csv", "--picture", "--keep"])
+def test_what_cannot_be_written_is_refused_before_anything_is_computed(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(evaluate, "compile_here", None)  # which would fail
+    (trained / "evaluation.json").mkdir()
+    places = {"--csv": [tmp_path / "no" / "x.csv"], "--picture": [tmp_path / "no" / "x.svg"], "--keep": []}
+    told = _evaluate(trained, option, *places[option], code=2)
+    assert ("Is a directory; leave --keep" if option == "--keep" else "No such file or directory; give a file") in told
+
+
 def test_names_of_classes_are_drawn_as_they_are(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     names = ["$\\frac{$", "\x1b[2Jship", "舟", "n" * 300]
