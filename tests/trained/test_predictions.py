@@ -234,6 +234,32 @@ def test_tiles_of_twelve_channels_with_several_labels(tmp_path: Path) -> None:
         assert row["label"] == ";".join(n for n, yes in zip(names, truth, strict=True) if yes)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_labels_and_predictions_are_numbered_alike(tmp_path: Path, several: bool) -> None:
+    """The data set has the network's classes in another order, and one that it does not know."""
+    known = replace(facts((8, 8, 1)), classes=("a", "b", "c"), labels="several" if several else "classes")
+    network = classifier({"layers": [{"layer": "dense", "units": 3}]}, known)
+    write_model(network, "", tmp_path / "m.safetensors")
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
+    found, names = network.predict(images), ("c", "x", "b", "a")
+    numbers = np.array([3, 2, 0])[found.argmax(axis=1)]  # the network's answers are right
+    numbers[0] = 1
+    rows_of = np.stack([found[:, 2] >= 0.5, np.arange(40) == 0, found[:, 1] >= 0.5, found[:, 0] >= 0.5], axis=1)
+    labels = rows_of.astype(np.uint8) if several else numbers
+    source = Source("other", names, (images, labels), (images, labels), {})
+    write(source, describe(source, chunk=20, order="stored", seed=0), "d.zarr", lambda _: None)
+    for out in ("p.csv", "p.zarr"):
+        predicted("m.safetensors", "d.zarr", "--out", out)
+    group: Any = zarr.open_group("p.zarr", mode="r")
+    assert group["label"].shape == group["predicted"].shape
+    assert group.attrs["classes"] == ["a", "b", "c"]
+    np.testing.assert_array_equal(group["label"][1:], group["predicted"][1:])
+    assert several or group["label"][0] == -1
+    table = rows("p.csv")
+    assert [row["label"] for row in table[1:]] == [row["predicted"] for row in table[1:]]
+    assert table[0]["label"].endswith("x")
+
+
 @pytest.mark.parametrize("own", [None, -1])
 def test_a_data_set_has_its_own_value_for_no_data(tmp_path: Path, own: int | None) -> None:
     """As for `evaluate`: a number that stands for no data in training is data where the data set says another one."""
