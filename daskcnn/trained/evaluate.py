@@ -27,7 +27,7 @@ from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import INDEX, read_index
 from daskcnn.store.chunk_source import CACHE, Renumbered
 from daskcnn.store.image_facts import Facts
-from daskcnn.store.manifest import MAX_CHUNK_BYTES
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, is_like
 from daskcnn.trained.place import FoundNetwork, find_network
 from daskcnn.training.replica import Replica
 
@@ -141,7 +141,7 @@ def _check_images(dataset: Dataset, facts: Facts, place: str) -> None:
     """Raise DataError naming what differs from the images that the network knows."""
     for what, found, wanted in (
         ("images of", "×".join(map(str, dataset.shape)), "×".join(map(str, facts.shape))),
-        ("numbers of type", dataset.dtype, facts.dtype),
+        ("numbers of type", facts.dtype if is_like(dataset.dtype, facts.dtype) else dataset.dtype, facts.dtype),
         ("black and white at", dataset.value_range or facts.value_range, facts.value_range or dataset.value_range),
     ):
         if found != wanted:

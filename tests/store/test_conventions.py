@@ -13,7 +13,9 @@ import zarr
 from daskcnn.datasets.job_dataset import find_dataset, outlined
 from daskcnn.errors import DataError
 from daskcnn.job.resolve import resolve
+from daskcnn.store.foreign.array import open_images
 from daskcnn.store.foreign.in_place import Arrays, outline
+from daskcnn.store.manifest import is_like
 from tests.store.arrays_in_place import opened, write_array
 
 LABELS = np.arange(100) % 4
@@ -90,6 +92,28 @@ def test_a_fill_value_of_format_3_is_read_as_xarray_writes_it(tmp_path: Path) ->
     data = opened(own)
     assert data.nodata == -77.5
     np.testing.assert_allclose(data.mean, np.nanmean(given.to_numpy()[outline(own).order], (0, 1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "float32", "float64"])
+@pytest.mark.parametrize("scale", [None, 0.1])
+@pytest.mark.parametrize("offset", [None, -273.15])
+@pytest.mark.parametrize("fill", [None, 7])
+def test_numbers_are_decoded_as_xarray_decodes_them(
+    tmp_path: Path, dtype: str, scale: float | None, offset: float | None, fill: int | None
+) -> None:
+    """The types may differ in width, which a network takes: xarray goes by the factors' type, we by the numbers'."""
+    xarray = pytest.importorskip("xarray")
+    known = {"scale_factor": scale, "add_offset": offset, "_FillValue": fill}
+    attributes = {name: value for name, value in known.items() if value is not None}
+    x = pixels(dtype)
+    own = open_images(write_array(tmp_path / "x", x, 10, attributes=attributes), "NHWC")
+    theirs = xarray.decode_cf(xarray.Dataset({"x": (("n", "y", "x", "band"), x, attributes)}))["x"]
+    found, expected = own.as_images(own.read(0)), theirs.to_numpy()[: own.chunk]
+    if fill is not None:
+        found = np.where(found == own.nodata, np.nan, found)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+    if own.coding.packed:
+        assert is_like(theirs.dtype, own.dtype)
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,19 @@ def test_chunks_that_cut_images(tmp_path: Path) -> None:
     assert "daskcnn.prepare" in told
 
 
-@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "bool", "int8"])
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
 def test_number_types_that_are_none_of_ours(tmp_path: Path, dtype: str) -> None:
     told = refused(write_array(tmp_path / "x", np.zeros((4, 2, 2, 1), dtype), 2))
     assert f"images of type {dtype}; convert them to one of uint8, uint16" in told
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("bool", "uint8"), ("int8", "int16")])
+def test_number_types_that_are_widened(tmp_path: Path, dtype: str, kept: str) -> None:
+    x = np.random.default_rng(0).integers(0, 2, (6, 4, 4)).astype(dtype)
+    found = open_images(write_array(tmp_path / "x", x, 3), "NHWC")
+    images = found.as_images(found.read(1))
+    assert (found.dtype.name, images.dtype.name) == (kept, kept)
+    np.testing.assert_array_equal(images, x[3:, ..., None])
 
 
 def test_shapes_that_are_no_images(tmp_path: Path) -> None:

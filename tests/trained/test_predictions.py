@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import dask.array
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -338,6 +339,57 @@ def test_an_array_that_has_changed_is_other_data(run: Path, monkeypatch: pytest.
     refused(run, "tiles.zarr", "--out", "p.csv", code=5)
     array[0] = 0
     assert "parts of other data" in refused(run, "tiles.zarr", "--out", "p.csv")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept", "channels"), [("bool", "uint8", 2), ("int8", "int16", 2), ("uint8", "uint8", 1)]
+)
+def test_images_are_taken_as_they_are_prepared(tmp_path: Path, dtype: str, kept: str, channels: int) -> None:
+    """Booleans and int8, and (N, H, W) for images of one channel: in memory, lazy, with names, and in place."""
+    xarray, known = pytest.importorskip("xarray"), facts((8, 8, channels), dtype=np.dtype(kept))
+    network = classifier({"layers": [{"layer": "dense", "units": 4}]}, known)
+    write_model(network, "", tmp_path / "m.safetensors")
+    given = np.random.default_rng(0).integers(0, 2, (20, 8, 8, channels)).astype(dtype)
+    expected = network.predict(given.astype(kept))
+    given = given[..., 0] if channels == 1 else given
+    model = daskcnn_load(tmp_path / "m.safetensors")
+    lazy = dask.array.from_array(given, chunks=5)
+    named = xarray.DataArray(lazy, dims=("n", "y", "x", "band")[: given.ndim], coords={"n": np.arange(20)})
+    for images in (given, np.ma.masked_array(given), lazy, named):
+        np.testing.assert_allclose(np.asarray(model.predict(images)), expected, rtol=1e-6)
+    zarr.create_array("own.zarr", data=given, chunks=(7, *given.shape[1:]))
+    predicted("m.safetensors", "own.zarr", "--out", "p.csv")
+    np.testing.assert_allclose(chances(rows("p.csv"), network.classes), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("trained", ["float32", "float64"])
+@pytest.mark.parametrize("nodata", [None, -99.9])
+def test_float32_and_float64_stand_for_each_other(tmp_path: Path, trained: str, nodata: float | None) -> None:
+    """Scaled integers are float32 in place and float64 to xarray; marks are rounded by each type in its own way."""
+    xarray = pytest.importorskip("xarray")
+    known = facts((8, 8, 2), dtype=np.dtype(trained), nodata=nodata)
+    network = classifier({"layers": [{"layer": "dense", "units": 4}]}, known)
+    write_model(network, "", tmp_path / "m.safetensors")
+    stored = np.random.default_rng(0).integers(-1000, 1000, (20, 8, 8, 2)).astype(np.int16)
+    stored[3, 4, 4, 1] = -999
+    attributes: dict[str, Any] = {"scale_factor": 0.1} | ({} if nodata is None else {"_FillValue": -999})
+    group = zarr.open_group("own.zarr", mode="w")
+    group.create_array("x", data=stored, chunks=(7, 8, 8, 2), dimension_names=("n", "y", "x", "band"))
+    group["x"].update_attributes(attributes)
+    opened = xarray.open_zarr("own.zarr", consolidated=False)["x"]
+    decoded = stored * 0.1
+    expected = network.predict(np.where(stored == -999, nodata or -99.9, decoded).astype(trained))
+    model = daskcnn_load(tmp_path / "m.safetensors")
+    for images in (opened, opened.load(), decoded.astype(np.float32), group["x"]):
+        np.testing.assert_allclose(np.asarray(model.predict(images)), expected, rtol=1e-4)
+    predicted("m.safetensors", "own.zarr/x", "--out", "p.csv")
+    np.testing.assert_allclose(chances(rows("p.csv"), network.classes), expected, rtol=1e-4)
+    for dtype in ("float32", "float64"):
+        images = decoded.astype(dtype)
+        source = Source("own", network.classes, (images, np.arange(20) % 4), (images, np.arange(20) % 4), {})
+        write(source, describe(source, chunk=7, order="stored", seed=0, nodata=nodata), f"{dtype}.zarr", lambda _: None)
+        predicted("m.safetensors", f"{dtype}.zarr", "--out", f"{dtype}.csv")
+        np.testing.assert_allclose(chances(rows(f"{dtype}.csv"), network.classes), expected, rtol=1e-4)
 
 
 def real_numbers(tmp_path: Path, nodata: float | None) -> Classifier:

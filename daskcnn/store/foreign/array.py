@@ -17,7 +17,7 @@ from daskcnn.store.files import Files
 from daskcnn.store.foreign.conventions import Coding
 from daskcnn.store.foreign.metadata import ForeignMetadata, foreign_metadata
 from daskcnn.store.foreign.sized_store import SizedStore, chunk_number
-from daskcnn.store.manifest import Dtype
+from daskcnn.store.manifest import Dtype, widened
 
 Layout = Literal["NHWC", "NCHW"]
 CHUNK_BYTES = 4 << 20
@@ -56,7 +56,7 @@ class ImageArray:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Number type of the images."""
-        return self.coding.decoded_dtype
+        return widened(self.coding.decoded_dtype)
 
     @property
     def chunks(self) -> int:
@@ -113,7 +113,7 @@ class ImageArray:
 
     def as_images(self, data: npt.NDArray[Any]) -> Images:
         """Return what `read` has returned as images (n, H, W, C), decoded."""
-        data = self.coding.decoded(data)
+        data = self.coding.decoded(data).astype(self.dtype, copy=False)
         if self.layout == "NCHW" and data.ndim == 4:
             data = data.transpose(0, 2, 3, 1)
         return np.ascontiguousarray(data).reshape(len(data), *self.shape)
@@ -126,7 +126,7 @@ def open_images(path: str, layout: Layout, nodata: float | None = None) -> Image
     """
     files = Files.at(path)
     about = foreign_metadata(files)
-    if about.dtype is None or about.dtype.name not in get_args(Dtype):
+    if about.dtype is None or widened(about.dtype).name not in get_args(Dtype):
         found = "text" if about.dtype is None else about.dtype.name
         raise DataError(path, f"images of type {found}", f"convert them to one of {', '.join(get_args(Dtype))}")
     if len(about.shape) not in (3, 4):
