@@ -50,7 +50,9 @@ def read_regular(path: str | Path, limit: int, *, remedy: str = REGULAR) -> byte
     """Return a regular file's content. Raises as `check_regular`, and DataError for more than `limit` bytes."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) <= limit:
-            content = file.read(limit + 1)  # it may grow meanwhile, and a file of /proc has no size
+            content = file.read(size + 1)
+            if len(content) > size:  # it has grown meanwhile, or is a file of /proc, which has no size
+                content += file.read(limit + 1 - len(content))
             if (size := len(content)) <= limit:
                 return content
     raise DataError(path, f"{size:,} bytes, more than the {limit:,} allowed", remedy)
