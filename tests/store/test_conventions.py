@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import zarr
 from daskcnn.datasets.job_dataset import find_dataset, outlined
 from daskcnn.errors import DataError
 from daskcnn.job.resolve import resolve
+from daskcnn.store.foreign import array
 from daskcnn.store.foreign.array import open_images
 from daskcnn.store.foreign.in_place import Arrays, outline
 from daskcnn.store.manifest import is_like
@@ -184,6 +186,34 @@ def test_chunks_that_are_not_stored_are_found_where_nothing_can_be_listed(tmp_pa
         with pytest.raises(DataError, match="x: samples 20 to 29 are not stored, and would be read as"):
             said(own)
         assert any("20.00%" in line for line in said(replace(own, nodata=0)))
+
+
+@pytest.mark.parametrize("how", [{}, {"shards": (100, 4, 4, 2)}])
+def test_a_read_looks_up_its_own_chunks_among_those_that_are_not_stored(tmp_path: Path, how: dict[str, Any]) -> None:
+    """The last of many reads takes no more steps than the first: an array may have millions of such chunks."""
+    x = np.zeros((400, 4, 4, 2), np.int16)
+    x[::100] = 1  # a shard is there, and nearly all of its chunks are not
+    path = write_array(tmp_path / "x", x, 1, config={"write_empty_chunks": False}, **how)
+    found = replace(open_images(path, "NHWC", 0), chunk=1)  # not several chunks together
+    steps = [0]
+
+    def count(frame: Any, event: str, _: Any) -> Any:
+        steps[0] += event == "line"
+        return count
+
+    def counted(index: int) -> int:
+        steps[0], before = 0, sys.gettrace()
+        sys.settrace(lambda frame, *_: count if frame.f_code.co_filename == array.__file__ else None)
+        try:
+            found.read(index)
+        finally:
+            sys.settrace(before)
+        return steps[0]
+
+    first = counted(1)
+    for index in range(1, 399):
+        found.read(index)
+    assert counted(1) <= first
 
 
 def test_a_whole_array_whose_chunks_are_all_stored_is_taken(tmp_path: Path) -> None:

@@ -216,13 +216,17 @@ def absent_runs(about: ForeignMetadata, stored: zarr.Array[Any], lo: int, hi: in
     assert isinstance(store, SizedStore)
     outer, inner = about.stored[0], about.chunks[0]
     beside = max(1, about.packing.in_shard // (outer // inner))  # chunks of a shard beside each other hold no sample
-    runs = set[tuple[int, int]]()
-    for number, place in tuple(store.absent):
-        begin = number * outer + (0 if place is None else place // beside * inner)
-        run = max(lo, begin), min(hi, begin + (outer if place is None else inner))
-        if run[0] < run[1] and not (place or 0) % beside:
-            runs.add(run)
-    return sorted(runs)
+    runs = list[tuple[int, int]]()
+    for number in range(lo // outer, -(-hi // outer)):
+        begin, gone = number * outer, store.absent.get(number, ())
+        first, last = max(lo, begin), min(hi, begin + outer)
+        if None in gone:
+            runs.append((first, last))
+            continue
+        for row in range((first - begin) // inner, -(-(last - begin) // inner)):
+            if row * beside in gone:
+                runs.append((max(lo, begin + row * inner), min(hi, begin + (row + 1) * inner)))
+    return runs
 
 
 def _runs_told(runs: Sequence[tuple[int, int]]) -> str:
