@@ -676,6 +676,31 @@ def test_an_output_that_another_process_has_written_meanwhile_stays(
     assert not Path("p.csv.parts").exists()
 
 
+@pytest.mark.parametrize(("out", "links"), [("p.csv", True), ("p.csv", False), ("p.parquet", True), ("p.zarr", True)])
+def test_an_output_that_appears_while_parts_are_predicted_stays(
+    run: Path, store: str, monkeypatch: pytest.MonkeyPatch, out: str, links: bool
+) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    def appearing(*args: Any, **options: Any) -> Iterator[tuple[Part, Any]]:
+        Path(out).mkdir() if out == "p.zarr" else Path(out).write_text("mine")  # an empty folder would be replaced
+        return SpreadHere.over(*args, **options)
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(whole, "spread", appearing)
+    told = refused(run, store, "--out", out)
+    assert f"{out}: has appeared while the table was made; remove it: the same command goes on" in told
+    assert not any(Path(out).iterdir()) if out == "p.zarr" else Path(out).read_text() == "mine"
+    Path(out).rmdir() if out == "p.zarr" else Path(out).unlink()
+    DONE.clear()
+    monkeypatch.setattr(whole, "spread", SpreadHere.over)
+    predicted(run, store, "--out", out)
+    assert not DONE
+    assert {path.name for path in Path().glob("*p.*")} == {out}
+
+
 @pytest.mark.parametrize("damage", [b"", b"abc", None])
 def test_a_damaged_part_is_predicted_anew(
     run: Path, store: str, damage: bytes | None, monkeypatch: pytest.MonkeyPatch

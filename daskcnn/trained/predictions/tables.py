@@ -222,7 +222,10 @@ def check_table(out: Path) -> None:
 
 
 def write_table(out: Path, columns: Columns, rows: int, parts: Iterable[tuple[Part, Predicted]]) -> None:
-    """Write the parts, pairs of `Part` and `Predicted` in order, to a file that appears when it is whole."""
+    """Write the parts, pairs of `Part` and `Predicted` in order, to a file that appears when it is whole.
+
+    Raises DataError where another has appeared there meanwhile.
+    """
     temporary = out.with_name(f".{out.name}.tmp")
     _remove(temporary)
     try:
@@ -230,11 +233,27 @@ def write_table(out: Path, columns: Columns, rows: int, parts: Iterable[tuple[Pa
             for part, found in parts:
                 write(part, found)
         (sync_tree if temporary.is_dir() else sync)(temporary)
-        os.rename(temporary, out)
+        _place(temporary, out)
         sync(out.parent)
     except BaseException:
         _remove(temporary)
         raise
+
+
+def _place(temporary: Path, out: Path) -> None:
+    """Give a whole table its name. Renaming would replace a file of that name; linking does not."""
+    if not temporary.is_dir():
+        try:
+            os.link(temporary, out)
+        except OSError:  # the name is taken, or the file system has no links
+            pass
+        else:
+            temporary.unlink()
+            return
+    if os.path.lexists(out):
+        remedy = "remove it: the same command goes on with what is predicted"
+        raise DataError(out, "has appeared while the table was made", remedy)
+    os.rename(temporary, out)
 
 
 def _remove(path: Path) -> None:
