@@ -359,7 +359,8 @@ def test_a_group_is_told_which_arrays_are_in_it(tmp_path: Path) -> None:
     group = str(tmp_path / "tiles.zarr")
     zarr.open_group(group, mode="a")
     assert "a zarr group, not an array (arrays in it: x, y); give the path of one of its arrays" in refused(group)
-    assert array_at(group) is None
+    with pytest.raises(DataError, match="arrays in it: x, y"):
+        array_at(group)
     assert array_at(arrays.images) is not None
 
 

@@ -324,6 +324,15 @@ def test_a_zarr_array_of_ones_own_is_predicted_in_place(tmp_path: Path, layout: 
     assert "say where to write: --out p.csv" in refused("m.safetensors", "own.zarr")
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_group_that_is_no_data_set_is_refused_by_the_names_of_its_arrays(run: Path, version: Any) -> None:
+    """As xarray writes one."""
+    group = zarr.open_group("own.zarr", mode="w", zarr_format=version)
+    group.create_array("x", data=np.zeros((5, 8, 8, 3), np.uint8))
+    told = refused(run, "own.zarr", "--out", "p.csv")
+    assert "own.zarr: a zarr group, not an array (arrays in it: x); give the path of one of its arrays" in told
+
+
 def test_a_zarr_array_of_other_images_is_refused(run: Path) -> None:
     zarr.create_array("tiles.zarr", data=np.zeros((5, 8, 8, 12), np.uint8))
     told = refused(run, "tiles.zarr", "--out", "p.csv")

@@ -15,9 +15,9 @@ from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images, mark_of, missing_pixels
 from daskcnn.store.files import Files
 from daskcnn.store.foreign.conventions import Coding
-from daskcnn.store.foreign.metadata import ForeignMetadata, foreign_metadata
+from daskcnn.store.foreign.metadata import ForeignMetadata, array_names, foreign_metadata, not_an_array
 from daskcnn.store.foreign.sized_store import SizedStore, chunk_number
-from daskcnn.store.manifest import Dtype, widened
+from daskcnn.store.manifest import ATTRIBUTE, Dtype, widened
 
 Layout = Literal["NHWC", "NCHW"]
 CHUNK_BYTES = 4 << 20
@@ -148,11 +148,17 @@ def open_images(path: str, layout: Layout, nodata: float | None = None) -> Image
 
 
 def array_at(path: str) -> ImageArray | None:
-    """Return the images where this is the path of an array and not of a group. Raises DataError as `open_images`."""
+    """Return the images where this is the path of an array; None for a data set, and for what is neither.
+
+    Raises DataError as `open_images`, and for another group with arrays in it.
+    """
     files = Files.at(path)
     found = files.json("zarr.json")
     if (found or {}).get("node_type") == "array" or (found is None and files.size(".zarray") is not None):
         return open_images(path, "NHWC")
+    old = found is None and files.size(".zgroup") is not None
+    if (old or (found and ATTRIBUTE not in (found.get("attributes") or {}))) and array_names(files):
+        raise not_an_array(files, group=True)
     return None
 
 

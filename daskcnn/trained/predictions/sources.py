@@ -34,8 +34,8 @@ SUFFIXES = frozenset((*IMAGE_SUFFIXES, ".npy"))
 """Files of a folder that are predicted: images and arrays. Others are passed over."""
 FILES = 128
 """The most files of a part."""
-_OF_ZARR = ("zarr.json", ".zarray")
-"""A folder with one of these is a data set or an array."""
+_OF_ZARR = ("zarr.json", ".zarray", ".zgroup")
+"""A folder with one of these is a data set, an array or a group."""
 _LEAST_BYTES = 4 << 20
 """Small chunks are joined up to this size."""
 
