@@ -217,6 +217,13 @@ def test_other_numbers_are_named(trained: Path, tmp_path: Path) -> None:
     assert f"numbers of type float32, and {trained} was trained on uint8" in told
 
 
+def test_float32_and_float64_are_judged_alike(tmp_path: Path) -> None:
+    raw = tiny_job(named(tmp_path, CLASSES, "ab" * 30, dtype="float32"))
+    run = tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)))
+    found = _json(run, "--data", named(tmp_path, CLASSES, "ab" * 30, dtype="float64"))
+    assert (found["accuracy"], found["classes"]) == ((own := _json(run))["accuracy"], own["classes"])
+
+
 def test_several_labels_go_by_their_names(by_label: tuple[Path, Dataset], tmp_path: Path) -> None:
     run, _ = by_label
     rows = (np.random.default_rng(0).random((60, 10)) < 0.4).astype(np.uint8)
