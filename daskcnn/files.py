@@ -50,7 +50,9 @@ def read_regular(path: str | Path, limit: int, *, remedy: str = REGULAR) -> byte
     """Return a regular file's content. Raises as `check_regular`, and DataError for more than `limit` bytes."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) <= limit:
-            content = file.read(limit + 1)  # it may grow meanwhile, and a file of /proc has no size
+            content = file.read(size + 1)
+            if len(content) > size:  # it has grown meanwhile, or is a file of /proc, which has no size
+                content += file.read(limit + 1 - len(content))
             if (size := len(content)) <= limit:
                 return content
     raise DataError(path, f"{size:,} bytes, more than the {limit:,} allowed", remedy)
@@ -62,6 +64,24 @@ def _checked(found: os.stat_result, path: str | Path) -> int:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     raise DataError(path, f"{_KINDS.get(stat.S_IFMT(found.st_mode), 'a special file')}, not a regular file", REGULAR)
+
+
+def output_file(path: str | Path, remedy: str = "give a file that may be written") -> Path:
+    """Return the place of a file to write under a path that a user gives: that of its target, where it is a link.
+
+    Raises DataError where no file can be: at a folder, a pipe, a device or a socket, and where there is no folder.
+    """
+    place = Path(os.path.realpath(path))
+    try:
+        check_regular(place)
+    except DataError as error:
+        raise DataError(path, error.reason, remedy) from error
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) or not place.parent.is_dir():
+            raise DataError(path, error.strerror or error, remedy) from error
+    if not os.access(place if place.exists() else place.parent, os.W_OK):
+        raise DataError(path, "it may not be written", remedy)
+    return place
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -100,13 +100,14 @@ def evaluate(
     if csv_file == "-" and as_json:
         raise click.UsageError("--json and --csv -: each prints a form of its own; give one of them")
     how: dict[str, Any] = {"checkpoint": checkpoint, "path": path, "picture": picture, "keep": keep, "views": views}
+    how["csv_file"] = None if csv_file == "-" else csv_file
     result = evaluating.evaluate(run, say=say, **how)
     if csv_file == "-":
         tell(evaluating.evaluation_csv(result), nl=False)
         return
+    tell(dumps(result, indent=2) if as_json else readable_evaluation(result))
     if csv_file:
         evaluating.write_evaluation(result, csv_file)
-    tell(dumps(result, indent=2) if as_json else readable_evaluation(result))
 
 
 @click.command(cls=Command)

@@ -20,7 +20,7 @@ from daskcnn.datasets.given_arrays import as_array, is_dask_array, meant, read_s
 from daskcnn.errors import DataError
 from daskcnn.files import check_regular
 from daskcnn.store.foreign.array import Layout
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, Dtype
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, Dtype, widened
 from daskcnn.store.masks import filled
 from daskcnn.temporary import OwnFolder
 
@@ -89,7 +89,6 @@ _USUAL = {1, 3, 4}
 BLOCK_BYTES = 64 << 20
 """Bytes of a block, if the samples of one chunk of the source are not more."""
 _KEPT = get_args(Dtype)
-_WIDENED = {"bool": "uint8", "int8": "int16"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,7 +225,7 @@ def channels_elsewhere(images: Any, layout: Layout, remedy: str = "layout='NCHW'
 
 
 def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    name = _WIDENED.get(dtype.name, dtype.name)
-    if dtype.kind not in "buif" or name not in _KEPT:
+    kept = widened(dtype)
+    if dtype.kind not in "buif" or kept.name not in _KEPT:
         raise DataError("images", f"of type {dtype}", f"convert them to one of {', '.join(_KEPT)}")
-    return np.dtype(name)
+    return kept

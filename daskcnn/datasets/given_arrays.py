@@ -355,8 +355,11 @@ def with_coordinates(images: Any, found: Any, classes: Iterable[Any]) -> Any:
         return found
     if found.ndim == len(images.dims) and found.ndim > 2:
         return type(images)(found, dims=images.dims, coords=images.coords)
+    if found.ndim == 4:  # images of one channel, which were given without its axis
+        return type(images)(found[..., 0], dims=images.dims, coords=images.coords)
     sample, *rest = images.dims
-    known = images.isel(dict.fromkeys(rest, 0), drop=True).coords
+    of_pixels = [name for name, known in images.coords.items() if not {sample}.issuperset(known.dims)]
+    known = images.drop_vars(of_pixels).isel(dict.fromkeys(rest, 0)).coords
     if found.ndim == 1:
         return type(images)(found, dims=(sample,), coords=known)
     name = "class" if "class" not in (sample, *known) else "predicted_class"

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.errors import DataError
+from daskcnn.files import output_file
 from daskcnn.show.renderers.drawing import SAMPLE_CELL, SheetRow, contact_sheet
 from daskcnn.show.text import count
 from daskcnn.store import Dataset, open_dataset
@@ -157,8 +158,7 @@ def _checked(picture: str) -> Path:
     path = Path(picture)
     if path.suffix.lower() != ".png":
         raise DataError(path, "contact sheets are PNG files", "give a name that ends in .png")
-    if path.exists() and not path.is_file():
-        raise DataError(path, "not a regular file", "give the name of a new file")
+    output_file(path)
     return path
 
 

@@ -31,7 +31,7 @@ from safetensors.numpy import save as encode
 from daskcnn.documents import Bounds, parse_json
 from daskcnn.errors import DataError, JobError, nearest
 from daskcnn.export.trained_layers import version
-from daskcnn.files import open_regular, replace_file
+from daskcnn.files import open_regular, output_file, replace_file
 from daskcnn.job.network import layout_of, loss_of, network_of
 from daskcnn.job.own_members import layers_in
 from daskcnn.job.resolve import resolve
@@ -67,7 +67,7 @@ def write_model(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]
         "run": run,
         "version": version(),
     }
-    replace_file(out, encode(arrays, {key: json.dumps(value) for key, value in metadata.items()}))
+    replace_file(output_file(out), encode(arrays, {key: json.dumps(value) for key, value in metadata.items()}))
     return (out,)
 
 

@@ -18,7 +18,7 @@ from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_help
 
 from daskcnn.errors import UserError
 from daskcnn.export.trained_layers import TrainedLayer, converter_of, trained_layers, version
-from daskcnn.files import replace_file
+from daskcnn.files import output_file, replace_file
 from daskcnn.nn.losses import SigmoidReconstruction
 from daskcnn.store import Described
 from daskcnn.store.chunk_facts import mark_of
@@ -214,7 +214,7 @@ _MOST = 2_000_000_000  # bytes that a protobuf message may have, less what is no
 
 def write_onnx(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]:
     """Write the model and return the file. Raises UserError for a layer without converter, and OSError."""
-    replace_file(out, onnx_model(classifier, run).SerializeToString())
+    replace_file(output_file(out), onnx_model(classifier, run).SerializeToString())
     return (out,)
 
 

@@ -19,7 +19,7 @@ from safetensors.numpy import save as encode
 from daskcnn.arrays import Array
 from daskcnn.errors import UserError
 from daskcnn.export.trained_layers import TrainedLayer, converter_of, trained_layers, version
-from daskcnn.files import replace_file
+from daskcnn.files import output_file, replace_file
 from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.nn.losses import SigmoidReconstruction
 from daskcnn.nn.sequential import Sequential
@@ -223,8 +223,8 @@ def write_torch(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]
         raise UserError(f"--out {out.name}", f"the module itself imports {out.stem}", "give one such as network.py")
     code, tensors = torch_module(classifier, run)
     weights = out.with_suffix(WEIGHTS)
-    replace_file(weights, encode(tensors, {"format": "pt", "run": run, "version": version()}))
-    replace_file(out, code.encode())
+    replace_file(output_file(weights), encode(tensors, {"format": "pt", "run": run, "version": version()}))
+    replace_file(output_file(out), code.encode())
     return out, weights
 
 

@@ -95,11 +95,22 @@ def _stored(entry: Mapping[str, Any]) -> Stored:
     return Stored(dtype, shape, start, stop)
 
 
-def read_arrays(source: BufferedReader, header: Header, size: int) -> Arrays:
-    """Return the arrays, which may be written to. Raises OSError where the file has become shorter meanwhile."""
-    source.seek(size - max((stored.stop for stored in header.values()), default=0))
+Wanted = Callable[[str], bool]
+
+
+def every(name: str) -> bool:
+    """Want each array."""
+    return True
+
+
+def read_arrays(source: BufferedReader, header: Header, size: int, wanted: Wanted = every) -> Arrays:
+    """Return the wanted arrays, which may be written to. Raises OSError where the file has become shorter meanwhile."""
+    begin = size - max((stored.stop for stored in header.values()), default=0)
     arrays = {}
     for name, stored in header.items():
+        if not wanted(name):
+            continue
+        source.seek(begin + stored.start)
         array = np.empty(stored.shape, stored.dtype)
         if array.nbytes and source.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
             raise OSError("the file ends too early")
@@ -170,33 +181,38 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 3) -> Path:
     return target
 
 
-def load(path: Path, *, check: Check | None = None) -> Checkpoint:
-    """Return the checkpoint in a folder, with checksums and sizes verified. Raises DataError for a damaged file."""
+def load(path: Path, *, check: Check | None = None, wanted: Wanted = every) -> Checkpoint:
+    """Return the checkpoint in a folder, with checksums and sizes verified. Raises DataError for a damaged file.
+
+    wanted: the arrays to keep in memory, by name; the checksum is of all.
+    """
     document = _read_document(path)
-    arrays = _read_arrays(path, document, check)
+    arrays = _read_arrays(path, document, check, wanted)
     return Checkpoint(arrays, document.state, document.step, document.score, path)
 
 
-def latest(folder: Path, *, warn: Warn, check: Check | None = None) -> Checkpoint | None:
+def latest(folder: Path, *, warn: Warn, check: Check | None = None, wanted: Wanted = every) -> Checkpoint | None:
     """Return the newest whole checkpoint that passes `check`; None if there is none at all.
 
-    warn: is told of each damaged one. Raises DataError if all are damaged.
+    warn: is told of each damaged one. wanted: as for `load`. Raises DataError if all are damaged.
     """
-    return _first_whole(reversed(_entries(folder)), warn, check)
+    return _first_whole(reversed(_entries(folder)), warn, check, wanted)
 
 
-def best(folder: Path, *, warn: Warn, check: Check | None = None) -> Checkpoint | None:
+def best(folder: Path, *, warn: Warn, check: Check | None = None, wanted: Wanted = every) -> Checkpoint | None:
     """Return the whole checkpoint of the highest score, the later of equals; otherwise as `latest`."""
-    scored = [(score, path) for path in _entries(folder) if (score := _score(path)) is not None]
-    by_score = sorted(scored, key=lambda s: (s[0], _order(s[1])), reverse=True)
-    return _first_whole([path for _, path in by_score], warn, check)
+    scores, unread = _scores(_entries(folder))
+    for error in unread.values():
+        warn(f"checkpoint passed over, its score is not known: {error}")
+    by_score = sorted(scores, key=lambda path: (scores[path], _order(path)), reverse=True)
+    return _first_whole(by_score, warn, check, wanted)
 
 
-def _first_whole(paths: Iterable[Path], warn: Warn, check: Check | None) -> Checkpoint | None:
+def _first_whole(paths: Iterable[Path], warn: Warn, check: Check | None, wanted: Wanted) -> Checkpoint | None:
     damage: DataError | None = None
     for path in paths:
         try:
-            return load(path, check=check)
+            return load(path, check=check, wanted=wanted)
         except DataError as error:
             damage = error
             warn(f"checkpoint passed over: {error}")
@@ -259,7 +275,7 @@ def _read_document(path: Path) -> _Document:
         raise DataError(file, f"damaged ({error})", REMEDY) from error
 
 
-def _read_arrays(path: Path, document: _Document, check: Check | None) -> Arrays:
+def _read_arrays(path: Path, document: _Document, check: Check | None, wanted: Wanted) -> Arrays:
     """The arrays, once their header, its contents and the checksum were found right: a lie allocates nothing."""
     file, recorded = path / _ARRAYS, document.arrays
     try:
@@ -271,7 +287,7 @@ def _read_arrays(path: Path, document: _Document, check: Check | None) -> Arrays
             actual = hashlib.file_digest(source, "sha256").hexdigest()
             if actual != recorded.sha256:
                 raise DataError(file, f"SHA-256 is {actual}, not {recorded.sha256:.80} as written", REMEDY)
-            return read_arrays(source, header, recorded.bytes)
+            return read_arrays(source, header, recorded.bytes, wanted)
     except OSError as error:
         raise DataError(file, error.strerror or error, REMEDY) from error
     except MemoryError as error:
@@ -296,19 +312,29 @@ def _order(path: Path) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 1)
 
 
-def _score(path: Path) -> float | None:
-    try:
-        return _read_document(path).score
-    except DataError:
-        return None
+def _scores(paths: Iterable[Path]) -> tuple[dict[Path, float], dict[Path, DataError]]:
+    """The scores of those that have one, and the errors of those that cannot be read."""
+    scores, unread = dict[Path, float](), dict[Path, DataError]()
+    for path in paths:
+        try:
+            score = _read_document(path).score
+        except DataError as error:
+            unread[path] = error
+        else:
+            scores |= {} if score is None else {path: score}
+    return scores, unread
 
 
 def _prune(folder: Path, new: Path, keep: int) -> None:
-    """Remove other checkpoints. Never raises: the new one is safe, and space is the next save's concern."""
+    """Remove other checkpoints. Never raises: the new one is safe, and space is the next save's concern.
+
+    One whose score cannot be read stays: it may be the best, and a disk that fails now may be read later.
+    """
     entries = _entries(folder)
     current = [path for path in entries if path == new or _order(path)[0] < _order(new)[0]]
-    scores = [(score, _order(path), path) for path in current if (score := _score(path)) is not None]
-    kept = {*current[-keep:], *([max(scores)[2]] if scores else [])}
+    scores, unread = _scores(current)
+    best_one = max(scores, key=lambda path: (scores[path], _order(path)), default=new)
+    kept = {*current[-keep:], *unread, best_one}
     for path in entries:
         if path not in kept:
             with suppress(OSError):

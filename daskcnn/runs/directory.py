@@ -339,6 +339,10 @@ def _device_of(path: Path) -> int | None:
     return None
 
 
+_LOOKED_AT = 0.5
+"""Seconds for which a lock is tried for: who looks whether a run is written has it for a moment (`is_written`)."""
+
+
 class _Lock:
     """A run's lock, freed by the system when the process ends. Raises InUse if another process has it.
 
@@ -350,9 +354,9 @@ class _Lock:
         self._file = run / "lock"
         with suppress(FileNotFoundError):
             check_regular(self._file)
-        self._held = FileLock(self._file, timeout=0, thread_local=False, fallback_to_soft=False)
+        self._held = FileLock(self._file, thread_local=False, fallback_to_soft=False)
         try:
-            self._held.acquire()
+            self._held.acquire(timeout=_LOOKED_AT, poll_interval=0.02)
         except Timeout:
             owner = ""
             with suppress(OSError), open_regular(self._file) as lock:

@@ -308,7 +308,7 @@ def check_of(job: Job) -> Check:
 
 def _check_size(path: Path | None, job: Job, facts: Facts, sizes: Mapping[str, int]) -> None:
     """Raise DataError for a network far larger than the arrays: nothing is allocated that was never written."""
-    stored = sum(size for name, size in sizes.items() if ":" not in name)  # the others are no weights
+    stored = sum(size for name, size in sizes.items() if is_weight(name))
     try:
         wanted = network_of(job, facts).numbers(facts.shape)
     except ValueError as error:
@@ -317,6 +317,11 @@ def _check_size(path: Path | None, job: Job, facts: Facts, sizes: Mapping[str, i
         raise DataError(path, f"{stored:,} weights, the job's network has {wanted:.6g}", _ONE_RUN)
     if (other := max(sizes.values(), default=0)) > max(wanted, _SMALL):
         raise DataError(path, f"an array of {other:,} numbers, the job's network has {wanted:,} in all", _ONE_RUN)
+
+
+def is_weight(name: str) -> bool:
+    """Return True for an array of the network's own: one of a rule, an optimizer or a replica has a colon."""
+    return ":" not in name
 
 
 def weights_of(checkpoint: Checkpoint, job: Job, facts: Facts) -> Any:

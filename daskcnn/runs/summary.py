@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from daskcnn.documents import Bounds, first_problem, jsonable, read_json, write_json
 from daskcnn.errors import DataError
+from daskcnn.files import output_file
 
 _REMEDY = "remove it, and resume the run to have it written again"
 CheckpointTaken = Literal["last", "best"]
@@ -99,6 +100,7 @@ def checked_summary(summary: dict[str, Any], path: Path) -> dict[str, Any]:
 NAME = "evaluation.json"
 _BOUNDS = Bounds(size=32 << 20, values=2_000_000, tables=70_000)
 """A confusion matrix of a thousand classes, or the figures of 65,536."""
+_KEPT_REMEDY = "leave --keep out, or make the folder writable"
 _EVALUATION_REMEDY = "remove it, or run daskcnn evaluate --keep again"
 
 
@@ -143,12 +145,17 @@ class KeptEvaluation(BaseModel):
         return self
 
 
+def check_keeping(run: Path) -> None:
+    """Raise DataError where the result of an evaluation cannot be kept."""
+    output_file(run / NAME, _KEPT_REMEDY)
+
+
 def keep_evaluation(run: Path, result: Mapping[str, Any]) -> None:
     """Write the result into the run directory, in place of an older one. Raises DataError."""
     try:
         write_json(run / NAME, result)
     except OSError as error:
-        raise DataError(run / NAME, error.strerror or error, "leave --keep out, or make the folder writable") from error
+        raise DataError(run / NAME, error.strerror or error, _KEPT_REMEDY) from error
 
 
 def kept_evaluation(run: Path) -> dict[str, Any] | None:

@@ -41,10 +41,24 @@ Labelling = Literal["classes", "several"]
 Fit = Literal["stretch", "crop", "pad"]
 """The way in which image files of other proportions became images of one size."""
 Dtype = Literal["uint8", "uint16", "int16", "float16", "float32", "float64"]
+_WIDENED = {"bool": "uint8", "int8": "int16"}
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
 Level = Annotated[float, Field(ge=-1e30, le=1e30)]
 """A mean of pixels: float32 has room for it."""
 Deviation = Annotated[float, Field(ge=1e-30, le=1e30)]
+
+
+def widened(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the number type in which a data set keeps numbers of this one: booleans and int8 are widened."""
+    return np.dtype(_WIDENED.get(dtype.name, dtype))
+
+
+def is_like(dtype: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Return True if images of one number type stand for those of another, which a network was trained on.
+
+    The same scaled integers are float32 to one program and float64 to another.
+    """
+    return widened(dtype) == wanted or {dtype.name, wanted.name} == {"float32", "float64"}
 
 
 def in_range(value: Any) -> Any:

@@ -16,17 +16,18 @@ import numpy as np
 from daskcnn.arrays import Device, compile_here, cpu_count, single_threaded_blas
 from daskcnn.datasets.own_data import check_kept
 from daskcnn.errors import DataError, UserError
+from daskcnn.files import output_file
 from daskcnn.job.dataset import opened
 from daskcnn.job.tables import CheckpointChoice
 from daskcnn.nn.network import Views
 from daskcnn.nn.score import MOST_CONFUSED, TOP, ClassAnswers, ClassScores, LabelAnswers, shares
-from daskcnn.runs.summary import keep_evaluation
+from daskcnn.runs.summary import check_keeping, keep_evaluation
 from daskcnn.show.renderers.drawing import draw_confusion, need_matplotlib
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import INDEX, read_index
 from daskcnn.store.chunk_source import CACHE, Renumbered
 from daskcnn.store.image_facts import Facts
-from daskcnn.store.manifest import MAX_CHUNK_BYTES
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, is_like
 from daskcnn.trained.place import FoundNetwork, find_network
 from daskcnn.training.replica import Replica
 
@@ -43,6 +44,7 @@ def evaluate(
     checkpoint: CheckpointChoice | None,
     path: str | None,
     say: Callable[[str], None],
+    csv_file: str | None = None,
     picture: str | None = None,
     keep: bool = False,
     views: Views | None = None,
@@ -57,6 +59,7 @@ def evaluate(
     ----------
     place, checkpoint, views : as for `find_network`.
     path : a data set; None for that of the run's job.
+    csv_file : a file that `write_evaluation` is to write; whether it can be is known before anything is computed.
     picture : a file to draw the confusion matrix into, SVG or PNG.
     keep : whether to write the result into the run directory too, for the page of its report.
 
@@ -66,14 +69,13 @@ def evaluate(
         such views, or a model file comes without a data set.
     DataError : the network or the data set cannot be read, or the result cannot be kept.
     """
-    if picture is not None:
-        need_matplotlib()
-        if Path(picture).suffix not in (".svg", ".png"):
-            raise UserError(picture, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
+    _check_files(csv_file, picture)
     found = find_network(place, checkpoint, say, views=views)
     classifier, run = found.classifier, found.run
     if keep and run is None:
         raise UserError(place, "a model file has no run directory that keeps the result", "leave --keep out")
+    if keep and run is not None:
+        check_keeping(run)
     dataset, of_image = open_dataset(path) if path else _dataset_of(place, found), classifier.reconstructs
     _check_images(dataset, classifier.facts, place)
     if not of_image:
@@ -117,6 +119,15 @@ def evaluate(
     return result
 
 
+def _check_files(csv_file: str | None, picture: str | None) -> None:
+    for file in filter(None, (csv_file, picture)):
+        output_file(file)
+    if picture is not None:
+        need_matplotlib()
+        if Path(picture).suffix not in (".svg", ".png"):
+            raise UserError(picture, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
+
+
 def _dataset_of(place: str, found: FoundNetwork) -> Dataset:
     """Open the data set of the run that a network is from."""
     data = found.classifier.job.data
@@ -130,7 +141,7 @@ def _check_images(dataset: Dataset, facts: Facts, place: str) -> None:
     """Raise DataError naming what differs from the images that the network knows."""
     for what, found, wanted in (
         ("images of", "×".join(map(str, dataset.shape)), "×".join(map(str, facts.shape))),
-        ("numbers of type", dataset.dtype, facts.dtype),
+        ("numbers of type", facts.dtype if is_like(dataset.dtype, facts.dtype) else dataset.dtype, facts.dtype),
         ("black and white at", dataset.value_range or facts.value_range, facts.value_range or dataset.value_range),
     ):
         if found != wanted:

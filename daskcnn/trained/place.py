@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from daskcnn.errors import DataError, UserError
 from daskcnn.export import FORMATS, read_model
-from daskcnn.files import SEEN, local_path
+from daskcnn.files import SEEN, local_path, output_file
 from daskcnn.job.tables import CheckpointChoice, Job
 from daskcnn.nn.network import Views, views_problem
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, load
 from daskcnn.runs.directory import RunDirectory, kept_job, near
-from daskcnn.runs.state import check_of, parse_record
+from daskcnn.runs.state import check_of, is_weight, parse_record
 from daskcnn.show.renderers.terminal import say
 from daskcnn.show.text import checkpoint_text
 from daskcnn.training.trained_network import Classifier, to_classifier
@@ -96,16 +96,17 @@ def _find(place: Path, choice: CheckpointChoice | None, say: Callable[[str], Non
     run = Path(os.path.normpath(folder / ".." / ".."))
     if folder.absolute().parent.name == "checkpoints" and folder.is_dir() and (run / "job.json").exists():
         job = kept_job(RunDirectory.open(run))
-        return _found(load(folder, check=check_of(job)), job, run)
+        return _found(load(folder, check=check_of(job), wanted=is_weight), job, run)
     if place.exists() and not place.is_dir():
         return FoundNetwork(read_model(place), place)
     if not (place / "job.json").exists():
         raise DataError(place, "no trained network there", f"{_PLACES}{near(place)}")
     directory = RunDirectory.open(place)
     job, folder = kept_job(directory), directory.checkpoints
-    check, choice = check_of(job), choice or job.train.hands_back
-    kept = best(folder, warn=say, check=check) if choice == "best" else None
-    kept = kept or latest(folder, warn=say, check=check)
+    how: dict[str, Any] = {"warn": say, "check": check_of(job), "wanted": is_weight}
+    choice = choice or job.train.hands_back
+    kept = best(folder, **how) if choice == "best" else None
+    kept = kept or latest(folder, **how)
     if kept is None:
         raise DataError(place, "no checkpoint yet", "wait for the first epoch, or resume the run")
     return _found(kept, job, place, choice)
@@ -124,6 +125,8 @@ def export(
     Without `out` the file is `model` with the format's suffix, in the run directory or beside the model file.
     Raises UserError.
     """
+    if out is not None:
+        output_file(out)
     kind, found = FORMATS[to], find_network(place, checkpoint, say)
     say(f"weights: {found.weights}")
     file = Path(out) if out else (found.run or found.source.parent) / f"model{kind.suffix}"

@@ -93,8 +93,9 @@ class TrainedModel:
 
         Parameters
         ----------
-        images : (N, H, W, C), of the shape and number type of the images that the network was trained on. A Dask or
-            Zarr array gives a Dask array of predictions, made chunk by chunk when it is computed. A DataArray of xarray
+        images : (N, H, W, C), of the shape and number type of the images that the network was trained on; (N, H, W) for
+            one channel. Booleans stand for uint8, int8 for int16, float32 and float64 for each other. A Dask or Zarr
+            array gives a Dask array of predictions, made chunk by chunk when it is computed. A DataArray of xarray
             gives a DataArray with the coordinates of its samples, lazy if it is. What is masked is no data.
 
         Raises
@@ -116,6 +117,7 @@ class TrainedModel:
 
     def _lazily(self, images: Any) -> Any:
         self.classifier.check_images(images)
+        images = images[..., None] if images.ndim == 3 else images
         whole = images.rechunk(dict.fromkeys((1, 2, 3), -1))
         dtype = self.classifier.predicted_dtype
         model = delayed(sent(self.classifier, self.job), name=f"classifier-{self.token}")
@@ -160,7 +162,7 @@ def _read_only(array: Array) -> Array:
 
 def _probabilities(images: Array, model: Classifier | Sent) -> Array:
     classifier: Classifier = model.value if isinstance(model, Sent) else model
-    images = filled(images, classifier.facts.nodata, option="nodata in training")
+    images = filled(classifier.taken(images), classifier.facts.nodata, option="nodata in training")
     found = classifier.predict(images)
     of_each = tuple(range(1, found.ndim))
     if images.dtype.kind == "f" and (unknown := int(np.isnan(found).any(axis=of_each).sum())):

@@ -16,7 +16,9 @@ from daskcnn.nn.network import Views, predict_views
 from daskcnn.runs.checkpoint import Checkpoint
 from daskcnn.runs.state import facts_of, weights_of
 from daskcnn.store import normalise
+from daskcnn.store.chunk_facts import mark_of
 from daskcnn.store.image_facts import Facts
+from daskcnn.store.manifest import is_like
 from daskcnn.training.replica import evaluation_batch
 
 BATCH = 500
@@ -51,27 +53,43 @@ class Classifier:
         return np.dtype(np.float64 if wide else self.job.model.dtype)
 
     def predict(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the probability of each class, (N, classes). Raises DataError for images of another shape or type.
+        """Return the probability of each class, (N, classes). Raises DataError for images that `taken` refuses.
 
         A network that reconstructs images gives images (N, H, W, C), in the scale of those that it is given.
         An image with NaN gives NaN, unless the network was trained with a value that stands for no data.
         """
-        self.check_images(images)
-        train = self.job.train
+        images, train = self.taken(images), self.job.train
         return self.on(Device(workspace_limit=train.workspace_mib << 20, exact=train.exact)).probabilities(images)
 
     def losses(self, images: npt.NDArray[Any]) -> list[float]:
         """Return the loss of each image (N, H, W, C), of a network that reconstructs images."""
-        self.check_images(images)
-        return self.on(Device(exact=self.job.train.exact)).losses(images)
+        return self.on(Device(exact=self.job.train.exact)).losses(self.taken(images))
 
     def check_images(self, images: Any) -> None:
-        """Raise DataError if an array of any kind does not hold images as the network knows them."""
+        """Raise DataError if an array of any kind does not hold images that the network takes."""
         shape, dtype = self.facts.shape, self.facts.dtype
-        if images.ndim == 4 and images.shape[1:] == shape and images.dtype == dtype:
+        given = (*images.shape[1:], 1) if images.ndim == 3 else images.shape[1:]
+        if images.ndim in (3, 4) and given == shape and is_like(images.dtype, dtype):
             return
         wanted = f"the network wants {dtype} (N, {', '.join(map(str, shape))})"
         raise DataError(f"images {images.dtype} {images.shape}", wanted, _remedy(images.shape, shape))
+
+    def taken(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return images as the network knows them: (N, H, W, C) in its number type. Raises DataError for others.
+
+        Those of one channel may lack its axis. Booleans and int8 are widened, as in a data set, and float32 and float64
+        become each other.
+        """
+        self.check_images(images)
+        images = images[..., None] if images.ndim == 3 else images
+        dtype, nodata = self.facts.dtype, self.facts.nodata
+        if images.dtype == dtype:
+            return images
+        with np.errstate(over="ignore"):
+            found: npt.NDArray[Any] = images.astype(dtype)
+        if nodata is not None and dtype.kind == "f":  # the other type has rounded it in its own way
+            found[(np.ma.getdata(images) == mark_of(nodata, images.dtype)) & ~np.ma.getmaskarray(images)] = nodata
+        return found
 
     def on(self, device: Device) -> Predictor:
         """Return the network on a device, for many calls."""

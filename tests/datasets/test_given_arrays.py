@@ -279,6 +279,12 @@ def test_predictions_have_the_coordinates_of_the_samples(lazy: bool) -> None:
     np.testing.assert_allclose(found.sel(tile=[107, 103]), model().predict(IMAGES[[7, 3]]), rtol=1e-5)
 
 
+def test_predictions_have_no_coordinates_of_a_corner_s_pixels() -> None:
+    by_pixel = {"lat": (("tile", "y"), np.zeros((N, 3))), "lon": (("y", "x"), np.ones((3, 4))), "run": 7}
+    found = model().predict(_with_coordinates().assign_coords(by_pixel))
+    assert set(found.coords) == {"tile", "place", "run", "class"}
+
+
 def test_a_network_that_reconstructs_gives_images_like_those_given() -> None:
     layers = [{"layer": "conv", "kernels": 2, "size": 3, "pad": 1}]
     network = TrainedModel(
@@ -287,6 +293,11 @@ def test_a_network_that_reconstructs_gives_images_like_those_given() -> None:
     found = network.predict(_with_coordinates())
     assert found.dims == ("tile", "y", "x", "band")
     assert set(found.coords) == {"tile", "place", "y"}
+    network = TrainedModel(
+        classifier({"layers": [layers[0] | {"kernels": 1}]}, facts((3, 4, 1)), loss="reconstruction")
+    )
+    grey = _with_coordinates(IMAGES.astype(np.uint8)).isel(band=0)
+    assert network.predict(grey).dims == ("tile", "y", "x"), "images without an axis of channels"
 
 
 # --- rows of labels ---

@@ -103,8 +103,8 @@ def test_the_first_hundred_of_very_many_classes(tmp_path: Path) -> None:
     ("file", "words"),
     [
         ("sheet.jpg", "contact sheets are PNG files; give a name that ends in .png"),
-        ("folder.png", "not a regular file; give the name of a new file"),
-        ("pipe.png", "not a regular file; give the name of a new file"),
+        ("folder.png", "Is a directory; give a file that may be written"),
+        ("pipe.png", "a named pipe, not a regular file; give a file that may be written"),
         ("nowhere/sheet.png", "No such file or directory; give a file that may be written"),
     ],
 )

@@ -53,6 +53,13 @@ def test_each_format_is_written_into_the_run(run: Path, to: str) -> None:
     assert all(file.stat().st_size for file in written)
 
 
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("out", [".", "/", "runs"])
+def test_a_folder_is_no_file_to_write(run: Path, to: str, out: str) -> None:
+    Path("runs").mkdir()
+    assert f"{out}: Is a directory; give a file that may be written" in refused("export", run, "--to", to, "--out", out)
+
+
 def test_onnx_of_a_run_answers_as_predict_does(run: Path) -> None:
     invoke("export", run, "--to", "onnx", "--out", "m.onnx")
     images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)

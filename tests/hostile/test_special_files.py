@@ -9,6 +9,7 @@ import pytest
 
 from daskcnn.cluster.link.connect import connect
 from daskcnn.errors import UserError
+from daskcnn.export import read_model
 from daskcnn.files import check_regular, open_regular, read_regular
 from daskcnn.job.resolve import read_job_file, resolve
 from daskcnn.job.tables import Cluster
@@ -17,6 +18,7 @@ from daskcnn.runs.checkpoint import load
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import EventLog, read_events
 from daskcnn.sim.cluster import read_cluster
+from daskcnn.trained.place import export
 from daskcnn.trained.predict import predict
 from tests.special_files import SPECIAL, special
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
@@ -106,6 +108,30 @@ def test_cluster_and_scheduler_files_are_bounded(tmp_path: Path) -> None:
     deep.write_bytes(b"[" * (1 << 20))
     with pytest.raises(UserError, match="not a scheduler's file"), connect(Cluster(scheduler_file=str(deep), wait=0)):
         pass
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])  # no device: a fault that put a file in its place would be worse
+@pytest.mark.parametrize(("to", "name"), [("onnx", "n.onnx"), ("torch", "n.py"), ("safetensors", "n.safetensors")])
+def test_no_file_takes_the_place_of_what_is_none(tmp_path: Path, run: Path, kind: str, to: str, name: str) -> None:
+    pytest.importorskip("onnx")
+    path = special(tmp_path / name, kind)
+    before = path.lstat()
+    with pytest.raises(UserError, match=f"a {SPECIAL[kind]}, not a regular file; give a file that may be written"):
+        export(run, to, out=str(path), checkpoint="last", say=quiet)
+    assert path.lstat() == before
+
+
+def test_the_target_of_a_link_is_written_and_the_link_stays(tmp_path: Path, run: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "model.safetensors", tmp_path / "there" / "kept.safetensors"
+    for before in (None, b"old"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        if before:
+            target.write_bytes(before)
+        assert export(run, "safetensors", out=str(link), checkpoint="last", say=quiet) == (link,)
+        assert link.is_symlink()
+        assert read_model(target).classes
 
 
 @kinds

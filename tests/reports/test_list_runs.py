@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,16 @@ def test_looking_at_a_run_does_not_lock_it(tmp_path: Path) -> None:
     assert not is_written(run.path)
     with RunDirectory.open(run.path, writable=True):
         assert is_written(run.path)
+
+
+def test_who_looks_at_a_run_in_this_moment_keeps_no_writer_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(tmp_path, "it")
+    run.close()
+    with open(run.path / "lock", "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as `is_written` does
+        monkeypatch.setattr(time, "sleep", lambda seconds: looking.close())  # between two tries
+        with RunDirectory.open(run.path, writable=True):
+            assert is_written(run.path)
 
 
 def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path: Path) -> None:

@@ -99,6 +99,33 @@ def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
     assert (newest.step, top.step) == (5, 1)
 
 
+def test_one_that_cannot_be_read_for_a_while_stays(tmp_path: Path) -> None:
+    save(tmp_path, checkpoint(10, 0.1), keep=1)
+    state = save(tmp_path, checkpoint(20, 0.9), keep=1) / "state.json"
+    for step in (30, 40):
+        state.rename(tmp_path / "away")  # as a disk that fails for a while
+        save(tmp_path, checkpoint(step, 0.5), keep=1)
+        (tmp_path / "away").rename(state)
+    found = best(tmp_path, warn=quiet)
+    assert found is not None
+    assert found.step == 20
+    assert names(tmp_path) == ["step-000000020", "step-000000040"]
+    save(tmp_path, checkpoint(50, 0.5), keep=1)
+    assert names(tmp_path) == ["step-000000020", "step-000000050"]
+
+
+def test_that_the_best_may_be_another_one_is_said(tmp_path: Path) -> None:
+    state = save(tmp_path, checkpoint(20, 0.9)) / "state.json"
+    save(tmp_path, checkpoint(30, 0.5))
+    state.write_bytes(state.read_bytes()[:100])
+    warnings: list[str] = []
+    found = best(tmp_path, warn=warnings.append)
+    assert found is not None
+    assert found.step == 30
+    (said,) = warnings
+    assert said.startswith(f"checkpoint passed over, its score is not known: {state}: ")
+
+
 def test_the_later_of_equally_good_ones_is_the_best(tmp_path: Path) -> None:
     for step, score in enumerate([0.5, 0.5, 0.1, None]):
         save(tmp_path, checkpoint(step, score), keep=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import zarr
 from daskcnn.datasets.job_dataset import find_dataset, outlined
 from daskcnn.errors import DataError
 from daskcnn.job.resolve import resolve
+from daskcnn.store.foreign import array
+from daskcnn.store.foreign.array import open_images
 from daskcnn.store.foreign.in_place import Arrays, outline
+from daskcnn.store.manifest import is_like
 from tests.store.arrays_in_place import opened, write_array
 
 LABELS = np.arange(100) % 4
@@ -92,6 +96,28 @@ def test_a_fill_value_of_format_3_is_read_as_xarray_writes_it(tmp_path: Path) ->
     np.testing.assert_allclose(data.mean, np.nanmean(given.to_numpy()[outline(own).order], (0, 1, 2)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "float32", "float64"])
+@pytest.mark.parametrize("scale", [None, 0.1])
+@pytest.mark.parametrize("offset", [None, -273.15])
+@pytest.mark.parametrize("fill", [None, 7])
+def test_numbers_are_decoded_as_xarray_decodes_them(
+    tmp_path: Path, dtype: str, scale: float | None, offset: float | None, fill: int | None
+) -> None:
+    """The types may differ in width, which a network takes: xarray goes by the factors' type, we by the numbers'."""
+    xarray = pytest.importorskip("xarray")
+    known = {"scale_factor": scale, "add_offset": offset, "_FillValue": fill}
+    attributes = {name: value for name, value in known.items() if value is not None}
+    x = pixels(dtype)
+    own = open_images(write_array(tmp_path / "x", x, 10, attributes=attributes), "NHWC")
+    theirs = xarray.decode_cf(xarray.Dataset({"x": (("n", "y", "x", "band"), x, attributes)}))["x"]
+    found, expected = own.as_images(own.read(0)), theirs.to_numpy()[: own.chunk]
+    if fill is not None:
+        found = np.where(found == own.nodata, np.nan, found)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+    if own.coding.packed:
+        assert is_like(theirs.dtype, own.dtype)
+
+
 @pytest.mark.parametrize(
     ("attributes", "reason"),
     [
@@ -160,6 +186,34 @@ def test_chunks_that_are_not_stored_are_found_where_nothing_can_be_listed(tmp_pa
         with pytest.raises(DataError, match="x: samples 20 to 29 are not stored, and would be read as"):
             said(own)
         assert any("20.00%" in line for line in said(replace(own, nodata=0)))
+
+
+@pytest.mark.parametrize("how", [{}, {"shards": (100, 4, 4, 2)}])
+def test_a_read_looks_up_its_own_chunks_among_those_that_are_not_stored(tmp_path: Path, how: dict[str, Any]) -> None:
+    """The last of many reads takes no more steps than the first: an array may have millions of such chunks."""
+    x = np.zeros((400, 4, 4, 2), np.int16)
+    x[::100] = 1  # a shard is there, and nearly all of its chunks are not
+    path = write_array(tmp_path / "x", x, 1, config={"write_empty_chunks": False}, **how)
+    found = replace(open_images(path, "NHWC", 0), chunk=1)  # not several chunks together
+    steps = [0]
+
+    def count(frame: Any, event: str, _: Any) -> Any:
+        steps[0] += event == "line"
+        return count
+
+    def counted(index: int) -> int:
+        steps[0], before = 0, sys.gettrace()
+        sys.settrace(lambda frame, *_: count if frame.f_code.co_filename == array.__file__ else None)
+        try:
+            found.read(index)
+        finally:
+            sys.settrace(before)
+        return steps[0]
+
+    first = counted(1)
+    for index in range(1, 399):
+        found.read(index)
+    assert counted(1) <= first
 
 
 def test_a_whole_array_whose_chunks_are_all_stored_is_taken(tmp_path: Path) -> None:

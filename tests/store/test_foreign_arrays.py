@@ -97,10 +97,19 @@ def test_chunks_that_cut_images(tmp_path: Path) -> None:
     assert "daskcnn.prepare" in told
 
 
-@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "bool", "int8"])
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
 def test_number_types_that_are_none_of_ours(tmp_path: Path, dtype: str) -> None:
     told = refused(write_array(tmp_path / "x", np.zeros((4, 2, 2, 1), dtype), 2))
     assert f"images of type {dtype}; convert them to one of uint8, uint16" in told
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("bool", "uint8"), ("int8", "int16")])
+def test_number_types_that_are_widened(tmp_path: Path, dtype: str, kept: str) -> None:
+    x = np.random.default_rng(0).integers(0, 2, (6, 4, 4)).astype(dtype)
+    found = open_images(write_array(tmp_path / "x", x, 3), "NHWC")
+    images = found.as_images(found.read(1))
+    assert (found.dtype.name, images.dtype.name) == (kept, kept)
+    np.testing.assert_array_equal(images, x[3:, ..., None])
 
 
 def test_shapes_that_are_no_images(tmp_path: Path) -> None:
@@ -350,7 +359,8 @@ def test_a_group_is_told_which_arrays_are_in_it(tmp_path: Path) -> None:
     group = str(tmp_path / "tiles.zarr")
     zarr.open_group(group, mode="a")
     assert "a zarr group, not an array (arrays in it: x, y); give the path of one of its arrays" in refused(group)
-    assert array_at(group) is None
+    with pytest.raises(DataError, match="arrays in it: x, y"):
+        array_at(group)
     assert array_at(arrays.images) is not None
 
 

@@ -135,6 +135,18 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_is_computed(
     assert f"matplotlib is not installed; {installing('plot')}" in told
 
 
+@pytest.mark.parametrize("option", ["--csv", "--picture", "--keep"])
+def test_what_cannot_be_written_is_refused_before_anything_is_computed(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(evaluate, "compile_here", None)  # which would fail
+    (trained / "evaluation.json").mkdir()
+    places = {"--csv": [tmp_path / "no" / "x.csv"], "--picture": [tmp_path / "no" / "x.svg"], "--keep": []}
+    told = _evaluate(trained, option, *places[option], code=2)
+    assert ("Is a directory; leave --keep" if option == "--keep" else "No such file or directory; give a file") in told
+
+
 def test_names_of_classes_are_drawn_as_they_are(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     names = ["$\\frac{$", "\x1b[2Jship", "舟", "n" * 300]
@@ -203,6 +215,13 @@ def test_a_class_that_the_network_does_not_know_is_named(trained: Path, tmp_path
 def test_other_numbers_are_named(trained: Path, tmp_path: Path) -> None:
     told = _evaluate(trained, "--data", named(tmp_path, CLASSES, "ab" * 30, dtype="float32"), code=2)
     assert f"numbers of type float32, and {trained} was trained on uint8" in told
+
+
+def test_float32_and_float64_are_judged_alike(tmp_path: Path) -> None:
+    raw = tiny_job(named(tmp_path, CLASSES, "ab" * 30, dtype="float32"))
+    run = tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)))
+    found = _json(run, "--data", named(tmp_path, CLASSES, "ab" * 30, dtype="float64"))
+    assert (found["accuracy"], found["classes"]) == ((own := _json(run))["accuracy"], own["classes"])
 
 
 def test_several_labels_go_by_their_names(by_label: tuple[Path, Dataset], tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +220,28 @@ def test_each_wrong_place_has_the_same_error_for_whatever_takes_it(kind: str, tm
         error = caught.value
         told.add((os.path.abspath(error.value), error.reason, error.remedy.partition("; did you mean")[0]))
     assert len(told) == 1
+
+
+# --- memory ---
+
+
+def test_the_weights_alone_are_held_in_memory(tmp_path: Path) -> None:
+    """A checkpoint has an optimizer's state of each replica too, and is hashed as a whole."""
+    layers = [{"layer": "dense", "units": 4096}, {"layer": "relu"}, {"layer": "dense", "units": 10}]
+    raw = tiny_job(tiny_data(tmp_path), model={"layers": layers})
+    state = random_state(resolve(raw))
+    (own, *_) = state.optimizers.values()
+    run = tiny_run(tmp_path, raw, replace(state, optimizers={f"w{i}": own for i in range(12)}))
+    file = run / "checkpoints" / "step-000000007" / "arrays.safetensors"
+    assert file.stat().st_size > 12 * state.weights.nbytes
+    tracemalloc.start()
+    try:
+        found = find_network(run)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found.classifier.weights, state.weights)
+    assert peak < 3 * state.weights.nbytes
 
 
 # --- what a model file does not have ---

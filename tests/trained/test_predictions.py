@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import dask.array
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -234,6 +235,32 @@ def test_tiles_of_twelve_channels_with_several_labels(tmp_path: Path) -> None:
         assert row["label"] == ";".join(n for n, yes in zip(names, truth, strict=True) if yes)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_labels_and_predictions_are_numbered_alike(tmp_path: Path, several: bool) -> None:
+    """The data set has the network's classes in another order, and one that it does not know."""
+    known = replace(facts((8, 8, 1)), classes=("a", "b", "c"), labels="several" if several else "classes")
+    network = classifier({"layers": [{"layer": "dense", "units": 3}]}, known)
+    write_model(network, "", tmp_path / "m.safetensors")
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
+    found, names = network.predict(images), ("c", "x", "b", "a")
+    numbers = np.array([3, 2, 0])[found.argmax(axis=1)]  # the network's answers are right
+    numbers[0] = 1
+    rows_of = np.stack([found[:, 2] >= 0.5, np.arange(40) == 0, found[:, 1] >= 0.5, found[:, 0] >= 0.5], axis=1)
+    labels = rows_of.astype(np.uint8) if several else numbers
+    source = Source("other", names, (images, labels), (images, labels), {})
+    write(source, describe(source, chunk=20, order="stored", seed=0), "d.zarr", lambda _: None)
+    for out in ("p.csv", "p.zarr"):
+        predicted("m.safetensors", "d.zarr", "--out", out)
+    group: Any = zarr.open_group("p.zarr", mode="r")
+    assert group["label"].shape == group["predicted"].shape
+    assert group.attrs["classes"] == ["a", "b", "c"]
+    np.testing.assert_array_equal(group["label"][1:], group["predicted"][1:])
+    assert several or group["label"][0] == -1
+    table = rows("p.csv")
+    assert [row["label"] for row in table[1:]] == [row["predicted"] for row in table[1:]]
+    assert table[0]["label"].endswith("x")
+
+
 @pytest.mark.parametrize("own", [None, -1])
 def test_a_data_set_has_its_own_value_for_no_data(tmp_path: Path, own: int | None) -> None:
     """As for `evaluate`: a number that stands for no data in training is data where the data set says another one."""
@@ -297,6 +324,15 @@ def test_a_zarr_array_of_ones_own_is_predicted_in_place(tmp_path: Path, layout: 
     assert "say where to write: --out p.csv" in refused("m.safetensors", "own.zarr")
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_group_that_is_no_data_set_is_refused_by_the_names_of_its_arrays(run: Path, version: Any) -> None:
+    """As xarray writes one."""
+    group = zarr.open_group("own.zarr", mode="w", zarr_format=version)
+    group.create_array("x", data=np.zeros((5, 8, 8, 3), np.uint8))
+    told = refused(run, "own.zarr", "--out", "p.csv")
+    assert "own.zarr: a zarr group, not an array (arrays in it: x); give the path of one of its arrays" in told
+
+
 def test_a_zarr_array_of_other_images_is_refused(run: Path) -> None:
     zarr.create_array("tiles.zarr", data=np.zeros((5, 8, 8, 12), np.uint8))
     told = refused(run, "tiles.zarr", "--out", "p.csv")
@@ -312,6 +348,57 @@ def test_an_array_that_has_changed_is_other_data(run: Path, monkeypatch: pytest.
     refused(run, "tiles.zarr", "--out", "p.csv", code=5)
     array[0] = 0
     assert "parts of other data" in refused(run, "tiles.zarr", "--out", "p.csv")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept", "channels"), [("bool", "uint8", 2), ("int8", "int16", 2), ("uint8", "uint8", 1)]
+)
+def test_images_are_taken_as_they_are_prepared(tmp_path: Path, dtype: str, kept: str, channels: int) -> None:
+    """Booleans and int8, and (N, H, W) for images of one channel: in memory, lazy, with names, and in place."""
+    xarray, known = pytest.importorskip("xarray"), facts((8, 8, channels), dtype=np.dtype(kept))
+    network = classifier({"layers": [{"layer": "dense", "units": 4}]}, known)
+    write_model(network, "", tmp_path / "m.safetensors")
+    given = np.random.default_rng(0).integers(0, 2, (20, 8, 8, channels)).astype(dtype)
+    expected = network.predict(given.astype(kept))
+    given = given[..., 0] if channels == 1 else given
+    model = daskcnn_load(tmp_path / "m.safetensors")
+    lazy = dask.array.from_array(given, chunks=5)
+    named = xarray.DataArray(lazy, dims=("n", "y", "x", "band")[: given.ndim], coords={"n": np.arange(20)})
+    for images in (given, np.ma.masked_array(given), lazy, named):
+        np.testing.assert_allclose(np.asarray(model.predict(images)), expected, rtol=1e-6)
+    zarr.create_array("own.zarr", data=given, chunks=(7, *given.shape[1:]))
+    predicted("m.safetensors", "own.zarr", "--out", "p.csv")
+    np.testing.assert_allclose(chances(rows("p.csv"), network.classes), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("trained", ["float32", "float64"])
+@pytest.mark.parametrize("nodata", [None, -99.9])
+def test_float32_and_float64_stand_for_each_other(tmp_path: Path, trained: str, nodata: float | None) -> None:
+    """Scaled integers are float32 in place and float64 to xarray; marks are rounded by each type in its own way."""
+    xarray = pytest.importorskip("xarray")
+    known = facts((8, 8, 2), dtype=np.dtype(trained), nodata=nodata)
+    network = classifier({"layers": [{"layer": "dense", "units": 4}]}, known)
+    write_model(network, "", tmp_path / "m.safetensors")
+    stored = np.random.default_rng(0).integers(-1000, 1000, (20, 8, 8, 2)).astype(np.int16)
+    stored[3, 4, 4, 1] = -999
+    attributes: dict[str, Any] = {"scale_factor": 0.1} | ({} if nodata is None else {"_FillValue": -999})
+    group = zarr.open_group("own.zarr", mode="w")
+    group.create_array("x", data=stored, chunks=(7, 8, 8, 2), dimension_names=("n", "y", "x", "band"))
+    group["x"].update_attributes(attributes)
+    opened = xarray.open_zarr("own.zarr", consolidated=False)["x"]
+    decoded = stored * 0.1
+    expected = network.predict(np.where(stored == -999, nodata or -99.9, decoded).astype(trained))
+    model = daskcnn_load(tmp_path / "m.safetensors")
+    for images in (opened, opened.load(), decoded.astype(np.float32), group["x"]):
+        np.testing.assert_allclose(np.asarray(model.predict(images)), expected, rtol=1e-4)
+    predicted("m.safetensors", "own.zarr/x", "--out", "p.csv")
+    np.testing.assert_allclose(chances(rows("p.csv"), network.classes), expected, rtol=1e-4)
+    for dtype in ("float32", "float64"):
+        images = decoded.astype(dtype)
+        source = Source("own", network.classes, (images, np.arange(20) % 4), (images, np.arange(20) % 4), {})
+        write(source, describe(source, chunk=7, order="stored", seed=0, nodata=nodata), f"{dtype}.zarr", lambda _: None)
+        predicted("m.safetensors", f"{dtype}.zarr", "--out", f"{dtype}.csv")
+        np.testing.assert_allclose(chances(rows(f"{dtype}.csv"), network.classes), expected, rtol=1e-4)
 
 
 def real_numbers(tmp_path: Path, nodata: float | None) -> Classifier:
@@ -596,6 +683,31 @@ def test_an_output_that_another_process_has_written_meanwhile_stays(
     assert "p.csv: exists already" in refused(run, store, "--out", "p.csv")
     assert Path("p.csv").read_text() == "mine"
     assert not Path("p.csv.parts").exists()
+
+
+@pytest.mark.parametrize(("out", "links"), [("p.csv", True), ("p.csv", False), ("p.parquet", True), ("p.zarr", True)])
+def test_an_output_that_appears_while_parts_are_predicted_stays(
+    run: Path, store: str, monkeypatch: pytest.MonkeyPatch, out: str, links: bool
+) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    def appearing(*args: Any, **options: Any) -> Iterator[tuple[Part, Any]]:
+        Path(out).mkdir() if out == "p.zarr" else Path(out).write_text("mine")  # an empty folder would be replaced
+        return SpreadHere.over(*args, **options)
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(whole, "spread", appearing)
+    told = refused(run, store, "--out", out)
+    assert f"{out}: has appeared while the table was made; remove it: the same command goes on" in told
+    assert not any(Path(out).iterdir()) if out == "p.zarr" else Path(out).read_text() == "mine"
+    Path(out).rmdir() if out == "p.zarr" else Path(out).unlink()
+    DONE.clear()
+    monkeypatch.setattr(whole, "spread", SpreadHere.over)
+    predicted(run, store, "--out", out)
+    assert not DONE
+    assert {path.name for path in Path().glob("*p.*")} == {out}
 
 
 @pytest.mark.parametrize("damage", [b"", b"abc", None])

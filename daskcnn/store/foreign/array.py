@@ -15,9 +15,9 @@ from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images, mark_of, missing_pixels
 from daskcnn.store.files import Files
 from daskcnn.store.foreign.conventions import Coding
-from daskcnn.store.foreign.metadata import ForeignMetadata, foreign_metadata
+from daskcnn.store.foreign.metadata import ForeignMetadata, array_names, foreign_metadata, not_an_array
 from daskcnn.store.foreign.sized_store import SizedStore, chunk_number
-from daskcnn.store.manifest import Dtype
+from daskcnn.store.manifest import ATTRIBUTE, Dtype, widened
 
 Layout = Literal["NHWC", "NCHW"]
 CHUNK_BYTES = 4 << 20
@@ -56,7 +56,7 @@ class ImageArray:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Number type of the images."""
-        return self.coding.decoded_dtype
+        return widened(self.coding.decoded_dtype)
 
     @property
     def chunks(self) -> int:
@@ -113,7 +113,7 @@ class ImageArray:
 
     def as_images(self, data: npt.NDArray[Any]) -> Images:
         """Return what `read` has returned as images (n, H, W, C), decoded."""
-        data = self.coding.decoded(data)
+        data = self.coding.decoded(data).astype(self.dtype, copy=False)
         if self.layout == "NCHW" and data.ndim == 4:
             data = data.transpose(0, 2, 3, 1)
         return np.ascontiguousarray(data).reshape(len(data), *self.shape)
@@ -126,7 +126,7 @@ def open_images(path: str, layout: Layout, nodata: float | None = None) -> Image
     """
     files = Files.at(path)
     about = foreign_metadata(files)
-    if about.dtype is None or about.dtype.name not in get_args(Dtype):
+    if about.dtype is None or widened(about.dtype).name not in get_args(Dtype):
         found = "text" if about.dtype is None else about.dtype.name
         raise DataError(path, f"images of type {found}", f"convert them to one of {', '.join(get_args(Dtype))}")
     if len(about.shape) not in (3, 4):
@@ -148,11 +148,17 @@ def open_images(path: str, layout: Layout, nodata: float | None = None) -> Image
 
 
 def array_at(path: str) -> ImageArray | None:
-    """Return the images where this is the path of an array and not of a group. Raises DataError as `open_images`."""
+    """Return the images where this is the path of an array; None for a data set, and for what is neither.
+
+    Raises DataError as `open_images`, and for another group with arrays in it.
+    """
     files = Files.at(path)
     found = files.json("zarr.json")
     if (found or {}).get("node_type") == "array" or (found is None and files.size(".zarray") is not None):
         return open_images(path, "NHWC")
+    old = found is None and files.size(".zgroup") is not None
+    if (old or (found and ATTRIBUTE not in (found.get("attributes") or {}))) and array_names(files):
+        raise not_an_array(files, group=True)
     return None
 
 
@@ -216,13 +222,17 @@ def absent_runs(about: ForeignMetadata, stored: zarr.Array[Any], lo: int, hi: in
     assert isinstance(store, SizedStore)
     outer, inner = about.stored[0], about.chunks[0]
     beside = max(1, about.packing.in_shard // (outer // inner))  # chunks of a shard beside each other hold no sample
-    runs = set[tuple[int, int]]()
-    for number, place in tuple(store.absent):
-        begin = number * outer + (0 if place is None else place // beside * inner)
-        run = max(lo, begin), min(hi, begin + (outer if place is None else inner))
-        if run[0] < run[1] and not (place or 0) % beside:
-            runs.add(run)
-    return sorted(runs)
+    runs = list[tuple[int, int]]()
+    for number in range(lo // outer, -(-hi // outer)):
+        begin, gone = number * outer, store.absent.get(number, ())
+        first, last = max(lo, begin), min(hi, begin + outer)
+        if None in gone:
+            runs.append((first, last))
+            continue
+        for row in range((first - begin) // inner, -(-(last - begin) // inner)):
+            if row * beside in gone:
+                runs.append((max(lo, begin + row * inner), min(hi, begin + (row + 1) * inner)))
+    return runs
 
 
 def _runs_told(runs: Sequence[tuple[int, int]]) -> str:

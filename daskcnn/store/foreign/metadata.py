@@ -156,20 +156,24 @@ def foreign_metadata(files: Files) -> ForeignMetadata:
     if old is not None:
         old = {**old, "attributes": files.json(".zattrs")}
         return _checked(files.path, 2, old, codecs_v2(old, files.path))
-    raise DataError(files.path, *_no_array(files, found is not None))
+    raise not_an_array(files, found is not None)
 
 
-def _no_array(files: Files, group: bool) -> tuple[str, str]:
+def not_an_array(files: Files, group: bool) -> DataError:
+    """Return the error for a group, a folder or nothing in place of an array. It names the arrays that are inside."""
     group = group or files.size(".zgroup") is not None
     try:
         names = array_names(files)
     except (FileNotFoundError, NotADirectoryError):
         names = []
     if not group and not names:
-        return "no zarr array here", "give the path or URL of an array, such as PATH/tiles.zarr/x"
+        return DataError(
+            files.path, "no zarr array here", "give the path or URL of an array, such as PATH/tiles.zarr/x"
+        )
     named = ", ".join(map(escaped, names)) or "none was found"
     kind = "zarr group" if group else "folder"
-    return f"a {kind}, not an array (arrays in it: {named})", "give the path of one of its arrays"
+    reason = f"a {kind}, not an array (arrays in it: {named})"
+    return DataError(files.path, reason, "give the path of one of its arrays")
 
 
 def array_names(files: Files) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -95,14 +96,14 @@ class Packing:
 class SizedStore(WrapperStore[Store]):
     """Another store, read only, with an array that is packed like this; messages name its path.
 
-    `absent` has what was asked for and is not there, as far as is known: the place of a chunk or shard along the first
-    axis and, of a shard that is there, the place of the chunk in it. Zarr reads its fill value there.
+    `absent` has what was asked for and is not there, as far as is known, by the place of a chunk or shard along the
+    first axis: None for all of it, or the places of chunks in a shard that is there. Zarr reads its fill value there.
     """
 
     def __init__(self, store: Store, path: str, packing: Packing) -> None:
         super().__init__(store)
         self.path, self.packing = path, packing
-        self.absent = set[tuple[int, int | None]]()
+        self.absent = defaultdict[int, set[int | None]](set)
 
     def _with_store(self, store: Store) -> SizedStore:
         return type(self)(store, self.path, self.packing)
@@ -113,14 +114,14 @@ class SizedStore(WrapperStore[Store]):
         found = await super().get(key, prototype, byte_range or RangeByteRequest(0, most + 1))
         number = chunk_number(key)
         if found is None and number is not None:
-            self.absent.add((number, None))
+            self.absent[number].add(None)
         if found is None or key.endswith((".json", ".zarray", ".zattrs", ".zgroup")):
             return found
         stored = memoryview(found.to_bytes())
         if len(stored) > most:
             raise self._refusal(key, len(stored))
         if self.packing.in_shard and number is not None:
-            self.absent.update((number, place) for place in self.packing.absent(stored, byte_range))
+            self.absent[number].update(self.packing.absent(stored, byte_range))
         if not isinstance(byte_range, SuffixByteRequest):  # the index of a shard
             most = self.packing.chunk_bytes + _ROOM
             for chunk in self.packing.chunks(stored) if byte_range is None else (stored,):

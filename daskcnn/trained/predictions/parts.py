@@ -197,8 +197,9 @@ class PredictionTask:
     def predict(self, part: Part, kind: DeviceKind, threads: int) -> Predicted:
         """Predict a part on this process's device. Raises DataError where its samples cannot be read."""
         samples = self.read(part)
+        images = self.classifier.taken(samples.images)
         with self._turn:
-            probabilities = self._predictor_on(kind, threads).probabilities(samples.images).astype(np.float32)
+            probabilities = self._predictor_on(kind, threads).probabilities(images).astype(np.float32)
         probabilities[[place for place, _ in samples.bad]] = np.nan
         bad = dict(samples.bad)
         unknown = np.flatnonzero(np.isnan(probabilities).any(axis=1)).tolist()

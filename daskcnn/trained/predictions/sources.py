@@ -18,7 +18,7 @@ from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import storage_version
-from daskcnn.store.chunk_facts import missing_pixels
+from daskcnn.store.chunk_facts import mark_of, missing_pixels
 from daskcnn.store.files import is_url
 from daskcnn.store.foreign.array import ImageArray, array_at, open_images
 from daskcnn.store.foreign.axes import axes_of, check_axes
@@ -26,7 +26,7 @@ from daskcnn.store.foreign.conventions import Coding
 from daskcnn.store.image_facts import Facts
 from daskcnn.store.making.folder import SUFFIXES as IMAGE_SUFFIXES
 from daskcnn.store.making.folder import files_below
-from daskcnn.store.manifest import PARTS
+from daskcnn.store.manifest import PARTS, is_like
 from daskcnn.trained.predict import pixels, together
 
 PartChoice = Literal["train", "test", "all"]
@@ -34,8 +34,8 @@ SUFFIXES = frozenset((*IMAGE_SUFFIXES, ".npy"))
 """Files of a folder that are predicted: images and arrays. Others are passed over."""
 FILES = 128
 """The most files of a part."""
-_OF_ZARR = ("zarr.json", ".zarray")
-"""A folder with one of these is a data set or an array."""
+_OF_ZARR = ("zarr.json", ".zarray", ".zgroup")
+"""A folder with one of these is a data set, an array or a group."""
 _LEAST_BYTES = 4 << 20
 """Small chunks are joined up to this size."""
 
@@ -148,7 +148,8 @@ def of_store(path: str, choice: PartChoice, dataset: Dataset) -> PredictedSource
     for name in splits:
         parts += _cut(len(_split(dataset, name)), size, name, first=len(parts))
     read, fingerprint = StoreReader(path, dataset.fingerprint), f"{dataset.fingerprint} {choice}"
-    known: dict[str, Any] = {"label_names": dataset.classes, "nodata": dataset.nodata}
+    mark = None if dataset.nodata is None else mark_of(dataset.nodata, dataset.dtype)  # as its images have it
+    known: dict[str, Any] = {"label_names": dataset.classes, "nodata": dataset.nodata if mark is None else mark}
     return PredictedSource(f"{path} ({choice})", read, tuple(parts), fingerprint, splits=splits, **known)
 
 
@@ -187,15 +188,17 @@ def _of_array(path: str, found: ImageArray, facts: Facts) -> PredictedSource:
     _check_images(path, found, facts, "give an array (N, H, W, C) or (N, C, H, W) like those of training")
     check_axes(axes_of(found.stored), found.layout, option=None, what=path)
     fingerprint = f"{found.path} {found.digest} {found.layout} {storage_version(found.files)}"
-    read, parts = partial(_read_array, found, facts.nodata), tuple(_cut(found.samples, found.chunk))
+    read, parts = partial(_read_array, found, facts), tuple(_cut(found.samples, found.chunk))
     return PredictedSource(found.path, read, parts, fingerprint, nodata=facts.nodata)
 
 
-def _read_array(found: ImageArray, nodata: float | None, part: Part) -> Samples:
+def _read_array(found: ImageArray, facts: Facts, part: Part) -> Samples:
     """Return images in which the network's own value stands for no data, if the array has another one."""
     images = found.as_images(found.read(part.index))
-    nodata = Coding(images.dtype).marking(nodata).nodata  # none where its type has no room for it
-    missing = missing_pixels(images, found.nodata) if found.nodata != nodata else None
+    nodata = Coding(facts.dtype).marking(facts.nodata).nodata  # none where its type has no room for it
+    missing = missing_pixels(images, found.nodata) if found.nodata != nodata or images.dtype != facts.dtype else None
+    with np.errstate(over="ignore"):
+        images = images.astype(facts.dtype, copy=False)
     if missing is not None and nodata is None:
         reason = f"{int(missing.sum()):,} numbers of {part} are no data by its attributes ({found.coding})"
         raise DataError(found.path, reason, "the network was trained without data.nodata: leave these images out")
@@ -245,7 +248,7 @@ def _read_files(facts: Facts, skip_bad: bool, part: Part) -> Samples:
 def _check_images(path: str, images: Dataset | ImageArray, facts: Facts, remedy: str) -> None:
     """Raise DataError where the network takes other images."""
     found, wanted = ((each.dtype, each.shape) for each in (images, facts))
-    if found != wanted:
+    if not (is_like(found[0], wanted[0]) and found[1] == wanted[1]):
         raise DataError(path, f"images {found[0]} {found[1]}, the network takes {wanted[0]} {wanted[1]}", remedy)
 
 

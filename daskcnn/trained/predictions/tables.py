@@ -34,7 +34,8 @@ class Columns:
     ----------
     key : "sample" or "file".
     split : whether a column names the part of the data set.
-    labels : names that labels stand for, None where none are known.
+    classes : the network's, in the order of the probabilities.
+    labels : names that the data's labels stand for, None where none are known.
     several : whether a sample may have any number of the labels.
     """
 
@@ -68,13 +69,28 @@ class Columns:
         columns = [*([[part.split] * len(part)] if self.split else []), self.keys(part)]
         if self.labels is not None:
             assert found.labels is not None, "known"
-            several, names = found.labels.ndim == 2, self.labels
-            columns.append([_joined(names, row) if several else text(names[row]) for row in found.labels])
+            names = self.labels
+            if found.labels.ndim == 2:  # as the predicted ones are, to be compared with them
+                ours = {name: number for number, name in enumerate(self.classes)}
+                order = sorted(range(len(names)), key=lambda n: ours.get(names[n], len(ours) + n))
+                columns.append([_joined([names[n] for n in order], row) for row in found.labels[:, order]])
+            else:
+                columns.append([text(names[number]) for number in found.labels])
         if self.several:
             columns.append([_joined(self.classes, row >= 0.5) for row in found.probabilities])
         else:
             columns.append(["" if number < 0 else text(self.classes[number]) for number in likeliest(found)])
         return columns
+
+    def numbered(self, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return labels by the network's classes: numbers, -1 for a class that it has not, or rows of 0 and 1."""
+        assert self.labels is not None, "known"
+        if self.several:
+            columns = {name: labels[:, number] for number, name in enumerate(self.labels)}
+            none = np.zeros(len(labels), np.uint8)
+            return np.stack([columns.get(name, none) for name in self.classes], axis=1)
+        ours = {name: number for number, name in enumerate(self.classes)}
+        return np.array([ours.get(name, -1) for name in self.labels], np.int64)[labels]
 
 
 def likeliest(found: Predicted) -> npt.NDArray[np.int64]:
@@ -137,11 +153,11 @@ def parquet_table(path: Path, columns: Columns, rows: int) -> Iterator[Write]:
 def zarr_table(path: Path, columns: Columns, rows: int) -> Iterator[Write]:
     """Open a Zarr group: `probabilities` (N, classes), `predicted`, `sample` or `file`, `label` and `part` if known.
 
-    `predicted` and `label` are class numbers, -1 for a file that could not be read, or rows of 0 and 1 where a sample
-    may have several labels. The attributes hold the names. Chunks are written whole: each is compressed once.
+    `predicted` and `label` are numbers of the network's classes, or rows of 0 and 1 where a sample may have several
+    labels. A file that could not be read has -1, and so has a label that the network does not know. The attribute
+    `classes` holds the names. Chunks are written whole: each is compressed once.
     """
-    names = {"classes": columns.classes, "labels": columns.labels}
-    group = zarr.open_group(path, mode="w", zarr_format=3, attributes={k: list(v) for k, v in names.items() if v})
+    group = zarr.open_group(path, mode="w", zarr_format=3, attributes={"classes": list(columns.classes)})
     wide = len(columns.classes)
     chunk = max(1, min(_CHUNK, rows, _CHUNK_BYTES // (4 * wide)))
     kinds: dict[str, tuple[tuple[int, ...], Any]] = {"probabilities": ((rows, wide), np.float32)}
@@ -149,7 +165,7 @@ def zarr_table(path: Path, columns: Columns, rows: int) -> Iterator[Write]:
     kinds[columns.key] = (rows,), "string" if columns.key == "file" else np.int64
     kinds |= {"part": ((rows,), "string")} if columns.split else {}
     if columns.labels is not None:
-        kinds["label"] = ((rows, len(columns.labels)), np.uint8) if columns.several else ((rows,), np.int64)
+        kinds["label"] = kinds["predicted"]
     arrays = {
         name: group.create_array(name, shape=shape, chunks=(chunk, *shape[1:]), dtype=dtype)
         for name, (shape, dtype) in kinds.items()
@@ -173,7 +189,7 @@ def zarr_table(path: Path, columns: Columns, rows: int) -> Iterator[Write]:
                 "probabilities": found.probabilities,
                 "predicted": (found.probabilities >= 0.5).astype(np.uint8) if columns.several else likeliest(found),
                 columns.key: np.array(columns.keys(part), object if columns.key == "file" else np.int64),
-                "label": found.labels,
+                "label": None if found.labels is None else columns.numbered(found.labels),
                 "part": np.full(len(part), part.split, object),
             }
         )
@@ -206,7 +222,10 @@ def check_table(out: Path) -> None:
 
 
 def write_table(out: Path, columns: Columns, rows: int, parts: Iterable[tuple[Part, Predicted]]) -> None:
-    """Write the parts, pairs of `Part` and `Predicted` in order, to a file that appears when it is whole."""
+    """Write the parts, pairs of `Part` and `Predicted` in order, to a file that appears when it is whole.
+
+    Raises DataError where another has appeared there meanwhile.
+    """
     temporary = out.with_name(f".{out.name}.tmp")
     _remove(temporary)
     try:
@@ -214,11 +233,27 @@ def write_table(out: Path, columns: Columns, rows: int, parts: Iterable[tuple[Pa
             for part, found in parts:
                 write(part, found)
         (sync_tree if temporary.is_dir() else sync)(temporary)
-        os.rename(temporary, out)
+        _place(temporary, out)
         sync(out.parent)
     except BaseException:
         _remove(temporary)
         raise
+
+
+def _place(temporary: Path, out: Path) -> None:
+    """Give a whole table its name. Renaming would replace a file of that name; linking does not."""
+    if not temporary.is_dir():
+        try:
+            os.link(temporary, out)
+        except OSError:  # the name is taken, or the file system has no links
+            pass
+        else:
+            temporary.unlink()
+            return
+    if os.path.lexists(out):
+        remedy = "remove it: the same command goes on with what is predicted"
+        raise DataError(out, "has appeared while the table was made", remedy)
+    os.rename(temporary, out)
 
 
 def _remove(path: Path) -> None:
