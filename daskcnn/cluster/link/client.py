@@ -198,11 +198,13 @@ def bound_to(client: Client) -> Iterator[None]:
 
     `Client.as_current` sets Dask's settings besides, which are those of all threads.
     """
-    token = _current_client.set(client)
+    before = _current_client.get()
+    _current_client.set(client)
     try:
         yield
     finally:
-        _current_client.reset(token)
+        if _current_client.get() is client:  # else another began meanwhile, and has not ended
+            _current_client.set(None if before is None or before.status == "closed" else before)
 
 
 @contextmanager
