@@ -10,6 +10,7 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -328,7 +329,9 @@ def test_a_star_computes_what_its_master_would_alone(back: bool) -> None:
         near = [star.Link(listening.accept()[0]) for _ in far]
         for link in (*near, *far):
             ends.callback(link.close)
-        working = [slaves.submit(star.convolve, link, model, ctx, watch) for link in far]
+        # as in processes, each has a device of its own: scratch memory is for one thread
+        there = [(link, model, replace(ctx, device=Device()), watch) for link in far]
+        working = [slaves.submit(star.convolve, *each) for each in there]
         hub = star.Star(near, {"conv1": (2, 1, 1), "conv2": (1, 3, 1)}, watch, back)
         passes = []
         for network in (model, star.shared_out(model, hub)):

@@ -113,11 +113,18 @@ def parts(quick: bool) -> list[Part]:
 
 
 def ratios() -> list[Part]:
-    """The study's parts on workers of other ratios; equal parts for one of ten times would take its time."""
-    by_speed = [Part(s, "idpa", rule=TUNED.get(s, {})) for s in ("agwu", "sgwu", "local-sgd", "bsp")]
-    equal_parts = [Part(s, "udpa", slower=1.0) for s in ("agwu", "sgwu")]
-    sides = [ALONE, *(replace(side, slower=factor) for factor in (1.0, 10.0) for side in by_speed), *equal_parts]
-    return [replace(side, seed=seed) for seed in range(3) for side in sides if seed == 0 or side not in equal_parts]
+    """The study's parts on workers of other ratios; equal parts for one of ten times would take its time.
+
+    Three seeds where workers are equal, and a second one could bring most.
+    """
+    by_speed = [Part(s, "idpa", rule=TUNED.get(s, {})) for s in ("agwu", "sgwu", "local-sgd")]
+    equal = [ALONE, *(replace(side, slower=1.0) for side in by_speed)]
+    once = [
+        Part("bsp", "idpa", rule=TUNED["bsp"], slower=1.0),
+        *(Part(s, "udpa", slower=1.0) for s in ("agwu", "sgwu")),
+    ]
+    unequal = [replace(side, slower=10.0) for side in by_speed]
+    return [*(replace(side, seed=seed) for seed in range(3) for side in equal), *unequal, *once]
 
 
 KEY = (("agwu", "idpa"), ("sgwu", "udpa"), ("sgwu", "idpa"), ("agwu", "udpa"))
