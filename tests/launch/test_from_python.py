@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dask
 import dask.array as da
@@ -23,7 +24,7 @@ import zarr
 from distributed import Client, LocalCluster, default_client
 
 import daskcnn
-from daskcnn.cluster.link.client import given_or_default
+from daskcnn.cluster.link.client import bound_to, given_or_default
 from daskcnn.cluster.run import admission
 from daskcnn.errors import ClusterError, DataError, JobError, UserError
 from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunResumed, RunStarted
@@ -646,6 +647,19 @@ def test_a_default_client_that_was_closed_is_none() -> None:
     ):
         closed.close()
         assert given_or_default(None) is None
+
+
+def test_a_closed_client_is_not_bound_again_by_what_began_in_its_time() -> None:
+    first, second = (SimpleNamespace(status="running") for _ in range(2))
+    bindings = [bound_to(cast("Client", client)) for client in (first, second)]
+    for binding in bindings:
+        binding.__enter__()
+    first.status = "closed"
+    bindings[0].__exit__(None, None, None)
+    assert cast("Any", Client.current()) is second
+    bindings[1].__exit__(None, None, None)
+    with pytest.raises(ValueError, match="as_current"):
+        Client.current(allow_global=False)
 
 
 def test_an_async_function_is_no_listener(client: Client, small: dict[str, Any]) -> None:
