@@ -1,12 +1,13 @@
-"""Files that are no regular ones: whoever opens one to read may wait for ever. And folders that root is not to have."""
+"""Files that are no regular ones: whoever opens one to read may wait for ever. And a folder whose modes count."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 SPECIAL = {"pipe": "named pipe", "device": "device", "socket": "socket"}
 """Kinds of special files, as messages name them."""
@@ -34,19 +35,15 @@ NOBODY = 65534
 
 
 @contextmanager
-def not_root(folder: Path) -> Iterator[Path]:
-    """Be another user than root in this folder, and its owner: root may write whatever the modes say. Yields its path.
-
-    The path is relative: root's own folders above let no other user through.
-    """
+def folder_of_a_user() -> Iterator[Path]:
+    """Be another user than root, to whom modes mean something, with a folder of their own: tests' are root's alone."""
     root = os.geteuid() == 0
-    if root:
-        os.chown(folder, NOBODY, -1)
-    with chdir(folder):
+    with TemporaryDirectory() as folder:
+        if root:
+            os.chown(folder, NOBODY, -1)
+            os.seteuid(NOBODY)
         try:
-            if root:
-                os.seteuid(NOBODY)
-            yield Path()
+            yield Path(folder)
         finally:
             if root:
                 os.seteuid(0)

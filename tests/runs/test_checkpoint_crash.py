@@ -14,7 +14,7 @@ import pytest
 
 from daskcnn.runs.checkpoint import Checkpoint, latest, load, save
 from tests.runs.fs_faults import checkpoint, intercepted
-from tests.special_files import not_root
+from tests.special_files import folder_of_a_user
 
 
 def fail_on_warning(message: str) -> None:
@@ -117,8 +117,8 @@ def test_a_full_disk_raises_oserror_and_the_next_save_succeeds(tmp_path: Path) -
     assert load(save(tmp_path, big)).step == 20
 
 
-def test_a_read_only_folder_raises_oserror_and_is_still_read(tmp_path: Path) -> None:
-    with not_root(tmp_path) as folder:
+def test_a_read_only_folder_raises_oserror_and_is_still_read() -> None:
+    with folder_of_a_user() as folder:
         save(folder, checkpoint(10))
         folder.chmod(0o500)
         try:

@@ -17,7 +17,7 @@ from daskcnn import documents
 from daskcnn.errors import DataError
 from daskcnn.events import EpochEnded, RunEnded, Warned
 from daskcnn.runs.directory import RunDirectory, find_latest
-from tests.special_files import not_root
+from tests.special_files import folder_of_a_user
 
 NOW = datetime(2026, 11, 20, 20, 15, 3, tzinfo=UTC)
 
@@ -78,8 +78,8 @@ def test_a_start_that_cannot_write_is_refused(
         run(tmp_path)
 
 
-def test_a_read_only_run_is_not_resumed(tmp_path: Path) -> None:
-    with not_root(tmp_path) as folder:
+def test_a_read_only_run_is_not_resumed() -> None:
+    with folder_of_a_user() as folder:
         run(folder, "mine").close()
         RunDirectory.open(folder / "mine", writable=True).close()
         (folder / "mine" / "lock").chmod(0o400)
