@@ -134,6 +134,14 @@ def wait_for_all(client: Client, count: int, timeout: float = 60) -> None:
         time.sleep(0.05)
 
 
+def wait_until(true: Callable[[], bool], timeout: float = 60) -> None:
+    """Wait for what other threads and processes do, and tell nobody of."""
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def addresses_of(client: Client) -> dict[str, str]:
     """Workers' addresses by name, as the scheduler has them now: `scheduler_info` would be a cache."""
     return {info["name"]: address for address, info in present(client).items()}
