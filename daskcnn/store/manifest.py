@@ -44,7 +44,6 @@ Dtype = Literal["uint8", "uint16", "int16", "float16", "float32", "float64"]
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
 Level = Annotated[float, Field(ge=-1e30, le=1e30)]
 """A mean of pixels: float32 has room for it."""
-Deviation = Annotated[float, Field(ge=1e-30, le=1e30)]
 
 
 def in_range(value: Any) -> Any:
