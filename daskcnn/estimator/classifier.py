@@ -267,7 +267,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     def _trained(self, samples: FitSamples, one_epoch: bool) -> Result:
         client = None if self.client is None else checked_client(self.client)
-        with OwnFolder() as folder, _told_without(Path(folder) / _BEFORE):
+        with OwnFolder() as folder, _told_as("the fit before (warm_start)", Path(folder) / _BEFORE):
             path = new_path(str(self.data_dir or folder))
             job = self._job(samples, path, Path(folder), one_epoch)  # before samples are written: it may be wrong
             with (
@@ -392,12 +392,11 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
 
 @contextmanager
-def _told_without(folder: Path) -> Iterator[None]:
-    """Have the problems of a job call no path in this folder, which will be gone, but the fit that it is of."""
+def _told_as(words: str, folder: Path) -> Iterator[None]:
+    """Have the problems of a job call a path in this folder, which will be gone, by these words."""
     try:
         yield
     except JobError as error:
-        words = "the fit before (warm_start)"
         raise JobError([re.sub(rf"{re.escape(str(folder))}[^\s:]*", words, text) for text in error.problems]) from None
 
 
