@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -135,3 +136,11 @@ def device(request: pytest.FixtureRequest) -> Device:
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Path of a tiny data set that tests only read."""
     return tiny_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port of this machine that is taken, and that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]

@@ -1,10 +1,13 @@
-"""Files that are no regular ones: whoever opens one to read may wait for ever."""
+"""Files that are no regular ones: whoever opens one to read may wait for ever. And a folder whose modes count."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 SPECIAL = {"pipe": "named pipe", "device": "device", "socket": "socket"}
 """Kinds of special files, as messages name them."""
@@ -26,3 +29,21 @@ def special(path: Path, kind: str) -> Path:
             finally:
                 os.chdir(here)
     return path
+
+
+NOBODY = 65534
+
+
+@contextmanager
+def folder_of_a_user() -> Iterator[Path]:
+    """Be another user than root, to whom modes mean something, with a folder of their own: tests' are root's alone."""
+    root = os.geteuid() == 0
+    with TemporaryDirectory() as folder:
+        if root:
+            os.chown(folder, NOBODY, -1)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(folder)
+        finally:
+            if root:
+                os.seteuid(0)

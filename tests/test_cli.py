@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import open_dataset
 from daskcnn.store.chunk_source import CACHE
 from daskcnn.trained.place import find_network
+from tests.command_lines import toml
 from tests.special_files import SPECIAL, special
 from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 
@@ -88,13 +88,7 @@ def job_file(folder: Path, text: str) -> str:
 
 def flags(raw: dict[str, Any]) -> list[str]:
     """The same tables as --set flags."""
-    return [f"--set={s}.{k}={_toml(v)}" for s, table in raw.items() for k, v in table.items()]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
-    return "[" + ", ".join(map(_toml, value)) + "]" if isinstance(value, list) else json.dumps(value)
+    return [f"--set={s}.{k}={toml(v)}" for s, table in raw.items() for k, v in table.items()]
 
 
 # --- the job: file, flags, --set ---
@@ -911,14 +905,6 @@ def test_a_wrong_job_is_told_in_a_line_for_each_problem() -> None:
 
 
 # --- as real processes ---
-
-
-@pytest.fixture
-def silent_port() -> Iterator[int]:
-    """A port of this machine that is taken, and that nobody listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
 
 
 def process(*args: object) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A port of this machine that is taken, and that nobody listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
-
-
 def told(*command: str, code: int = 3) -> tuple[str, str]:
     """What a command writes to stdout and to stderr. It ends with this code, and the folder is as it was."""
     before = sorted(Path().rglob("*"))
@@ -149,8 +141,8 @@ def test_what_cannot_be_an_address_is_refused_in_one_line(command: str, address:
 
 
 @pytest.mark.parametrize(("command", "address"), [case for case in each(NOBODY) if "--dry-run" not in case.values[0]])
-def test_where_nobody_listens_is_said_in_one_line(command: str, address: str, port: int) -> None:
-    refused(command, address.format(port=port), r"cannot be reached \(connection refused( for 0 s)?\)")
+def test_where_nobody_listens_is_said_in_one_line(command: str, address: str, silent_port: int) -> None:
+    refused(command, address.format(port=silent_port), r"cannot be reached \(connection refused( for 0 s)?\)")
 
 
 @pytest.mark.parametrize(

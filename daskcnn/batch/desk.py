@@ -204,14 +204,14 @@ class Unacknowledged(ClusterError):
     """It is not known if the service has heard a request."""
 
 
-def ask_service(client: Client, request: Mapping[str, Any], *, check: Check = no_check) -> Any:
+def ask_service(client: Client, request: Mapping[str, Any]) -> Any:
     """Return the service's answer. Raises ClusterError if there is none, and the service's refusal as UserError."""
     where = f"scheduler {client.scheduler.address}"
     call = getattr(client.scheduler, ASK)
     try:
         # a scheduler's log has a line for each look at a desk, so there is one only where no answer has come
-        answer = answer_to(client, call(request=dict(request)), within=2 * ANSWER, check=check)
-        if answer is None and not ask_scheduler(client, _has_desk, check=check):
+        answer = answer_to(client, call(request=dict(request)), within=2 * ANSWER)
+        if answer is None and not ask_scheduler(client, _has_desk):
             answer = {"absent": True}
     except Unanswered as error:
         raise ClusterError(reason=error, remedy="restart it") from error

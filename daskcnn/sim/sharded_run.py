@@ -52,7 +52,7 @@ class ShardedSimulation:
         emit: Callable[[Event], None],
         about: Mapping[str, Any],
     ) -> None:
-        self._sharding, self._costs, self._about, self._emit = sharding, cluster.costs, about, emit
+        self._sharding, self._about, self._emit = sharding, about, emit
         self._members = {member.name: member for member in sharding.workers}
         settings = LayerSettings.of(job, samples, self._balance, 0)
         self._settings, self._nbytes = replace(settings, wanted={}, least={}, lowers=False), 2 * nbytes

@@ -45,7 +45,6 @@ _WIDENED = {"bool": "uint8", "int8": "int16"}
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
 Level = Annotated[float, Field(ge=-1e30, le=1e30)]
 """A mean of pixels: float32 has room for it."""
-Deviation = Annotated[float, Field(ge=1e-30, le=1e30)]
 
 
 def widened(dtype: np.dtype[Any]) -> np.dtype[Any]:

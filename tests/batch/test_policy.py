@@ -18,7 +18,6 @@ from daskcnn.batch.reasons import reasons
 from daskcnn.batch.records import Count, Grant, QueuedJob
 from daskcnn.batch.shares import Allotment, SharedWorker, SharingRules, may_have, needs_of
 
-MINUTE = 60.0
 AGED = SharingRules().aged
 
 

@@ -224,7 +224,11 @@ def test_a_fault_at_this_point_leaves_a_run_that_ends(point: str, rule: str) -> 
         if (worker_met := POINTS[point](shell)) is None:
             continue
         reached += 1
+        facts_before, orders_before = len(shell.facts), len(shell.orders)
         fault(shell, member(shell, worker_met))
+        felt = len(shell.orders) > orders_before if fault is hangs else len(shell.facts) > facts_before
+        serverless = fault is server_lost and shell.settings.peers
+        assert felt != (serverless or point in MEETS_NOTHING.get(name, ())), name
         for late in shell.stale:
             assert shell.tell(late(shell.now)) == []
         end = shell.end if shell.coordinator.ended else shell.finish()
@@ -236,6 +240,13 @@ def test_a_fault_at_this_point_leaves_a_run_that_ends(point: str, rule: str) -> 
     assert reached == len(FAULTS) or SERVERLESS_HAVE_NO.get(point) == rule
 
 
+MEETS_NOTHING = {
+    # no round is under way that could fail
+    "diverges": ("in a calibration", "while the server starts", "in a join", "while the last state is kept"),
+    "server_lost": ("in a calibration", "while the server starts"),  # there is none yet
+    "hangs": ("while the server starts", "while the last state is kept"),  # silence of replicas counts in training
+}
+"""The points at which a fault finds nothing to meet: the run goes on as if there were none."""
 SERVERLESS_HAVE_NO = {"while the server starts": "bsp {'exchange': 'asa'}"}
 """The points that a run without a server has not."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -12,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.cluster_jobs import small_job
+from tests.command_lines import toml
 
 DASK = [sys.executable, "-m", "dask"]
 
 
 @contextmanager
-def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as started:
+def process(*command: str, log: Path | None = None, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a command. log: the file for what it says, where no test reads it: a pipe would fill up."""
+    with ExitStack() as stack:
+        said = subprocess.PIPE if log is None else stack.enter_context(log.open("ab"))
+        started = stack.enter_context(subprocess.Popen(command, text=True, stdout=said, stderr=said, **options))
         try:
             yield started
         finally:
@@ -41,22 +44,16 @@ def hand_made_cluster(folder: Path, resources: list[str]) -> Iterator[tuple[str,
 
     Workers have no nanny: it would start each of them again, in a process more, and a killed one is to stay away.
     """
-    file = str(folder / "scheduler.json")
+    file, log = str(folder / "scheduler.json"), folder / "cluster.log"
     with ExitStack() as stack:
-        started = stack.enter_context(process(*scheduler(file)))
+        started = stack.enter_context(process(*scheduler(file), log=log))
         for number, resource in enumerate(resources):
-            stack.enter_context(process(*worker(file, folder / f"w{number}", resource), "--no-nanny"))
+            stack.enter_context(process(*worker(file, folder / f"w{number}", resource), "--no-nanny", log=log))
         yield file, started
 
 
 def job_file(folder: Path, synthetic: str, **sections: Any) -> str:
-    """A job file as TOML: JSON's arrays, strings and numbers are TOML's too, tables are written inline."""
-
-    def toml(value: Any) -> str:
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{k} = {toml(v)}" for k, v in value.items()) + "}"
-        return "[" + ", ".join(map(toml, value)) + "]" if isinstance(value, list) else json.dumps(value)
-
+    """A job file as TOML."""
     tables = small_job(synthetic, str(folder / "runs"), **sections)
     lines = [f"[{name}]\n" + "\n".join(f"{k} = {toml(v)}" for k, v in keys.items()) for name, keys in tables.items()]
     path = folder / "job.toml"

@@ -14,18 +14,22 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import dask
+import numpy as np
+import pytest
 from distributed import Client
 
 from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import present
 from daskcnn.cluster.worker.session import THROTTLE
+from daskcnn.errors import Diverged
 from daskcnn.events import Event
 from daskcnn.job.network import training_samples
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.resume import EarlierRun
 from daskcnn.launch.training import Result, train_job
+from daskcnn.runs.checkpoint import load
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.facts import RoundDone
 from daskcnn.training.coordinator.orders import StartRound
@@ -134,6 +138,14 @@ def wait_for_all(client: Client, count: int, timeout: float = 60) -> None:
         time.sleep(0.05)
 
 
+def wait_until(true: Callable[[], bool], timeout: float = 60) -> None:
+    """Wait for what other threads and processes do, and tell nobody of."""
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def addresses_of(client: Client) -> dict[str, str]:
     """Workers' addresses by name, as the scheduler has them now: `scheduler_info` would be a cache."""
     return {info["name"]: address for address, info in present(client).items()}
@@ -203,12 +215,40 @@ for session in module._sessions.values() if module else ():
 """On a worker: for four seconds the steps of its runs take half a second, on whatever machine."""
 
 
+NO_GRADIENTS = """
+import sys
+class NoGradients:
+    def __init__(self, loss):
+        self._loss = loss
+    def __getattr__(self, name):
+        return getattr(self._loss, name)
+    def __call__(self, *args, **how):
+        value, dscores = self._loss(*args, **how)
+        return value, dscores * float("nan")
+module = sys.modules.get("daskcnn.cluster.worker.session")
+for session in module._sessions.values() if module else ():
+    session.replica.training_loss = NoGradients(session.replica.training_loss)
+"""
+"""On a worker: from the next step of its runs on gradients are NaN, which no loss shows until the step after."""
+
+
 def run(
     client: Client, job: dict[str, Any], watch: Watch | None = None, resume: Path | None = None, **more: Any
 ) -> Result:
     """Train on this cluster."""
     earlier = None if resume is None else EarlierRun.at(resume)
     return train_job(resolve(job), client=client, progress=watch or Watch(), resume=earlier, **more)
+
+
+def assert_checkpoints_stay_finite(client: Client, job: dict[str, Any]) -> None:
+    """Train on this cluster; once a checkpoint is there weights become NaN. The run ends by it, and none has them."""
+    watch = Watch("checkpoint", lambda: client.run(exec, NO_GRADIENTS, {}))
+    with pytest.raises(Diverged, match=r"lower train\.lr"):
+        run(client, job, watch)
+    paths = [*Path(job["run"]["dir"]).glob("*/checkpoints/step-*")]
+    assert paths
+    for path in paths:
+        assert all(np.isfinite(array).all() for array in load(path).arrays.values())
 
 
 def count_seconds() -> None:

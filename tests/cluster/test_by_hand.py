@@ -105,16 +105,16 @@ def test_missing_resource_is_named_with_its_remedy(tmp_path: Path, synthetic: st
 
 @pytest.mark.slow
 def test_job_waits_for_a_scheduler_and_workers_that_come_late(tmp_path: Path, synthetic: str) -> None:
-    job, file = job_file(tmp_path, synthetic), str(tmp_path / "late.json")
+    job, file, log = job_file(tmp_path, synthetic), str(tmp_path / "late.json"), tmp_path / "log"
     command = daskcnn_run(job, "--scheduler-file", file, "--workers", "cpu=2", "--wait", "90", "--json")
     with ExitStack() as stack:
         run = stack.enter_context(process(*command))
         wait_for_line(run, f"waiting for scheduler file {file} (there is no such file)")
-        stack.enter_context(process(*scheduler(file)))
+        stack.enter_context(process(*scheduler(file), log=log))
         wait_for_line(run, "waiting for workers: 2 more with CPU=1 (found 0 cpu, 0 gpu, 0 ps)")
-        stack.enter_context(process(*worker(file, tmp_path / "w0", "CPU=1"), "--name", "desk 1"))
+        stack.enter_context(process(*worker(file, tmp_path / "w0", "CPU=1"), "--name", "desk 1", log=log))
         wait_for_line(run, "waiting for workers: 1 more with CPU=1 (found 1 cpu, 0 gpu, 0 ps)")
-        stack.enter_context(process(*worker(file, tmp_path / "w1", "CPU=1"), "--no-nanny"))
+        stack.enter_context(process(*worker(file, tmp_path / "w1", "CPU=1"), "--no-nanny", log=log))
         out, told = run.communicate(timeout=100)
     assert run.returncode == 0, told
     assert [w["name"] for w in json.loads(out)["workers"]] == ["desk-1", "cpu-0"]

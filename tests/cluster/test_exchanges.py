@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import NUMPY
-from daskcnn.cluster.link.leaving import LONGEST
 from daskcnn.cluster.shell.data_parallel import worth_keeping
 from daskcnn.cluster.worker.farewell import Farewell
 from daskcnn.cluster.worker.session import Session
@@ -35,11 +34,14 @@ class SlowLink:
         self.server, self.answers = server, threading.Semaphore(0)
         self.bytes_up = self.bytes_down = 0
         self.threads: set[str] = set()
+        self.asked = threading.Event()  # a push waits for its answer
         self.pushes: list[Push] = []
         self.left: list[tuple[int, bool]] = []
         self.stopped: Callable[[], bool] = lambda: False
 
     def call(self, event: Request) -> Reply:
+        if isinstance(event, Push):
+            self.asked.set()
         while not self.answers.acquire(timeout=0.01):
             if self.stopped():
                 self.server.handle(event)  # it is there, and waits
@@ -253,10 +255,20 @@ def test_a_group_s_home_leaves_the_barrier_where_nothing_is_to_be_pushed_too(mor
     assert worker.link.server.handle(Push(0, "b", 1, 1, 1 + (more > 0), np.full(3, 3.0), 30, 1.0)), "it waits for none"
 
 
+def leave_once_asked(worker: Worker) -> None:
+    """Let the worker leave while a push of it waits for the answer."""
+
+    def leave() -> None:
+        assert worker.link.asked.wait(60)
+        worker.session.farewell.leave()
+
+    threading.Thread(target=leave, daemon=True).start()
+
+
 def test_a_worker_leaves_while_it_waits_for_others() -> None:
     worker = Worker("local-sgd", {"every": 4}, overlap=False)
     worker.link.server.handle(Join(0, "b", 1))
-    threading.Timer(0.05, worker.session.farewell.leave).start()
+    leave_once_asked(worker)
     report = worker.train(8)
     assert (report.cut, report.pushes) == (40, 1)
     assert worker.link.left == [(1, True)]
@@ -266,12 +278,10 @@ def test_a_worker_leaves_while_it_waits_for_the_reply_to_what_it_has_sent_ahead(
     """Without the steps since: they are in a later round of somebody."""
     worker = Worker("local-sgd", {"every": 4})
     worker.link.server.handle(Join(0, "b", 1))
-    begun = time.monotonic()
-    threading.Timer(0.05, worker.session.farewell.leave).start()
+    leave_once_asked(worker)
     report = worker.train(8)
     assert (report.cut, report.samples, report.pushes) == (40, 40, 1)
     assert worker.link.left == [(1, True)]
-    assert time.monotonic() - begun < LONGEST
 
 
 def test_one_round_ends_early_where_the_server_is_to_leave_and_the_next_does_not() -> None:

@@ -48,7 +48,8 @@ def stopped_among(workers: int, folder: Path) -> Iterator[Stopped]:
         wait_for(Path(file))
         with Client(scheduler_file=file) as client:
             client.wait_for_workers(workers, timeout=100)
-            address, pid = min(client.run(os.getpid).items())
+            address = advertised(present(client))[0].address  # a job that does not need all takes this one first
+            pid = client.run(os.getpid, workers=[address])[address]
         os.kill(pid, signal.SIGSTOP)
         yield Stopped(file, address)
         os.kill(pid, signal.SIGKILL)
@@ -67,8 +68,7 @@ def test_a_run_goes_on_with_the_workers_that_answer(tmp_path: Path, synthetic: s
     done = finish(daskcnn_run(job, "--scheduler-file", one_stopped.file, "--workers", "cpu=2", "--json"), timeout=100)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["workers"]) == 2
-    if one_stopped.worker in done.stderr:  # chosen at first
-        assert f"warning: worker {one_stopped.worker}: no answer within 20 s" in done.stderr
+    assert f"warning: worker {one_stopped.worker}: no answer within 20 s" in done.stderr
 
 
 @pytest.mark.slow
@@ -114,6 +114,7 @@ def test_a_signal_is_heeded_while_a_worker_is_waited_for(tmp_path: Path, synthet
     ):
         wait_for_line(run, "waiting for workers to answer")
         run.send_signal(signal.SIGTERM)
-        _, told = run.communicate(timeout=30)
+        _, told = run.communicate(timeout=100)
     assert run.returncode == 143, told
+    assert "no answer within" not in told, "the wait had ended by itself"
     assert "Traceback" not in told

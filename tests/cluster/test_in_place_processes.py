@@ -21,10 +21,10 @@ from daskcnn.store.array_index import INDEX, read_index
 from daskcnn.store.foreign.in_place import Arrays, outline
 from daskcnn.trained.evaluate import evaluate
 from tests.cluster.cluster_jobs import addresses_of, local_cluster
+from tests.special_files import NOBODY
 from tests.store.arrays_in_place import index_of, tiles, write_array
 
 pytestmark = pytest.mark.cluster
-NOBODY = 65534
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -25,7 +24,15 @@ from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from tests.cluster.by_hand import hand_made_cluster, process, scheduler, wait_for, worker
-from tests.cluster.cluster_jobs import FOUR_SLOW_SECONDS, Watch, addresses_of, in_mid_round, run, small_job
+from tests.cluster.cluster_jobs import (
+    FOUR_SLOW_SECONDS,
+    Watch,
+    addresses_of,
+    in_mid_round,
+    run,
+    small_job,
+    wait_until,
+)
 from tests.cluster.references import reference
 from tests.replays import assert_replayed
 
@@ -38,10 +45,12 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
     """A scheduler and workers as a user starts them, with nannies: two that train, two for the server."""
     file, named = str(tmp_path / "scheduler.json"), {"a": "CPU=1", "b": "CPU=1", "ps": "PS=1", "spare": "PS=1"}
     with ExitStack() as stack:
-        stack.enter_context(process(*scheduler(file)))
+        stack.enter_context(process(*scheduler(file), log=tmp_path / "log"))
         wait_for(Path(file))
         started = {
-            name: stack.enter_context(process(*worker(file, tmp_path / name, resource), "--name", name))
+            name: stack.enter_context(
+                process(*worker(file, tmp_path / name, resource), "--name", name, log=tmp_path / "log")
+            )
             for name, resource in named.items()
         }
         client = stack.enter_context(Client(scheduler_file=file, set_as_default=False))
@@ -131,10 +140,7 @@ def test_a_worker_that_another_job_is_to_have_keeps_nothing_of_a_run_that_goes_o
         replace_file(only, b"a\n")
 
     def is_free() -> None:
-        deadline = time.monotonic() + 10.0
-        while client.run(sessions, workers=[address])[address]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)  # a worker tells nobody when it has freed a run
+        wait_until(lambda: not client.run(sessions, workers=[address])[address])
         kept.append(0)
 
     watch = Watch("round", recall)
@@ -171,7 +177,7 @@ def test_a_server_leaves_a_worker_that_trains_once_a_host_comes(tmp_path: Path, 
         watch = trained(
             (client, {}),
             small_job(synthetic, runs, train={"strategy": "agwu", "epochs": 4, "partition": "udpa"}),
-            lambda: stack.enter_context(process(*command)),
+            lambda: stack.enter_context(process(*command, log=tmp_path / "log")),
             FOUR_SLOW_SECONDS.replace("4.0", "20.0"),  # it has to start meanwhile
         )
     before, moved, *_ = [event["message"] for event in watch.of("warning")]

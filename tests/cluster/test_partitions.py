@@ -39,7 +39,7 @@ def net() -> Iterator[Network]:
 class Run:
     """A run that goes on until it is ended, on three workers, a host for the server, and one for its driver."""
 
-    def __init__(self, net: Network, folder: Path, data: str, strategy: str) -> None:
+    def __init__(self, net: Network, folder: Path, data: str, strategy: str, stall: float = STALL) -> None:
         self.net, scheduler = net, net.scheduler()
         self.hosts = {name: net.host() for name in NAMES}
         for name in NAMES[:-1]:
@@ -48,7 +48,7 @@ class Run:
         self._command = [
             *(sys.executable, "-m", "daskcnn.run", "--scheduler", scheduler, "--run-dir", str(folder / "runs")),
             *("--data", data, "--model", "4:8", "--strategy", strategy, "--epochs", "100000", "--workers", "cpu=2..3"),
-            *("--wait", "120", "--set", f"cluster.stall_timeout={STALL:g}", "--set", "run.snapshot_every=5"),
+            *("--wait", "120", "--set", f"cluster.stall_timeout={stall:g}", "--set", "run.snapshot_every=5"),
             *("--name", "cut-off", "--resume", "auto"),
         ]
         self.start()
@@ -78,11 +78,14 @@ class Run:
             assert time.monotonic() < deadline, f"hangs: {self.said}"
             time.sleep(0.5)
 
-    def cut_off(self, name: str) -> None:
-        """Drop all packets of this host for half a minute."""
+    def cut_off(self, name: str) -> set[str]:
+        """Drop all packets of this host for half a minute. Returns the workers whose rounds have ended meanwhile."""
         self.net.cut(self.hosts[name])
+        before = len(self.events("round"))
         time.sleep(CUT)
+        ended = {event["worker"] for event in self.events("round")[before:]}
         self.net.mend(self.hosts[name])
+        return ended
 
     def ends(self) -> None:
         """End the run, which saves what was trained."""
@@ -97,10 +100,26 @@ def test_a_worker_that_is_cut_off_keeps_no_other_from_going_on(
 ) -> None:
     run = Run(net, tmp_path, synthetic, strategy)
     run.goes_on()
-    run.cut_off("w-1")
+    meanwhile = run.cut_off("w-1")
     run.goes_on()
     run.ends()
     assert {event["worker"] for event in run.events("worker-lost")} <= {"w-1"}
+    assert strategy != "agwu" or meanwhile >= {"w-0", "w-2"}, "nobody waits for it"
+
+
+def test_a_worker_that_is_cut_off_for_longer_than_the_stall_timeout_is_given_up(
+    net: Network, tmp_path: Path, synthetic: str
+) -> None:
+    """Behind a barrier the others go on then, and it may come back."""
+    run = Run(net, tmp_path, synthetic, "bsp", stall=CUT / 2)
+    run.goes_on()
+    meanwhile = run.cut_off("w-1")
+    run.goes_on()
+    run.ends()
+    lost = run.events("worker-lost")
+    assert {event["worker"] for event in lost} == {"w-1"}
+    assert "no report for" in lost[0]["reason"], "nor does it wait until Dask has dropped the connection"
+    assert meanwhile >= {"w-0", "w-2"}
 
 
 def test_a_server_that_is_cut_off_heals_or_is_replaced(net: Network, tmp_path: Path, synthetic: str) -> None:

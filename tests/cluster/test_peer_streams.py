@@ -22,6 +22,7 @@ from daskcnn.errors import Diverged, PushRefused
 from daskcnn.ps import Code
 from daskcnn.ps.bsp import ASA, BSP
 from daskcnn.training.replica import Stopped
+from tests.cluster.cluster_jobs import wait_until
 from tests.cluster.test_streams import never, on, workers_of
 
 SIZE, NAMES = 50_001, ("a", "b")
@@ -93,13 +94,15 @@ def test_a_meeting_goes_on_where_a_stream_breaks(
     pair, original, broken = Pair(workers), getattr(Stream, lost), [False]
     pair.met((1.0, 3.0), 0)
     end: Any = pair.sides["a"]._ends["b"]
+    desk = pair.sides["b"]._desk
 
     def breaks(stream: Stream, *args: Any, **options: Any) -> None:
         if stream is end._stream and not broken[0]:
             broken[0] = True
             if lost == "receive":  # the other has the piece, and no one hears what it says
-                time.sleep(0.2)
+                wait_until(lambda: "a" in desk._pushed or desk._summed == 1)
             stream.close()
+            raise ConnectionError("what has arrived already could still be read")
         original(stream, *args, **options)
 
     monkeypatch.setattr(Stream, lost, breaks)

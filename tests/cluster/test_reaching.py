@@ -29,17 +29,9 @@ from daskcnn.job.tables import Cluster, Workers
 from daskcnn.run import main as run
 
 
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A port of this machine that is taken, and that nobody listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
-
-
 @pytest.mark.parametrize("form", ["tcp://127.0.0.1:{}", "127.0.0.1:{}", "tls://127.0.0.1:{}"])
-def test_a_refused_connection_is_called_so(port: int, form: str) -> None:
-    settings = Cluster(scheduler=form.format(port), wait=0)
+def test_a_refused_connection_is_called_so(silent_port: int, form: str) -> None:
+    settings = Cluster(scheduler=form.format(silent_port), wait=0)
     with pytest.raises(ClusterError, match=r"cannot be reached \(connection refused for 0 s\)"):
         await_scheduler(settings)
 
@@ -107,10 +99,10 @@ def test_what_is_waited_for_is_said_and_may_come() -> None:
 
 
 def test_no_data_set_is_written_for_a_cluster_that_is_not_there(
-    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    silent_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(run, ["--dataset", "synthetic", "--scheduler", f"localhost:{port}", "--wait", "0"])
+    done = CliRunner().invoke(run, ["--dataset", "synthetic", "--scheduler", f"localhost:{silent_port}", "--wait", "0"])
     assert done.exit_code == 3, done.output
     assert "connection refused" in done.stderr
     assert "no answer in time" not in done.stderr
@@ -147,10 +139,10 @@ def silent() -> Iterator[socket.socket]:
         yield server
 
 
-def test_a_client_is_closed_before_another_try(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_is_closed_before_another_try(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect_module, "TRY", 0.1)
     waited: list[str] = []
-    refused(f"tcp://127.0.0.1:{port}", "connection refused", wait=0.5, say=waited.append)
+    refused(f"tcp://127.0.0.1:{silent_port}", "connection refused", wait=0.5, say=waited.append)
     assert waited
 
 

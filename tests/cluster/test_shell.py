@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from daskcnn.errors import Interrupted, Lost
 from daskcnn.events import Event, WorkerIgnored
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
+from tests.cluster.cluster_jobs import wait_until
 from tests.cluster.surroundings import Ways
 from tests.cluster.test_leases import there
 from tests.fake_client import fake_client
@@ -88,13 +88,6 @@ def run_of(*names: str) -> Iterator[tuple[RunContext, Any, list[tuple[str, str]]
         job: Any = SimpleNamespace(cluster=SimpleNamespace(stall_timeout=1.0))
         dataset: Any = None
         yield Ways("run", connection, workers, dispatch, results, 1.0).context(job, dataset, events, []), client, asked
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5.0
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # calls that are not waited for are made by another thread
 
 
 def test_a_worker_that_is_let_go_frees_what_it_has_of_the_run_and_is_watched() -> None:

@@ -124,16 +124,21 @@ def test_driver_killed_at_a_random_time_resumes_to_the_same_accuracy(
 ) -> None:
     """Equal parts and float64 leave no room for chance: the runs differ by how kernels or sums were cut, if at all."""
     train: dict[str, Any] = {"strategy": strategy, "lr": 0.02}
-    train |= {"partition": "udpa", "epochs": 5} if strategy != "layer" else {"epochs": 2}
+    train |= {"partition": "udpa", "epochs": 30} if strategy != "layer" else {"epochs": 6}
     sections: dict[str, dict[str, Any]] = {"model": {"dtype": "float64"}, "cluster": {"workers": {"cpu": 2}}}
     undisturbed = run_here(three_workers, small_job(synthetic, str(tmp_path / "here"), train=train, **sections))
-    job = job_file(tmp_path, synthetic, train=train, **sections, run={"name": "it", "checkpoint_every": 0.5})
+    job = job_file(tmp_path, synthetic, train=train, **sections, run={"name": "it"})
     with process(*daskcnn_run(job), start_new_session=True) as run:
         wait_for_checkpoint(tmp_path / "runs/it", run)
-        time.sleep(random.uniform(0, 1))  # the moment is the test's subject, not a wait for something
+        time.sleep(random.Random(strategy).uniform(0, 1))  # the moment is the test's subject, not a wait for something
         os.killpg(run.pid, signal.SIGKILL)
     resumed = finish(daskcnn_run("--resume", str(tmp_path / "runs/it"), "--json"))
     assert resumed.returncode == 0, resumed.stderr
+    assert "nothing to resume" not in resumed.stderr
+    log = [json.loads(line) for line in (tmp_path / "runs/it/events.jsonl").read_text().splitlines()]
+    ((at, again),) = [(i, event) for i, event in enumerate(log) if event["event"] == "resume"]
+    first = next(event for event in log[at:] if event["event"] in ("epoch", "steps"))
+    assert 0 < again["epoch"] < first["epoch"] < train["epochs"]
     before, after = undisturbed.summary, json.loads(resumed.stdout)
     assert after["epochs"] == before["epochs"] == train["epochs"]
     assert abs(after["test"]["accuracy"] - before["test"]["accuracy"]) < 0.01

@@ -327,7 +327,7 @@ def test_the_parts_of_a_silent_worker_are_done_by_others_until_it_is_back(
     processes: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGSTOP: the scheduler still has it among its workers, and is asked in vain to send it something."""
-    monkeypatch.setattr(connection, "silent_among", partial(silent_among, within=1.0))
+    monkeypatch.setattr(connection, "silent_among", partial(silent_among, within=10.0))
     drawn, found, said, back = list[int](), list[int](), list[str](), threading.Event()
 
     def parts() -> Iterator[int]:

@@ -38,6 +38,7 @@ from daskcnn.ps import RULES, Code, Join, Leave, NoiseScale, Pull, Push, PushPar
 from daskcnn.ps.server import CenterRange
 from daskcnn.training.coordinator.facts import Waits
 from daskcnn.training.replica import Stopped
+from tests.cluster.cluster_jobs import wait_until
 
 LENGTH = 50_000
 _PATCHES: list[Any] = []
@@ -346,14 +347,13 @@ def test_a_push_whose_stream_breaks_is_sent_again_and_merged_once(
     link.call(here.push("a", 1, 1.0))
     stream: Stream = link._stream._stream  # type: ignore[union-attr, assignment]
     method = "receive" if lost == "answer" else "send"
-    goes_on = getattr(stream, method)
 
     def breaks(*args: Any, **options: Any) -> None:
         broken[0] = True
         if lost == "answer":  # the server has it, and no one hears what it says
-            time.sleep(0.2)
+            wait_until(lambda: asyncio.run(here.server.snapshot()).version == 2)
         stream.close()
-        goes_on(*args, **options)
+        raise ConnectionError("what has arrived already could still be read")
 
     monkeypatch.setattr(stream, method, breaks)  # of this end alone: other threads are in the class's own
     assert link.call(here.push("a", 2, 1.0)).version == 2
@@ -409,11 +409,15 @@ def test_a_part_without_its_rest_does_not_keep_a_replaced_server(workers: list[W
     link.call(Pull(1, "a", 1))
     push = here.gradients("a", 1, ticket=5)
     link.send_part(PushPart(replace(push, payload=push.payload[CUTS[0] :]), CUTS[0], LENGTH))
-    time.sleep(0.3)
+    wait_until(lambda: "a" in here.server._gives)
     server = ref(here.server)
     del here.server
-    gc.collect()
-    assert server() is None
+
+    def gone() -> bool:  # the stream's thread may still be in its call
+        gc.collect()
+        return server() is None
+
+    wait_until(gone)
 
 
 def test_a_wait_ends_when_the_run_is_stopped(workers: list[Worker]) -> None:

@@ -78,16 +78,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return prepare(IMAGES, LABELS, folder / "tiles.zarr", classes=NAMES, seed=3)
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    """Two threads in this process."""
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
-
-
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and buckets of a few samples, so that there are many of each."""

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
-from distributed import Client, LocalCluster
+from distributed import Client
 from PIL import Image
 
 import daskcnn
@@ -364,16 +363,6 @@ def test_a_full_disk_is_told(tmp_path: Path, folder: Path, monkeypatch: pytest.M
 
 
 # --- on workers ---
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    """Two threads in this process."""
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
 
 
 def test_workers_make_the_same_data_set(folder: Path, spoilt: Path, tmp_path: Path, client: Client) -> None:

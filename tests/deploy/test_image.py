@@ -11,6 +11,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from random import randrange
 from types import ModuleType
 
 import pytest
@@ -159,9 +160,10 @@ def test_a_scheduler_that_does_not_answer_is_not_healthy(tmp_path: Path, capsys:
 @pytest.mark.cluster
 def test_a_scheduler_that_answers_is_healthy() -> None:
     """The very command line of a process, as the container's first one has it."""
+    host = f"127.{randrange(1, 255)}.{randrange(255)}.{randrange(1, 255)}"  # no other process takes a port of this one
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.bind((host, 0))
+        address = f"{host}:{free.getsockname()[1]}"
     dask = shutil.which("dask", path=str(Path(sys.executable).parent))
     command = [sys.executable, str(dask), "scheduler", "--host=127.0.0.1", "--port=0", f"--dashboard-address={address}"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as scheduler:

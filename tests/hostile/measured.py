@@ -1,7 +1,11 @@
-"""Runs a daskcnn command in this process, and writes the most memory it took to a file: `measured.py FILE ARGS…`."""
+"""Runs a daskcnn command in this process, and writes what it took to a file: `measured.py FILE ARGS…`.
+
+That is the most memory, in bytes, and the processors' time, in seconds.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,4 +24,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[2:])
     finally:
-        Path(sys.argv[1]).write_text(str(peak()))
+        took = os.times()
+        Path(sys.argv[1]).write_text(f"{peak()} {sum(took[:4])}")

@@ -14,6 +14,7 @@ import pytest
 
 from daskcnn.runs.checkpoint import Checkpoint, latest, load, save
 from tests.runs.fs_faults import checkpoint, intercepted
+from tests.special_files import folder_of_a_user
 
 
 def fail_on_warning(message: str) -> None:
@@ -116,16 +117,17 @@ def test_a_full_disk_raises_oserror_and_the_next_save_succeeds(tmp_path: Path) -
     assert load(save(tmp_path, big)).step == 20
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_raises_oserror_and_is_still_read(tmp_path: Path) -> None:
-    save(tmp_path, checkpoint(10))
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(PermissionError):
-            save(tmp_path, checkpoint(20))
-        assert_whole(latest(tmp_path, warn=fail_on_warning), 10)
-    finally:
-        tmp_path.chmod(0o700)
+def test_a_read_only_folder_raises_oserror_and_is_still_read() -> None:
+    with folder_of_a_user() as folder:
+        save(folder, checkpoint(10))
+        folder.chmod(0o500)
+        try:
+            with pytest.raises(PermissionError):
+                save(folder, checkpoint(20))
+            found = latest(folder, warn=fail_on_warning)
+        finally:
+            folder.chmod(0o700)
+    assert_whole(found, 10)
 
 
 def test_a_folder_that_cannot_be_made_raises_oserror(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from daskcnn import documents
 from daskcnn.errors import DataError
 from daskcnn.events import EpochEnded, RunEnded, Warned
 from daskcnn.runs.directory import RunDirectory, find_latest
+from tests.special_files import folder_of_a_user
 
 NOW = datetime(2026, 11, 20, 20, 15, 3).astimezone()
 
@@ -90,12 +91,13 @@ def test_a_start_that_cannot_write_is_refused(
         run(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_run_is_not_resumed(tmp_path: Path) -> None:
-    run(tmp_path, "mine").close()
-    (tmp_path / "mine" / "lock").chmod(0o400)
-    with pytest.raises(DataError, match="Permission denied"):
-        RunDirectory.open(tmp_path / "mine", writable=True)
+def test_a_read_only_run_is_not_resumed() -> None:
+    with folder_of_a_user() as folder:
+        run(folder, "mine").close()
+        RunDirectory.open(folder / "mine", writable=True).close()
+        (folder / "mine" / "lock").chmod(0o400)
+        with pytest.raises(DataError, match="Permission denied"):
+            RunDirectory.open(folder / "mine", writable=True)
 
 
 @pytest.mark.parametrize("path", ["missing", "empty"])

@@ -27,8 +27,6 @@ STAGES = stages_of(
         ]
     )
 )
-ROUNDED = Score(8.0, 4, 8)
-"""A step's score."""
 
 
 def balancing(home: str, measured: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:

@@ -396,6 +396,8 @@ def test_a_group_that_is_lost_at_once_while_one_of_it_leaves_is_lost_once() -> N
     leave(shell, "cpu-2")
     shell.tell(facts.WorkerGone(("cpu-1", "cpu-2"), "power cut", shell.now))
     assert shell.finish().status == "done"
+    assert [each.worker for each in shell.of(WorkerLost)] == ["cpu-1", "group-1"]
+    assert [each.worker for each in shell.of(WorkerLeft)] == ["cpu-2"]
     assert shell.coordinator.rounds is not None
     assert shell.coordinator.rounds.done == EPOCHS * SAMPLES
 

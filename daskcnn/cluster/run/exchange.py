@@ -71,31 +71,6 @@ Rests: TypeAlias = Mapping[str, Vector]
 """By replica, what its pushes in int8 have lost."""
 
 
-class Exchange(Protocol):
-    """The way that merges travel: through a server, or from peer to peer."""
-
-    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates, rests: Rests) -> PendingWork:
-        """Let a replica begin a session."""
-
-    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
-        """Start these rounds, which were ordered together; what is under way, by replica."""
-
-    def own_optimizer(self, done: facts.RoundDone) -> OptimizerState | None:
-        """Return the optimizer's state that a replica keeps behind this round; None: it keeps none."""
-
-    def leave(self, order: orders.Leave) -> None:
-        """Free a replica's place. Raises ServerLost."""
-
-    def waiting(self, overdue: Sequence[str]) -> facts.Waits:
-        """Replicas that wait for others, and the workers that an overdue replica waits for. Raises ServerLost."""
-
-    def snapshot(self) -> Snapshot:
-        """Center and rule state as they are now, the optimizer's too. Raises ServerLost, WorkersLost."""
-
-    def close(self) -> None:
-        """End the server."""
-
-
 class Replicas(Protocol):
     """Replicas of one kind: a worker each, or a group of workers each."""
 
