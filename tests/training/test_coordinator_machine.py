@@ -14,6 +14,7 @@ from daskcnn.events import WorkerLost
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.coordinator import GO_BACK
 from daskcnn.training.coordinator.evaluations import Guessing
 from daskcnn.training.coordinator.settings import Settings
 from tests.training.coordinator_shell import Shell
@@ -65,7 +66,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.coordinator = self.shell.coordinator
         for i in range(workers):
             self.shell.tell(facts.WorkerReady(f"cpu-{i}", "cpu", 0.0))
-        self.came, self.interrupted, self.diverged = workers, False, 0
+        self.came, self.interrupted, self.diverged, self.went_back = workers, False, 0, 0
 
     @property
     def now(self) -> float:
@@ -151,6 +152,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.shell.server is not None)
     def out_of_step(self) -> None:
+        self.went_back += 1
         self.shell.tell(facts.OutOfStep(self.coordinator.life, "a task was run twice", self.now))
 
     @rule()
@@ -192,8 +194,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
         end = self.shell.finish()
         if end.status == "lost" or end.status == "unusable":
             assert end.error is not None
-            # peers that all wait for one another end the run, and none of them is to blame
+            # peers that all wait for one another end the run, and none of them is to blame; so do those that go back
             stuck = self.coordinator.settings.peers and "no progress" in str(end.error)
+            stuck = stuck or (self.went_back >= GO_BACK and "do all workers reach each other?" in str(end.error))
             assert end.status == "unusable" or stuck or not self.coordinator.roster.alive
             return
         if end.status == "diverged":
