@@ -100,6 +100,11 @@ def test_a_figure_claims_no_more_of_a_paper_than_it_shows(figure: str, label: st
     assert f">(as {label})</text>" in (STUDIES / "results" / "figures" / f"{figure}.svg").read_text("utf-8")
 
 
+def test_the_networks_of_a_figure_are_named() -> None:
+    figure = (STUDIES / "results" / "figures" / "simulated-time-by-networks.svg").read_text("utf-8")
+    assert [f"case{number}" for number in range(1, 8) if f">case{number}</text>" not in figure] == []
+
+
 def _is_module(package: str, name: str) -> bool:
     try:
         import_module(f"{package}.{name}")

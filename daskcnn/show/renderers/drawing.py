@@ -176,6 +176,7 @@ def _curves(axes: Axes, figure: Figure) -> None:
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if figure.doubling:
         axes.set_xscale("log", base=2)
+    if figure.doubling or figure.ticks:
         ticks = next(iter(figure.curves.values()))[0]
         if figure.ticks or all(float(x).is_integer() for x in ticks):
             axes.set_xticks(ticks, figure.ticks or [f"{x:g}" for x in ticks])
