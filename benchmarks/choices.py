@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import RULES_NETWORK, TWO_CONVOLUTIONS
-from benchmarks.runs import add_command, kept_of, load, machine, markdown, reached, save
+from benchmarks.runs import add_command, kept_of, load, machine, markdown, save, time_to
 from daskcnn.errors import Diverged
 from daskcnn.events import StrategyChosen
 from daskcnn.job.resolve import resolve
@@ -202,12 +202,9 @@ def seen(found: Mapping[str, Any], machine: Mapping[str, Any]) -> Mapping[str, A
 
 def cost(found: Mapping[str, Any], target: float | None) -> float:
     """Seconds to this accuracy, infinite for never; None: to the end, times the samples that it expects to need."""
-    if "diverged" in found:
-        return math.inf
-    if target is None:
-        return float(found["seconds"] * found.get("needed", 1.0))
-    at = reached(found, target)
-    return math.inf if at is None else at
+    if target is not None:
+        return time_to([found], target)
+    return math.inf if "diverged" in found else float(found["seconds"] * found.get("needed", 1.0))
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def at_first_look(kept: Mapping[str, Any], target: float) -> bool:
 
 
 def time_to(runs: Sequence[Mapping[str, Any]], target: float, column: int = 0) -> float:
-    """The median of `reached` of runs, of which those that diverged or never get there take for ever."""
+    """The median of `reached`. A run that diverged, or never gets there, counts as infinite."""
     found = (None if "diverged" in kept else reached(kept, target, column) for kept in runs)
     return median(math.inf if at is None else at for at in found)
 

@@ -55,7 +55,7 @@ from distributed import Client
 from benchmarks.common import LAYERS, RULES_NETWORK
 from benchmarks.network.netns import linked_cluster
 from benchmarks.network.simulated_workers import GIGABIT, cluster, simulated
-from benchmarks.runs import TUNED, add_command, load, machine, markdown, reached, run, save, throttle
+from benchmarks.runs import TUNED, add_command, load, machine, markdown, run, save, throttle, time_to
 from daskcnn.cluster.link.connect import MEMORY, connect
 from daskcnn.errors import Diverged
 from daskcnn.job.dataset import usual_augment
@@ -323,7 +323,7 @@ def shown(found: Mapping[str, Any], targets: Sequence[float]) -> str:
     """A run in a few words."""
     if "diverged" in found:
         return "diverged"
-    to = "".join(f", {target:.0%} {seconds_of(_reached(found, target))}" for target in targets)
+    to = "".join(f", {target:.0%} {seconds_of(time_to([found], target))}" for target in targets)
     return f"{found['seconds']:.1f} s{to}, at the end {ending(found):.1%}"
 
 
@@ -360,14 +360,9 @@ class Median:
 def median_of(kept: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> Median:
     """The medians of runs that differ in their seeds alone."""
     one = Run.of(kept[0])
-    each = [[_reached(found, target) for found in kept] for target in targets]
+    to = tuple(time_to(kept, target) for target in targets)
     lasted = median(found.get("seconds", math.inf) for found in kept)
-    return Median(one.batch, one.lr, len(kept), tuple(map(median, each)), median(map(ending, kept)), lasted)
-
-
-def _reached(found: Mapping[str, Any], target: float) -> float:
-    at = None if "diverged" in found else reached(found, target)
-    return math.inf if at is None else at
+    return Median(one.batch, one.lr, len(kept), to, median(map(ending, kept)), lasted)
 
 
 def by_setting(parts: Iterable[Mapping[str, Any]], targets: Sequence[float]) -> dict[Run, list[Median]]:

@@ -44,7 +44,7 @@ TABLES = {
 
 
 def scenario(network: str, speed: float) -> Scenario:
-    """The study's job with a network, of which a fast worker trains so many images a second."""
+    """The study's job for a network. speed: images a second that a fast worker trains."""
     job = {
         "data": {"name": "cifar10"},
         "model": {"name": network},
